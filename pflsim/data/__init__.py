@@ -1,0 +1,1 @@
+"""Data sets, partitions over clients, splits, and the federated view of them."""

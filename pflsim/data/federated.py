@@ -1,0 +1,96 @@
+"""The federated view of a data set: which client holds which rows, and a client's shard as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflsim.data.dataset import Dataset
+from pflsim.types import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Row numbers of the data set per client, one array per client and split, each sorted ascending."""
+
+    train: tuple[np.ndarray, ...]
+    val: tuple[np.ndarray, ...]
+    test: tuple[np.ndarray, ...]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """One client's examples of one split.
+
+    Args:
+        x: [n, ...] as stored (uint8 or float32).
+        y: [n] int64.
+        scale, mean, std: how stored values become inputs (see `Dataset`).
+    """
+
+    x: Tensor
+    y: Tensor
+    scale: float = 255.0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """The inputs [B, ...] float32 and labels [B] of the rows in `index`."""
+        x = self.x[index]
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32).div_(self.scale)
+        if self.mean is not None and self.std is not None:
+            shape = (1, -1) + (1,) * (x.dim() - 2)
+            x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
+        return x, self.y[index]
+
+    def to(self, device: torch.device | str) -> Examples:
+        """The same examples on a device."""
+        return Examples(self.x.to(device), self.y.to(device), self.scale, self.mean, self.std)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Everything one client holds."""
+
+    client: int
+    num_classes: int
+    train: Examples
+    val: Examples
+    test: Examples
+
+    @property
+    def num_examples(self) -> int:
+        """Training examples, the n_i of the formulas."""
+        return len(self.train)
+
+    def split(self, name: Split) -> Examples:
+        """The examples of a split by its name."""
+        return {"train": self.train, "val": self.val, "test": self.test}[name]
+
+
+def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
+    """Copy one client's rows out of the data set as tensors of its own."""
+
+    def take(rows: np.ndarray) -> Examples:
+        x, y = torch.from_numpy(dataset.x[rows]), torch.from_numpy(dataset.y[rows])
+        return Examples(x, y, dataset.scale, dataset.mean, dataset.std)
+
+    return Shard(
+        client,
+        dataset.num_classes,
+        take(partition.train[client]),
+        take(partition.val[client]),
+        take(partition.test[client]),
+    )

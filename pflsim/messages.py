@@ -1,0 +1,50 @@
+"""What travels between server and clients: frozen, typed sections, and nothing beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from pflsim.types import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Prototypes:
+    """Class means with their counts. A class with count 0 is missing (its row means nothing and does not travel).
+
+    Args:
+        means: [C, D] float, the mean feature of each class.
+        counts: [C] integer, the examples behind each mean.
+    """
+
+    means: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A downlink, or the content of an uplink.
+
+    Args:
+        weights: model parameters and floating point buffers by state_dict key.
+        prototypes: class means, or None.
+        extra: other tensors by name.
+        numbers: scalars by name (8 bytes each).
+    """
+
+    weights: Tensors = field(default_factory=dict)
+    prototypes: Prototypes | None = None
+    extra: Tensors = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink(Message):
+    """What a client sends. `client` and `num_examples` are the header; the server knows them from registration, so they
+    do not count as traffic.
+    """
+
+    client: int = -1
+    num_examples: int = 0

@@ -1,0 +1,144 @@
+"""Which tensors of a module are meant: selectors, fusion units, snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pflsim.errors import SettingsError
+from pflsim.types import Tensors, Unit
+
+UnitKind = Literal["module", "tensor", "model"]
+Threshold = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Chooses tensors of a module by where they live, as plain data.
+
+    Args:
+        under: names of submodules; everything below them is meant. "" is the module itself, () is nothing.
+        norms: "with" takes all, "without" leaves normalisation layers out, "only" takes nothing else.
+    """
+
+    under: tuple[str, ...]
+    norms: Literal["with", "without", "only"] = "with"
+
+    def parameters(self, module: nn.Module) -> tuple[str, ...]:
+        """State_dict keys of the parameters chosen, in the module's order."""
+        return self._pick(module, [name for name, _ in module.named_parameters()])
+
+    def buffers(self, module: nn.Module) -> tuple[str, ...]:
+        """State_dict keys of the chosen persistent floating point buffers; integer counters are never among them."""
+        saved = module.state_dict(keep_vars=True)
+        names = [name for name, b in module.named_buffers() if name in saved and b.is_floating_point()]
+        return self._pick(module, names)
+
+    def _pick(self, module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+        norm = {name for name, part in module.named_modules() if is_norm(part)}
+        chosen = []
+        for name in names:
+            in_norm = name.rpartition(".")[0] in norm
+            if self.norms == "with" or in_norm == (self.norms == "only"):
+                chosen.append(name)
+        return tuple(n for n in chosen if any(p == "" or n == p or n.startswith(p + ".") for p in self.under))
+
+
+NOTHING = Selector(())
+NET = Selector(("net",))
+BODY = Selector(("net.body",))
+HEAD = Selector(("net.head",))
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalisation layer, by its class."""
+    return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
+
+
+def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], by: UnitKind) -> tuple[Unit, ...]:
+    """Group the named tensors of a module into fusion units, in the module's own order.
+
+    Args:
+        module: the module the names belong to.
+        parameters: names of its parameters that are fused.
+        buffers: names of its buffers that are fused; each goes with the parameters of the same module.
+        by: "module" (a module's weight, bias and buffers move together), "tensor" (every parameter alone; a
+            norm layer's buffers go with its weight) or "model" (all as one).
+
+    Raises:
+        SettingsError: `by` is none of the three.
+    """
+    if by == "model":
+        return (Unit("model", tuple(parameters), tuple(buffers)),) if parameters else ()
+    if by == "module":
+        owners = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+        return tuple(
+            Unit(
+                owner,
+                tuple(p for p in parameters if p.rpartition(".")[0] == owner),
+                tuple(b for b in buffers if b.rpartition(".")[0] == owner),
+            )
+            for owner in owners
+        )
+    if by == "tensor":
+        first = {}
+        for name in parameters:
+            first.setdefault(name.rpartition(".")[0], name)
+        return tuple(
+            Unit(name, (name,), tuple(b for b in buffers if first.get(b.rpartition(".")[0]) == name))
+            for name in parameters
+        )
+    raise SettingsError(f"unit={by!r} is not one of: module, tensor, model")
+
+
+def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = "net.head") -> int:
+    """Turn a fusion threshold into a number of units: the units 1..r are on its near side.
+
+    Args:
+        threshold: a count 0..L, a fraction of L between 0.0 and 1.0 (rounded half up), or "body" (all units before
+            the classifier).
+        layout: the L fusion units.
+        head: the module name of the classifier, for "body".
+
+    Raises:
+        SettingsError: beyond the model's depth, or not one of the three forms.
+    """
+    depth = len(layout)
+    if threshold == "body":
+        inside = [i for i, unit in enumerate(layout) if any(k == head or k.startswith(head + ".") for k in unit.keys)]
+        return inside[0] if inside else depth
+    if isinstance(threshold, str) or isinstance(threshold, bool):
+        raise SettingsError(f"threshold {threshold!r} is neither a count, a fraction nor 'body'")
+    if isinstance(threshold, float):
+        if not 0.0 <= threshold <= 1.0:
+            raise SettingsError(f"threshold {threshold} is not a fraction between 0.0 and 1.0; whole units are written as an integer")
+        return int(threshold * depth + 0.5)
+    if not 0 <= threshold <= depth:
+        names = ", ".join(unit.name for unit in layout)
+        raise SettingsError(f"threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); give 0 to {depth}")
+    return threshold
+
+
+def snapshot(tensors: Tensors) -> dict[str, Tensor]:
+    """Copy tensors out of a module: detached, cloned, on the CPU. The only way a tensor leaves a module."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def load(module: nn.Module, tensors: Tensors) -> None:
+    """Copy values into a module's own tensors in place; names not given stay as they are.
+
+    Raises:
+        KeyError: a name the module does not have.
+        ValueError: a shape that differs.
+    """
+    own = module.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            target = own[name]
+            if target.shape != value.shape:
+                raise ValueError(f"{name}: the module has shape {tuple(target.shape)}, the message {tuple(value.shape)}")
+            target.copy_(value)

@@ -1,0 +1,31 @@
+"""Who takes part in which round."""
+
+from __future__ import annotations
+
+from pflsim.errors import SettingsError
+from pflsim.seeding import numpy_generator
+
+
+def cohort_size(clients: int, fraction: float) -> int:
+    """How many of `clients` take part in a round: fraction · clients, rounded half up.
+
+    Raises:
+        SettingsError: the fraction is outside (0, 1], or so small that nobody takes part.
+    """
+    if not 0 < fraction <= 1:
+        raise SettingsError(f"fraction={fraction} is not in (0, 1]: it is the share of clients in a round")
+    size = int(fraction * clients + 0.5)
+    if size < 1:
+        raise SettingsError(
+            f"fraction={fraction} of {clients} clients selects nobody; the smallest that selects one is {0.5 / clients:g}"
+        )
+    return size
+
+
+def cohort(seed: int, round_number: int, clients: int, fraction: float) -> tuple[int, ...]:
+    """The ids of the clients in a round, ascending, drawn without replacement; a function of (seed, round) alone."""
+    size = cohort_size(clients, fraction)
+    if size == clients:
+        return tuple(range(clients))
+    drawn = numpy_generator(seed, "cohort", round_number=round_number).choice(clients, size=size, replace=False)
+    return tuple(sorted(int(i) for i in drawn))

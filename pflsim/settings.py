@@ -1,0 +1,102 @@
+"""The settings of a run, as plain dataclasses: the schema that the command line and the YAML files are checked against.
+
+Parts (method, data, partition, split, model) are mappings that name a class or function under `_target_` and give its
+keyword-only arguments; the defaults of those live in the signatures (see `pflsim.components`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Placement:
+    """Where clients live. Nothing here changes a result, except `threads` and `device`."""
+
+    clients_per_actor: int | str = "auto"
+    """Clients per actor: a number, or "auto" (one while actors fit, else packed evenly by work)."""
+    actors: int | None = None
+    """Exactly this many client actors, instead of clients_per_actor."""
+    cpus: int | None = None
+    """CPUs that Ray may use; null: all of this machine."""
+    gpus: int = 0
+    """GPUs that Ray may use; clients train on them when above 0."""
+    actors_per_gpu: int = 1
+    """How many client actors share a GPU."""
+    device: str = "auto"
+    """auto (cuda where gpus > 0, else cpu), cpu or cuda."""
+    threads: int = 1
+    """Torch threads per client computation, the same inline and under Ray. Another number may change the last bits."""
+    object_store_mb: int = 256
+    """Size of Ray's shared memory store on this machine, in MiB."""
+
+
+@dataclass
+class Eval:
+    """Who is evaluated when."""
+
+    every: int = 1
+    """Evaluate every so many rounds; the last round always."""
+    on: str = "all"
+    """all clients, or participants of the round."""
+    received: bool = False
+    """Also judge the personal model as the server sends it, before local training."""
+    batch_size: int = 1024
+    """Examples per forward pass."""
+
+
+@dataclass
+class Checkpoint:
+    """When the state of a run is saved."""
+
+    every: int = 0
+    """Save after every so many rounds; 0: only after the last."""
+    keep: int = 1
+    """How many checkpoints to keep, the newest first."""
+
+
+@dataclass
+class Trace:
+    """Which messages are written out for checking."""
+
+    rounds: list[int] = field(default_factory=list)
+    """Rounds (from 1) whose downlinks, uplinks and server numbers are written as safetensors."""
+
+
+@dataclass
+class Settings:
+    """One run."""
+
+    method: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    partition: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    clients: int = 10
+    rounds: int = 20
+    fraction: float = 1.0
+    """Share of the clients that take part in a round, in (0, 1]."""
+    local_epochs: int | None = None
+    """Local epochs a round (default 1, when local_steps is not given either)."""
+    local_steps: int | None = None
+    """Local mini-batch steps a round, instead of local_epochs."""
+    batch_size: int = 20
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    """The learning rate of round t is lr · lr_decay^(t−1)."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    buffers: str = "aggregate"
+    """Running statistics of normalisation layers: aggregate, local or recalibrate."""
+    init: str = "same"
+    """Initial values of what is never shared: the same for all clients, or per_client. What is shared starts equal."""
+    seed: int = 0
+    executor: str = "ray"
+    """ray (clients on actors) or inline (everything in this process)."""
+    run_dir: str | None = None
+    """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>."""
+    placement: Placement = field(default_factory=Placement)
+    eval: Eval = field(default_factory=Eval)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    trace: Trace = field(default_factory=Trace)

@@ -1,0 +1,86 @@
+"""Names that every part shares.
+
+Shapes are written with one legend: N clients, K clients in a round, C classes, D feature width, B batch, L fusion units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+"""Tensors by name; names are state_dict keys of the client's module."""
+
+Split = Literal["train", "val", "test"]
+Buffers = Literal["aggregate", "local", "recalibrate"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientInfo:
+    """What the server may know of a client: its id and how many training examples it holds."""
+
+    id: int
+    num_examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A fusion unit ("layer"): the state_dict keys that are fused with the same weights.
+
+    `parameters` decide distances; `buffers` (floating point only, e.g. running mean and variance) ride along.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys of the unit, parameters first."""
+        return self.parameters + self.buffers
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What a host says about one client's local training in one round."""
+
+    client: int
+    num_examples: int
+    steps: int
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Mean over the steps of every named loss term."""
+    up_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """How one model did on one client's split: counts, from which rates are derived.
+
+    `model` is "personal" (the client's own) or "global" (the server's); `phase` is "received" (as the server sent or
+    would send it) or "trained" (after the client's local training). `loss` is the summed cross-entropy in nats.
+    """
+
+    client: int
+    split: Split
+    model: Literal["personal", "global"]
+    phase: Literal["received", "trained"]
+    correct: int
+    total: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """Everything that one round leaves for the tracker. `round` counts from 1."""
+
+    round: int
+    cohort: tuple[int, ...]
+    reports: tuple[TrainReport, ...]
+    down_bytes: Mapping[int, int]
+    evaluations: tuple[EvalRow, ...]
+    seconds: Mapping[str, float]
+    """Wall seconds by part of the round: downlink, train, fuse, evaluate, ..."""
