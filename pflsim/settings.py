@@ -73,6 +73,8 @@ class Settings:
     partition: dict[str, Any] = field(default_factory=dict)
     split: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """What the parts were called on the command line: group to option. Filled in; only for names and records."""
     clients: int = 10
     rounds: int = 20
     fraction: float = 1.0

@@ -94,3 +94,9 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
         take(partition.val[client]),
         take(partition.test[client]),
     )
+
+
+def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:
+    """How many examples of each class every client holds in a split: [N, C] int64."""
+    rows: tuple[np.ndarray, ...] = {"train": partition.train, "val": partition.val, "test": partition.test}[split]
+    return np.stack([np.bincount(dataset.y[r], minlength=dataset.num_classes) for r in rows]).astype(np.int64)

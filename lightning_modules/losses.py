@@ -1,0 +1,31 @@
+"""Loss terms, named as the papers name them. Every term is a scalar that can be differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+
+def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
+    """Mean cross-entropy of a batch in nats."""
+    return functional.cross_entropy(logits, labels)
+
+
+def proximal(pairs: Iterable[tuple[Tensor, Tensor]], coefficient: float) -> Float[Tensor, ""]:
+    """coefficient/2 · Σ ‖w − a‖², the pull of parameters towards anchors (FedProx eq. 2, pFedCFR eqs. 11 and 13).
+
+    Args:
+        pairs: parameter and anchor of the same shape; the gradient flows into the parameter only.
+        coefficient: μ, or λ/α.
+
+    Raises:
+        ValueError: no pair is given: the term would silently be nothing.
+    """
+    squares = [(w - a.detach()).square().sum() for w, a in pairs]
+    if not squares:
+        raise ValueError("a proximal term needs at least one parameter with an anchor")
+    return torch.stack(squares).sum() * (coefficient / 2)

@@ -1,0 +1,1 @@
+"""One file per method, named as the method."""

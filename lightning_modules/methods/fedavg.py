@@ -1,0 +1,11 @@
+"""FedAvg."""
+
+from __future__ import annotations
+
+from lightning_modules.base import ClientModule
+
+
+class FedAvg(ClientModule):
+    """Plain SGD from the server's mean (McMahan et al. 2017, Algorithm 1). Judged by the server's model."""
+
+    judged_by = "global"

@@ -1,0 +1,36 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from lightning_modules.anchor import Anchor
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.losses import proximal
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.messages import Message
+from pflsim.validate import non_negative
+
+
+class FedProx(ClientModule):
+    """F(w) + μ/2·‖w − w_g‖² with w_g the received model (Li et al. 2020, eq. 2). Judged by the server's model.
+
+    Args:
+        net: body and head.
+        training: the run's local training settings.
+        mu: μ ≥ 0; 0 is FedAvg.
+    """
+
+    judged_by = "global"
+
+    def __init__(self, net: Net, training: Training, *, mu: float = 0.001):
+        super().__init__(net, training)
+        self.mu, self.received = non_negative("method.mu", mu), Anchor()
+
+    def receive(self, downlink: Message) -> None:
+        """Start from the server's model and hold it as the anchor."""
+        super().receive(downlink)
+        self.received.hold({name: downlink.weights[name] for name in self.shared_parameters()})
+
+    def objective(self, batch: Batch) -> Terms:
+        """Cross-entropy and the proximal term."""
+        return {**super().objective(batch), "prox": proximal(self.received.pairs(self), self.mu)}

@@ -1,0 +1,68 @@
+"""pFedCFR: attentive mixing for the first units, the common mean for the rest."""
+
+from __future__ import annotations
+
+from lightning_modules.anchor import Anchor
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.losses import proximal
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.messages import Message
+from pflsim.params import UnitKind, resolve_threshold
+from pflsim.validate import non_negative, positive
+
+
+class PFedCFR(ClientModule):
+    """Cross-fusion rule for personalised federated learning (Yang et al., eq. 15, Algorithm 1).
+
+    L(w) = F(w) + Σ_{l≤r} λ/(2α)·‖w_l − ŵ_l‖² + Σ_{l>r} μ/2·‖w_l − w̄_l‖², where ŵ is the client's own mixture and w̄
+    the common mean, both as received. Judged after local training (Algorithm 1, output).
+
+    Args:
+        net: body and head.
+        training: the run's local training settings.
+        lam: λ ≥ 0, pull towards the mixture.
+        mu: μ ≥ 0, pull towards the mean.
+        alpha: α > 0, the same that the server mixes with.
+        r: the threshold: how many units are mixed (an integer), a fraction of them, or "body".
+        unit: what a unit is: module, tensor or model.
+
+    Notes:
+        l ≤ r is inclusive, as in eq. 15 (Algorithm 1 says "less than"). Running statistics of normalisation layers go
+        with their unit but have no penalty term.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        training: Training,
+        *,
+        lam: float = 1.0,
+        mu: float = 0.001,
+        alpha: float,
+        r: int | float | str,
+        unit: UnitKind,
+    ):
+        super().__init__(net, training)
+        self.coefficient = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        self.mu = non_negative("method.mu", mu)
+        layout = self.layout(unit)
+        threshold = resolve_threshold(r, layout)
+        self.mixed = [name for u in layout[:threshold] for name in u.parameters]
+        self.common = [name for u in layout[threshold:] for name in u.parameters]
+        self.mixture, self.mean = Anchor(), Anchor()
+
+    def receive(self, downlink: Message) -> None:
+        """Start from the received model; its two parts are the two anchors."""
+        super().receive(downlink)
+        self.mixture.hold({name: downlink.weights[name] for name in self.mixed})
+        self.mean.hold({name: downlink.weights[name] for name in self.common})
+
+    def objective(self, batch: Batch) -> Terms:
+        """Cross-entropy with the personalised (eq. 11) and the generic (eq. 13) penalty."""
+        terms = super().objective(batch)
+        if self.mixed:
+            terms["personal"] = proximal(self.mixture.pairs(self), self.coefficient)
+        if self.common:
+            terms["generic"] = proximal(self.mean.pairs(self), self.mu)
+        return terms

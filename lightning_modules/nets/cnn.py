@@ -1,0 +1,104 @@
+"""Convolutional networks of a few stages."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from lightning_modules.nets.layers import Norm, conv_stages, image_size, sizes
+from lightning_modules.nets.net import Net
+
+
+class Cnn(Net):
+    """Stages of convolution, ReLU and 2x2 max pooling, one fully connected layer, and the head.
+
+    As it stands the CNN of FedFCD (section 4.1.2: 5x5 convolutions of 32 and 64 filters, 512 neurons), which is also
+    taken for pFedCFR's (section IV-A: 2 convolutional and 2 fully connected layers, no widths given). With
+    `norm="batch"` it has the normalisation after the convolutions that pFedLA uses on CIFAR (section 4.1). With
+    three 3x3 convolutions it has the depth of FedALP's MNIST-CNN and CIFAR10-CNN (section 3.1).
+
+    Args:
+        input_shape: [channels, height, width].
+        num_classes: C.
+        channels: filters of each convolution.
+        kernel: side of the filters.
+        padding: zeros added on each side before a convolution.
+        hidden: width of the fully connected layer, which is the feature width D.
+        norm: none, batch or group, between a convolution and its ReLU.
+
+    Raises:
+        SettingsError: the inputs are no images or too small, or a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        channels: Sequence[int] = (32, 64),
+        kernel: int = 5,
+        padding: int = 0,
+        hidden: int = 512,
+        norm: Norm = "none",
+    ):
+        image = image_size("cnn", input_shape)
+        sizes("cnn", "hidden", [hidden])
+        stages, maps = conv_stages("cnn", image, channels, kernel=kernel, padding=padding, norm=norm)
+        layers = OrderedDict(
+            **stages,
+            flatten=nn.Flatten(),
+            fc=nn.Linear(math.prod(maps), hidden),
+            relu=nn.ReLU(inplace=True),
+        )
+        super().__init__(nn.Sequential(layers), nn.Linear(hidden, num_classes), (hidden,))
+
+
+class MapCnn(Net):
+    """Two convolutional stages as the body, whose features are maps, and two fully connected layers as the head.
+
+    The network of pFedPM for MNIST and FEMNIST (section V): the convolutions are the shared feature extraction, the
+    fully connected layers the decision module.
+
+    Args:
+        input_shape: [channels, height, width].
+        num_classes: C.
+        hidden_channels: filters of the first convolution; pFedPM-mh gives its clients 18, 20 or 22.
+        channels: filters of the second convolution, the same for all, so that all clients' features have one shape.
+        kernel: side of the filters.
+        padding: zeros added on each side before a convolution.
+        hidden: width of the head's first layer.
+
+    Raises:
+        SettingsError: the inputs are no images or too small, or a setting is out of range.
+
+    Notes:
+        The paper gives no widths but 18, 20 and 22. The others follow FedProto's public network, from which
+        pFedPM takes its settings: 5x5 convolutions, 20 output channels, a fully connected layer of 50, no dropout here.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        hidden_channels: int = 20,
+        channels: int = 20,
+        kernel: int = 5,
+        padding: int = 0,
+        hidden: int = 50,
+    ):
+        image = image_size("pfedpm_cnn", input_shape)
+        sizes("pfedpm_cnn", "hidden", [hidden])
+        stages, maps = conv_stages(
+            "pfedpm_cnn", image, [hidden_channels, channels], kernel=kernel, padding=padding, norm="none"
+        )
+        head: OrderedDict[str, nn.Module] = OrderedDict(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(math.prod(maps), hidden),
+            relu=nn.ReLU(inplace=True),
+            fc2=nn.Linear(hidden, num_classes),
+        )
+        super().__init__(nn.Sequential(OrderedDict(stages)), nn.Sequential(head), maps)

@@ -1,0 +1,109 @@
+"""Pieces that several networks are built from, with the checks of what a user may set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from pflsim.errors import SettingsError
+
+Norm = Literal["none", "batch", "group"]
+
+
+def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
+    """Channels, height and width of the images a convolutional network gets.
+
+    Raises:
+        SettingsError: the inputs are no images [channels, height, width], or too small.
+    """
+    if len(input_shape) != 3:
+        raise SettingsError(
+            f"model {model} needs images [channels, height, width], but the data has inputs of shape {list(input_shape)}; take model=mlp"
+        )
+    channels, height, width = input_shape
+    if min(height, width) < at_least:
+        raise SettingsError(f"model {model} needs images of at least {at_least}x{at_least} pixels, but the data has {height}x{width}")
+    return channels, height, width
+
+
+def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
+    """Layer widths as a list.
+
+    Raises:
+        SettingsError: one of them is not a positive whole number.
+    """
+    if any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
+        raise SettingsError(f"model {model}: {name} must be positive whole numbers, got {list(values)}")
+    return list(values)
+
+
+def norm2d(model: str, kind: str, channels: int) -> nn.Module:
+    """A normalisation layer for feature maps; for "none" a layer that does nothing.
+
+    "group" takes the largest number of groups up to 32 that is a common divisor of 32 and the channels.
+
+    Raises:
+        SettingsError: `kind` is none of the three.
+    """
+    if kind == "none":
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(math.gcd(32, channels), channels)
+    raise SettingsError(f"model {model}: norm={kind!r} is not one of: none, batch, group")
+
+
+def conv_stages(
+    model: str,
+    image: tuple[int, int, int],
+    channels: Sequence[int],
+    *,
+    kernel: int,
+    padding: int,
+    norm: str,
+) -> tuple[dict[str, nn.Module], tuple[int, int, int]]:
+    """Stages of convolution, normalisation, ReLU and 2x2 max pooling, as named layers.
+
+    Args:
+        model: the network's name, for errors.
+        image: channels, height and width of the input.
+        channels: output channels of each stage.
+        kernel: side of the convolutions' filters.
+        padding: zeros added on each side before a convolution.
+        norm: none, batch or group.
+
+    Returns:
+        The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
+
+    Raises:
+        SettingsError: a width is not positive, the norm is unknown, or the image shrinks to nothing.
+    """
+    if not channels:
+        raise SettingsError(f"model {model}: channels needs at least one entry")
+    kernel, *channels = sizes(model, "kernel and channels", [kernel, *channels])
+    if padding < 0:
+        raise SettingsError(f"model {model}: padding must not be negative, got {padding}")
+    layers: dict[str, nn.Module] = {}
+    inputs, height, width = image
+    for stage, outputs in enumerate(channels, start=1):
+        height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
+        if min(height, width) < 1:
+            raise SettingsError(_too_small(model, image, stage, kernel, padding))
+        layers[f"conv{stage}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        layers[f"norm{stage}"] = norm2d(model, norm, outputs)
+        layers[f"relu{stage}"] = nn.ReLU(inplace=True)
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+        inputs = outputs
+    return layers, (inputs, height, width)
+
+
+def _too_small(model: str, image: tuple[int, int, int], stage: int, kernel: int, padding: int) -> str:
+    return (
+        f"model {model}: images of {image[1]}x{image[2]} pixels shrink to nothing at convolution {stage} (kernel={kernel}, "
+        f"padding={padding}, each followed by 2x2 pooling); take larger images, a smaller model.kernel, "
+        f"model.padding={kernel // 2} (which keeps the size until the pooling), or model=mlp"
+    )

@@ -1,0 +1,37 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from lightning_modules.nets.layers import sizes
+from lightning_modules.nets.net import Net
+
+
+class Mlp(Net):
+    """Fully connected layers with ReLU; inputs of any shape are flattened.
+
+    The MLP 784-100-10 of FedFCD (section 4.1.2), the DNN of 2 fully connected layers of pFedCFR (section IV-A), the
+    MNIST-NN of FedALP (section 3.1), by their widths.
+
+    Args:
+        input_shape: shape of one example.
+        num_classes: C.
+        hidden: widths of the hidden layers; none makes it softmax regression.
+
+    Raises:
+        SettingsError: a width is not a positive whole number.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (100,)):
+        width = math.prod(input_shape)
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for number, outputs in enumerate(sizes("mlp", "hidden", hidden), start=1):
+            layers[f"fc{number}"] = nn.Linear(width, outputs)
+            layers[f"relu{number}"] = nn.ReLU(inplace=True)
+            width = outputs
+        super().__init__(nn.Sequential(layers), nn.Linear(width, num_classes), (width,))

@@ -1,0 +1,30 @@
+"""The run's local training settings, as every client module gets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pflsim.types import Buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a client trains in a round, unless a phase says otherwise.
+
+    Args:
+        lr: learning rate of round 1; round t has lr · lr_decay^(t−1).
+        momentum, weight_decay: of SGD. The optimiser starts afresh in every round.
+        local_epochs: passes over the training shard a round; ignored where local_steps is given.
+        local_steps: mini-batches a round.
+        batch_size: examples per mini-batch; the last one of an epoch may be smaller.
+        buffers: what happens to running statistics of normalisation layers.
+    """
+
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int = 20
+    buffers: Buffers = "aggregate"

@@ -1,0 +1,149 @@
+"""Contradictions within the settings of a run, found before anything is loaded or started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pflsim.errors import SettingsError
+from pflsim.names import nearest
+from pflsim.settings import Placement, Settings
+
+CHOICES = {
+    "buffers": ("aggregate", "local", "recalibrate"),
+    "init": ("same", "per_client"),
+    "executor": ("ray", "inline"),
+    "eval.on": ("all", "participants"),
+    "placement.device": ("auto", "cpu", "cuda"),
+}
+AT_LEAST_ONE = (
+    "clients",
+    "rounds",
+    "local_epochs",
+    "local_steps",
+    "batch_size",
+    "eval.every",
+    "eval.batch_size",
+    "placement.actors",
+    "placement.cpus",
+    "placement.actors_per_gpu",
+    "placement.threads",
+)
+AT_LEAST_ZERO = ("weight_decay", "checkpoint.every", "checkpoint.keep", "placement.gpus")
+ABOVE_ZERO = ("lr", "lr_decay")
+SMALLEST_STORE = 75
+"""MiB; Ray does not start with less."""
+
+
+def check(settings: Settings) -> None:
+    """Check the settings of a run against each other.
+
+    Raises:
+        SettingsError: says everything that is wrong, a line each: what was found, what is expected, what to do.
+    """
+    values = dict(_values(settings, ""))
+    problems = list(_not_finite(values))
+    broken = {problem.partition("=")[0] for problem in problems}
+    problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
+    problems += [*_choices(values), *_length(settings), *_cohort(settings, broken), *_place(settings.placement, settings)]
+    problems += list(_rounds(settings))
+    if problems:
+        raise SettingsError("\n".join(problems))
+
+
+def check_sweep(runs: Sequence[Settings]) -> None:
+    """Refuse a sweep whose runs would write into one folder.
+
+    Raises:
+        SettingsError: two runs name the same run_dir.
+    """
+    named = [run.run_dir for run in runs if run.run_dir is not None]
+    for folder in named:
+        if named.count(folder) > 1:
+            raise SettingsError(
+                f"run_dir={folder} is the folder of {named.count(folder)} runs of this sweep; leave run_dir out, or give "
+                "each its own with what differs, for example run_dir='runs/mine-${seed}'"
+            )
+
+
+def _values(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The values of the run's own settings by dotted key; those of parts are checked by the parts."""
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if is_dataclass(value):
+            yield from _values(value, f"{prefix}{f.name}.")
+        elif not isinstance(value, dict):
+            yield prefix + f.name, value
+
+
+def _not_finite(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{name}={value}: expected a finite number"
+
+
+def _ranges(values: dict[str, Any]) -> Iterator[str]:
+    for name in AT_LEAST_ONE:
+        if values[name] is not None and values[name] < 1:
+            yield f"{name}={values[name]}: expected a whole number of at least 1"
+    for name in AT_LEAST_ZERO:
+        if values[name] < 0:
+            yield f"{name}={values[name]}: expected a number of at least 0"
+    for name in ABOVE_ZERO:
+        if values[name] <= 0:
+            yield f"{name}={values[name]}: expected a number above 0"
+    if not 0 <= values["momentum"] < 1:
+        yield f"momentum={values['momentum']}: expected a number in [0, 1)"
+    if not 0 <= values["seed"] < 2**63:
+        yield f"seed={values['seed']}: expected a whole number from 0 to 2^63 - 1"
+    store = values["placement.object_store_mb"]
+    if store < SMALLEST_STORE:
+        yield f"placement.object_store_mb={store}: expected at least {SMALLEST_STORE}, with which Ray can start"
+
+
+def _choices(values: dict[str, Any]) -> Iterator[str]:
+    for name, choices in CHOICES.items():
+        if values[name] not in choices:
+            yield f"{name}={values[name]}: {nearest(str(values[name]), choices)}"
+    if values["run_dir"] == "":
+        yield "run_dir= is empty: expected a folder; leave it out for one under runs/"
+
+
+def _length(settings: Settings) -> Iterator[str]:
+    if settings.local_epochs is not None and settings.local_steps is not None:
+        yield (
+            f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps} both say how long a client "
+            "trains; give one and set the other to null"
+        )
+
+
+def _cohort(settings: Settings, broken: set[str]) -> Iterator[str]:
+    if settings.clients < 1 or "fraction" in broken or settings.fraction == 1:
+        return
+    from pflsim.sampling import cohort_size  # here, since it loads torch, and most mistakes are found without
+
+    try:
+        cohort_size(settings.clients, settings.fraction)
+    except SettingsError as error:
+        yield str(error)
+
+
+def _place(placement: Placement, settings: Settings) -> Iterator[str]:
+    per_actor, actors = placement.clients_per_actor, placement.actors
+    name = f"placement.clients_per_actor={per_actor}"
+    if per_actor != "auto" and (not isinstance(per_actor, int) or per_actor < 1):
+        yield f"{name}: expected auto or a whole number of at least 1"
+    if actors is not None and per_actor != "auto":
+        yield f"placement.actors={actors} and {name} contradict each other; leave one of them out"
+    if actors is not None and actors > settings.clients:
+        yield f"placement.actors={actors} is more than clients={settings.clients}; at most one actor per client"
+    if placement.device == "cuda" and placement.gpus == 0:
+        yield "placement.device=cuda with placement.gpus=0: no actor would be given a GPU; set placement.gpus as well"
+
+
+def _rounds(settings: Settings) -> Iterator[str]:
+    for number in settings.trace.rounds:
+        if not 1 <= number <= settings.rounds:
+            yield f"trace.rounds={settings.trace.rounds}: round {number} is not one of 1 to {settings.rounds}"

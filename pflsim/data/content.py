@@ -1,0 +1,65 @@
+"""What an example is, whatever its row: content digests, an order that comes from them, and the hash of a partition."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+
+Digests = np.ndarray
+"""[n, 2] uint64: 128 bits of BLAKE2b for each example."""
+
+
+def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
+    """Digest the content of rows: stored values, label and writer. The same on every machine.
+
+    Args:
+        dataset: the data set.
+        rows: row numbers, or a slice of them.
+
+    Returns:
+        [n, 2] uint64.
+    """
+    x = np.ascontiguousarray(dataset.x[rows])
+    x = x if x.dtype == np.uint8 else x.astype("<f4", copy=False)
+    writers = dataset.writers if dataset.writers is not None else np.full_like(dataset.y, -1)
+    tags = np.stack([dataset.y, writers], axis=1)[rows].astype("<i8")
+    parts = [hashlib.blake2b(a.data, digest_size=16, key=t.tobytes()).digest() for a, t in zip(x, tags, strict=True)]
+    return np.frombuffer(b"".join(parts), dtype="<u8").reshape(-1, 2)
+
+
+def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Row numbers start..stop-1 in the order of their content digests.
+
+    Whoever chooses examples by position in this order chooses the same examples however the rows are stored. Rows with
+    equal content are interchangeable.
+
+    Returns:
+        [stop - start] int64, a permutation of the row numbers.
+    """
+    stop = len(dataset.y) if stop is None else stop
+    digests = row_digests(dataset, slice(start, stop))
+    return np.lexsort((digests[:, 1], digests[:, 0])).astype(np.int64) + start
+
+
+def partition_hash(dataset: Dataset, partition: Partition) -> str:
+    """Hash which examples every client holds in which split.
+
+    Examples count by content, not by row number: storing the same data in another order leaves the hash as it is, while
+    one example moved between clients or splits, or one changed pixel, changes it.
+
+    Returns:
+        64 hexadecimal digits (SHA-256).
+    """
+    digests = row_digests(dataset)
+    total = hashlib.sha256(f"{dataset.x.dtype}|{dataset.input_shape}|{dataset.num_classes}".encode())
+    for name in ("train", "val", "test"):
+        for client, rows in enumerate(getattr(partition, name)):
+            held = digests[rows]
+            held = held[np.lexsort((held[:, 1], held[:, 0]))]
+            total.update(f"|{name}|{client}|{len(rows)}|".encode())
+            total.update(held.tobytes())
+    return total.hexdigest()

@@ -1,0 +1,129 @@
+"""Partitions that choose classes for each client: a few, one, or all with some dominant."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pflsim.data.partitions.deal import at_least_one, check_classes, choose_classes, class_sizes, deal
+from pflsim.errors import SettingsError
+
+
+def classes_per_client(
+    labels: np.ndarray,
+    num_classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    writers: np.ndarray | None,
+    *,
+    classes: int = 2,
+    balanced: bool = True,
+) -> list[np.ndarray]:
+    """Give each client exactly `classes` classes, chosen at random and all classes equally often ("pathological").
+
+    McMahan et al. 2017 (arXiv:1602.05629) in the form of PFLlib: a class is shared out among the clients that hold it,
+    so that every example of a class that anybody holds is used.
+
+    Args:
+        labels: [n] int.
+        num_classes: C.
+        clients: N.
+        rng: chooses classes, sizes and examples.
+        writers: not used.
+        classes: classes of each client.
+        balanced: equal parts of a class; otherwise parts in proportion to U(0.1, 1) draws.
+
+    Raises:
+        SettingsError: more classes than there are, or a class with fewer examples than holders.
+    """
+    present = check_classes("partition.classes", classes, labels, num_classes)
+    held = choose_classes(np.full(clients, classes), present, rng)
+    return _share(labels, num_classes, held, rng, balanced, f"partition.classes={classes}")
+
+
+def one_class(
+    labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, writers: np.ndarray | None
+) -> list[np.ndarray]:
+    """Give client i the single class i mod C (FedALP section 5.1: 100 clients, each digit with ten of them).
+
+    Args:
+        labels: [n] int.
+        num_classes: C; classes without examples are passed over.
+        clients: N; with fewer clients than classes the last classes go unused.
+        rng: chooses the examples.
+        writers: not used.
+
+    Raises:
+        SettingsError: a class with fewer examples than clients that hold it.
+    """
+    present = check_classes("classes", 1, labels, num_classes)
+    held = np.zeros((clients, num_classes), dtype=bool)
+    held[np.arange(clients), present[np.arange(clients) % len(present)]] = True
+    return _share(labels, num_classes, held, rng, True, "partition=one_class")
+
+
+def dominant_classes(
+    labels: np.ndarray,
+    num_classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    writers: np.ndarray | None,
+    *,
+    dominant: int = 2,
+    share: float = 0.6,
+) -> list[np.ndarray]:
+    """Give each client all classes, a few of which dominate; all clients get the same amount (pFedLA, non-IID_2).
+
+    A client's dominant classes hold `share` of its examples in equal parts, the other classes the rest in equal parts.
+    All clients are as large as the scarcest class allows; examples beyond that go unused.
+
+    Args:
+        labels: [n] int.
+        num_classes: C.
+        clients: N.
+        rng: chooses the dominant classes and the examples.
+        writers: not used.
+        dominant: dominant classes of each client (the paper: 2 of 10, 6 of 100).
+        share: share of a client's examples in its dominant classes. The paper gives none; 0.6 makes each of 2 dominant
+            classes six times one of the 8 others.
+
+    Raises:
+        SettingsError: dominant classes that are all the classes, a share that does not make them dominate, or too few
+            examples for everybody to hold all classes.
+    """
+    present = check_classes("partition.dominant", dominant, labels, num_classes)
+    classes = len(present)
+    if dominant == classes or not dominant / classes < share < 1:
+        raise SettingsError(
+            f"partition.dominant={dominant} of {classes} classes with share={share}: dominant classes must be fewer "
+            f"than {classes} and hold more than their even share, dominant/classes < share < 1"
+        )
+    held = choose_classes(np.full(clients, dominant), present, rng)[:, present]
+    weights = np.where(held, share / dominant, (1 - share) / (classes - dominant))
+    size = (class_sizes(labels, num_classes)[present] / weights.sum(axis=0)).min()
+    counts = np.zeros((clients, num_classes), dtype=np.int64)
+    counts[:, present] = np.floor(weights * size + 1e-9)
+    if not counts[:, present].all():
+        raise SettingsError(
+            f"{clients} clients cannot all hold all {classes} classes: a client would get {size:.1f} examples, "
+            f"{weights.min() * size:.2f} of each lesser class; use fewer clients or a smaller partition.share"
+        )
+    return deal(labels, counts, rng)
+
+
+def _share(
+    labels: np.ndarray, num_classes: int, held: np.ndarray, rng: np.random.Generator, balanced: bool, asked: str
+) -> list[np.ndarray]:
+    """Share each class out among the clients that hold it ([N, ≤C] bool), at least one example each."""
+    sizes = class_sizes(labels, num_classes)
+    counts = np.zeros((len(held), num_classes), dtype=np.int64)
+    for c in range(held.shape[1]):
+        holders = np.flatnonzero(held[:, c])
+        if len(holders) > sizes[c]:
+            raise SettingsError(
+                f"{asked} with {len(held)} clients: {len(holders)} clients share class {c}, which has only {sizes[c]} "
+                "examples; use fewer clients or fewer classes per client"
+            )
+        if len(holders):
+            weights = np.ones(len(holders)) if balanced else rng.uniform(0.1, 1.0, len(holders))
+            counts[holders, c] = at_least_one(weights, int(sizes[c]))
+    return deal(labels, counts, rng)

@@ -1,0 +1,109 @@
+"""What the partition rules share: sharing out whole numbers, choosing classes for clients, dealing rows by count."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pflsim.errors import SettingsError
+
+
+def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None = None) -> np.ndarray:
+    """Share `total` whole things out in proportion to weights, by largest remainder.
+
+    With integer weights the arithmetic is exact, and no part exceeds its weight while total ≤ sum of weights.
+
+    Args:
+        weights: [m] non-negative, not all zero unless total is 0.
+        total: how many to share out.
+        rng: decides ties between equal remainders; without one the first wins.
+
+    Returns:
+        [m] int64 with sum `total`.
+    """
+    weights = np.asarray(weights)
+    whole = weights.sum()
+    if total == 0 or whole == 0:
+        return np.zeros(len(weights), dtype=np.int64)
+    if np.issubdtype(weights.dtype, np.integer):
+        parts, remainder = np.divmod(weights.astype(np.int64) * total, int(whole))
+    else:
+        quota = weights / whole * total
+        parts = np.floor(quota).astype(np.int64)
+        remainder = np.where(weights > 0, quota - parts, -1.0)
+    ties = rng.random(len(weights)) if rng is not None else np.arange(len(weights))
+    parts[np.lexsort((ties, -remainder))[: total - int(parts.sum())]] += 1
+    return parts
+
+
+def at_least_one(weights: np.ndarray, total: int) -> np.ndarray:
+    """Share `total` out in proportion to positive weights, every part at least 1 (needs total ≥ number of parts)."""
+    return 1 + apportion(weights, total - len(weights))
+
+
+def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many rows each class has, [C] int64."""
+    return np.bincount(labels, minlength=num_classes).astype(np.int64)
+
+
+def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Draw rows without replacement so that client i gets counts[i, c] of class c.
+
+    Args:
+        labels: [n] int.
+        counts: [N, C] int, column sums at most the class sizes.
+        rng: shuffles each class.
+
+    Returns:
+        N arrays of row numbers, disjoint, each ascending.
+    """
+    per_client: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
+    for c in range(counts.shape[1]):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        bounds = np.cumsum(counts[:, c])
+        if len(bounds) and bounds[-1] > len(rows):
+            raise ValueError(f"class {c}: {bounds[-1]} rows asked of {len(rows)}")
+        for client in np.flatnonzero(counts[:, c]):
+            per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
+    empty = np.empty(0, dtype=np.int64)
+    return [np.sort(np.concatenate(parts)).astype(np.int64) if parts else empty for parts in per_client]
+
+
+def choose_classes(how_many: np.ndarray, present: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Choose distinct classes for every client at random, all classes equally often (to within one).
+
+    Clients draw in turn from the classes that are still owed the most, ties at random, so the quotas always work out
+    and every class is used when there are at least as many choices as classes.
+
+    Args:
+        how_many: [N] int, classes of each client, 1 to len(present).
+        present: [P] int, the classes to choose from.
+        rng: breaks the ties.
+
+    Returns:
+        [N, max(present) + 1] bool, who holds which class.
+    """
+    slots = int(how_many.sum())
+    owed = np.full(len(present), slots // len(present))
+    owed[rng.permutation(len(present))[: slots % len(present)]] += 1
+    chosen = np.zeros((len(how_many), int(present.max()) + 1), dtype=bool)
+    order = rng.permutation(len(how_many))
+    for client in order[np.argsort(-how_many[order], kind="stable")]:
+        picks = np.lexsort((rng.random(len(present)), -owed))[: how_many[client]]
+        owed[picks] -= 1
+        chosen[client, present[picks]] = True
+    return chosen
+
+
+def check_classes(name: str, value: int, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """The classes that have rows, after checking that a client can hold `value` of them.
+
+    Raises:
+        SettingsError: fewer than one, or more than there are.
+    """
+    present = np.flatnonzero(class_sizes(labels, num_classes))
+    if not 1 <= value <= len(present):
+        raise SettingsError(
+            f"{name}={value}: a client can hold 1 to {len(present)} classes here, the data set has no more; "
+            f"set {name} within that range"
+        )
+    return present

@@ -1,0 +1,89 @@
+"""The picture of a partition: sizes of the clients above, class counts below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflsim.types import Split
+
+COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
+
+
+def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "") -> None:
+    """Draw clients left to right: a bar of train/val/test examples each, and under it a tile per class.
+
+    A tile's shade is the client's number of training and validation examples of the class, on a logarithmic scale;
+    white is none. Small pictures carry the numbers. Stays readable from one client to some hundreds.
+
+    Args:
+        path: the PNG to write.
+        counts: per split [N, C] int, from `pflsim.data.federated.class_counts`.
+        title: line on top.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients, classes = counts["train"].shape
+    figure = Figure(figsize=(min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)))
+    FigureCanvasAgg(figure)
+    heights = (1, 1.2 + classes / 14)
+    grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(60, 1), hspace=0.08, wspace=0.04)
+    tiles = figure.add_subplot(grid[1, 0])
+    bars = figure.add_subplot(grid[0, 0], sharex=tiles)
+    _draw_bars(bars, counts)
+    _draw_tiles(figure, tiles, figure.add_subplot(grid[1, 1]), counts["train"] + counts["val"])
+    bars.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=100, bbox_inches="tight")
+
+
+def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
+    clients = len(counts["train"])
+    base = np.zeros(clients)
+    gap = 0.85 if clients <= 60 else 1.0
+    for name, colour in COLOURS.items():
+        height = counts[name].sum(axis=1)
+        if height.any():
+            axes.bar(np.arange(clients), height, gap, bottom=base, color=colour, label=name, linewidth=0)
+        base += height
+    axes.set_ylabel("examples")
+    axes.set_ylim(0, base.max() * 1.22)
+    axes.tick_params(labelbottom=False)
+    axes.tick_params(which="minor", length=0)
+    axes.legend(ncols=3, loc="upper right", fontsize=8, frameon=False, borderaxespad=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None:
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = held.shape
+    top = max(int(held.max()), 2)
+    shown = np.ma.masked_equal(held.T, 0)
+    image = axes.imshow(
+        shown, aspect="auto", origin="lower", cmap="YlGnBu", norm=LogNorm(0.5, top), interpolation="nearest"
+    )
+    axes.set_xlabel("client")
+    axes.set_ylabel("class (training and validation examples)", fontsize=9)
+    for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
+        axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
+    axes.set_xlim(-0.5, clients - 0.5)
+    axes.set_ylim(-0.5, classes - 0.5)
+    if clients <= 60:
+        axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+    if classes <= 30:
+        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)
+    axes.tick_params(which="minor", length=0)
+    if clients <= 24 and classes <= 20:
+        for client, c in np.argwhere(held > 0):
+            colour = "white" if held[client, c] > top**0.6 else "black"
+            axes.text(client, c, str(held[client, c]), ha="center", va="center", fontsize=7, color=colour)
+    bar = figure.colorbar(image, cax=bar_axes)
+    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000) if t <= top]
+    bar.set_ticks(ticks, labels=[f"{t:,}" for t in ticks])
+    bar.minorticks_off()

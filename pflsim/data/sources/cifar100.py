@@ -1,0 +1,41 @@
+"""CIFAR-100: 50,000 + 10,000 colour images, 32×32, of 100 classes in 20 groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.cifar_batches import read_batches
+from pflsim.data.sources.common import download as run_download
+from pflsim.data.sources.common import finished, joined, not_found
+
+
+def load(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
+    """Load CIFAR-100 from `root`/cifar-100-python, where torchvision keeps it.
+
+    Args:
+        root: folder of data sets.
+        download: fetch it with torchvision when it is not there (169 MB).
+        coarse: the 20 groups as classes instead of the 100.
+        standardize: subtract the mean and divide by the deviation of each colour over the training part.
+
+    Returns:
+        x [60000, 3, 32, 32] uint8, 100 classes (or 20).
+
+    Raises:
+        SettingsError: not there, or not readable; says where to put which files.
+    """
+    folder = Path(root) / "cifar-100-python"
+    if not all((folder / part).is_file() for part in ("train", "test")):
+        if not download:
+            raise not_found("cifar100", folder, ["train", "test"])
+
+        def fetch() -> object:
+            from torchvision.datasets import CIFAR100
+
+            return CIFAR100(root, download=True)
+
+        run_download("cifar100", fetch, folder)
+    key, classes = ("coarse_labels", 20) if coarse else ("fine_labels", 100)
+    train, test = (read_batches([folder / part], key, classes) for part in ("train", "test"))
+    return finished(joined("cifar100", train, test, classes), standardize)

@@ -1,0 +1,66 @@
+"""CIFAR's own files: pickled dictionaries with rows of 3,072 bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflsim.errors import SettingsError
+
+# What NumPy arrays need to be unpickled, under the module names of old and new NumPy.
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles dictionaries, lists, strings, numbers and arrays. Anything else in a data file is refused, not run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_batches(files: Sequence[Path], label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, 3, 32, 32] uint8 and labels [n] int64 of several batch files.
+
+    Args:
+        files: in order.
+        label_key: "labels" (CIFAR-10), "fine_labels" or "coarse_labels" (CIFAR-100).
+        num_classes: C.
+
+    Raises:
+        SettingsError: a file that is not a CIFAR batch; says which.
+    """
+    xs, ys = [], []
+    for path in files:
+        x, y = _read(path, label_key)
+        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or len(x) != len(y) or not len(y):
+            raise SettingsError(f"{path}: 'data' is {x.dtype} {x.shape} with {len(y)} labels, expected uint8 [n, 3072]")
+        if y.min() < 0 or y.max() >= num_classes:
+            raise SettingsError(f"{path}: labels {y.min()}..{y.max()} in {label_key!r}, expected 0..{num_classes - 1}")
+        xs.append(x.reshape(-1, 3, 32, 32))
+        ys.append(y)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def _read(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            batch = _ArraysOnly(file, encoding="latin1").load()
+        return np.asarray(batch["data"]), np.asarray(batch[label_key], dtype=np.int64)
+    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"{path} is not a CIFAR batch with 'data' and {label_key!r} ({error}); fetch it again"
+        ) from error

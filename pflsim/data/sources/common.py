@@ -1,0 +1,96 @@
+"""What the sources share: putting parts together, a fixed train/test split, standardisation, downloads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pflsim.data.content import content_order
+from pflsim.data.dataset import Dataset
+from pflsim.errors import SettingsError
+
+
+def joined(
+    name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], num_classes: int
+) -> Dataset:
+    """Put the official training and test parts, (x, y) each, into one data set."""
+    x = np.concatenate([train[0], test[0]])
+    y = np.concatenate([train[1], test[1]]).astype(np.int64)
+    return Dataset(name, x, y, num_classes, len(train[1]))
+
+
+def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
+    """Give data without an official split one: `share` of each class is for training.
+
+    Which examples is decided by their content alone, so it is the same in every run and however the rows are stored.
+
+    Args:
+        dataset: its `train_size` is ignored.
+        share: training share of each class, rounded half up; a class of two or more keeps one example on either side.
+
+    Returns:
+        The same examples, training part first.
+    """
+    order = content_order(dataset)
+    train, test = [], []
+    for c in range(dataset.num_classes):
+        rows = order[dataset.y[order] == c]
+        size = int(share * len(rows) + 0.5)
+        size = min(max(size, 1), len(rows) - 1) if len(rows) > 1 else len(rows)
+        train.append(rows[:size])
+        test.append(rows[size:])
+    rows = np.concatenate([np.sort(np.concatenate(train)), np.sort(np.concatenate(test))])
+    writers = None if dataset.writers is None else dataset.writers[rows]
+    return dataclasses.replace(
+        dataset, x=dataset.x[rows], y=dataset.y[rows], writers=writers, train_size=sum(len(part) for part in train)
+    )
+
+
+def standardized(dataset: Dataset) -> Dataset:
+    """Add the mean and standard deviation of each channel (of each feature, for flat data), over the training part.
+
+    Both are of the inputs after scaling. A channel that never varies gets the deviation 1.
+    """
+    x = dataset.x[: dataset.train_size]
+    axes = (0, *range(2, x.ndim))
+    if x.dtype == np.uint8 and x.ndim > 2:
+        counts = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])])
+        values = np.arange(256) / dataset.scale
+        mean = counts @ values / counts.sum(axis=1)
+        std = np.sqrt((counts * (values - mean[:, None]) ** 2).sum(axis=1) / counts.sum(axis=1))
+    else:
+        scaled = x / (dataset.scale if x.dtype == np.uint8 else 1.0)
+        mean, std = scaled.mean(axis=axes, dtype=np.float64), scaled.std(axis=axes, dtype=np.float64)
+    std = np.where(std > 0, std, 1.0)
+    return dataclasses.replace(dataset, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+
+
+def finished(dataset: Dataset, standardize: bool) -> Dataset:
+    """The data set with or without standardisation; without, inputs stay in [0, 1]."""
+    return standardized(dataset) if standardize else dataset
+
+
+def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:
+    """The error that says where data were looked for, which files belong there and what to do."""
+    ways = f"put them there, or set data.root=DIR to where they are (looked in {folder.resolve()})"
+    if can_download:
+        ways += ", or allow the download with data.download=true"
+    return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {ways}")
+
+
+def download(name: str, fetch: Callable[[], object], folder: Path) -> None:
+    """Run a torchvision download.
+
+    Raises:
+        SettingsError: it failed; says where the files can be put by hand.
+    """
+    try:
+        fetch()
+    except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError
+        raise SettingsError(
+            f"the download of {name} into {folder.resolve()} failed ({error}); "
+            "check the network, or put the files there by hand"
+        ) from error

@@ -1,0 +1,101 @@
+"""FEMNIST by writer, in the JSON format of LEAF (Caldas et al. 2018, arXiv:1812.01097)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.errors import SettingsError
+
+CLASSES = 62
+PIXELS = 28 * 28
+
+
+def load(*, root: str = "data", standardize: bool = False) -> Dataset:
+    """Load what LEAF's preprocessing leaves: train/*.json and test/*.json with `users` and `user_data`.
+
+    Args:
+        root: folder of data sets; looked for in `root`/femnist, `root`/femnist/data and `root` itself.
+        standardize: subtract the mean and divide by the deviation of the training part.
+
+    Returns:
+        x [n, 1, 28, 28], uint8 where the files hold multiples of 1/255 as LEAF writes them (else float32), 62 classes,
+        and `writers` [n]: numbers of the users in the order of their names, common to both parts.
+
+    Raises:
+        SettingsError: not there, or a file that is not of this format; says which, and where in it.
+
+    Notes:
+        LEAF does not offer ready files: `preprocess.sh` of its femnist folder makes them. Its `-t sample` gives every
+        writer examples in both parts, `-t user` keeps the writers of the test part apart.
+    """
+    places = [Path(root) / "femnist", Path(root) / "femnist" / "data", Path(root)]
+    folder = next((p for p in places if any((p / "train").glob("*.json")) and any((p / "test").glob("*.json"))), None)
+    if folder is None:
+        raise not_found("femnist", places[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
+    parts = {part: _read_part(folder / part) for part in ("train", "test")}
+    numbers = {name: i for i, name in enumerate(sorted({u for users, _, _ in parts.values() for u in users}))}
+    writers = np.array([numbers[u] for users, _, _ in parts.values() for u in users], dtype=np.int64)
+    (_, x_train, y_train), (_, x_test, y_test) = parts["train"], parts["test"]
+    dataset = joined("femnist", (x_train, y_train), (x_test, y_test), CLASSES)
+    dataset = dataclasses.replace(dataset, x=_as_bytes(dataset.x).reshape(-1, 1, 28, 28), writers=writers)
+    return finished(dataset, standardize)
+
+
+def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The writer's name of each row, x [n, 784] float32 and y [n] of all files of a folder, in the order of names."""
+    users, xs, ys = [], [], []
+    for path in sorted(folder.glob("*.json")):
+        for user, (x, y) in _read_file(path).items():
+            users += [user] * len(y)
+            xs.append(x)
+            ys.append(y)
+    if not users:
+        raise SettingsError(f"{folder} holds no examples: expected LEAF files with user_data")
+    return users, np.concatenate(xs), np.concatenate(ys)
+
+
+def _read_file(path: Path) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path} is not a readable JSON file ({error})") from error
+    if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
+        raise SettingsError(f"{path} is not in LEAF's format: expected the keys users and user_data")
+    missing = [user for user in content["users"] if user not in content["user_data"]]
+    if missing:
+        raise SettingsError(f"{path}: user {missing[0]!r} is listed in users, but not in user_data")
+    return {user: _examples(path, user, content["user_data"][user]) for user in content["users"]}
+
+
+def _examples(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"{path}: user_data of {user!r} needs x (lists of {PIXELS} numbers) and y ({error})"
+        ) from error
+    if not len(y):
+        return np.empty((0, PIXELS), dtype=np.float32), np.empty(0, dtype=np.int64)
+    if x.shape != (len(y), PIXELS) or not np.isfinite(x).all():
+        raise SettingsError(
+            f"{path}: x of user {user!r} has shape {x.shape}, expected finite numbers [{len(y)}, {PIXELS}] for "
+            f"its {len(y)} labels"
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= CLASSES:
+        raise SettingsError(f"{path}: y of user {user!r} is {y.dtype} {y.min()}..{y.max()}, expected integers 0..61")
+    return x, y.astype(np.int64)
+
+
+def _as_bytes(x: np.ndarray) -> np.ndarray:
+    """Store multiples of 1/255 in [0, 1] as uint8, a quarter of the memory; leave anything else as float32."""
+    levels = np.rint(x * 255)
+    exact = np.abs(x * 255 - levels).max() < 1e-3 and levels.min() >= 0 and levels.max() <= 255
+    return levels.astype(np.uint8) if exact else x

@@ -1,0 +1,34 @@
+"""MNIST: 60,000 + 10,000 handwritten digits, 28×28 grey."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import finished
+from pflsim.data.sources.mnist_family import load_idx
+
+
+def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load MNIST from `root`/MNIST/raw, where torchvision keeps it (plain or .gz files).
+
+    Args:
+        root: folder of data sets.
+        download: fetch it with torchvision when it is not there.
+        standardize: subtract the mean and divide by the deviation of the training part.
+
+    Returns:
+        x [70000, 1, 28, 28] uint8, 10 classes.
+
+    Raises:
+        SettingsError: not there, or not readable; says where to put which files.
+    """
+
+    def fetch() -> object:
+        from torchvision.datasets import MNIST
+
+        return MNIST(root, download=True)
+
+    folder = Path(root) / "MNIST" / "raw"
+    dataset = load_idx("mnist", folder, ("train", "t10k"), 10, fetch if download else None)
+    return finished(dataset, standardize)

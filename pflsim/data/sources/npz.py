@@ -1,0 +1,127 @@
+"""Any data set in a NumPy archive."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import finished, joined
+from pflsim.errors import SettingsError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+CHANNELS = (1, 3, 4)
+
+
+def load(
+    *, path: str | None = None, layout: str = "auto", num_classes: int | None = None, standardize: bool = False
+) -> Dataset:
+    """Load a .npz file with x_train, y_train, x_test and y_test.
+
+    Args:
+        path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
+            [n, H, W, C], [n, C, H, W] or [n, features]. y: integers from 0, [n] or [n, 1].
+        layout: of four axes: "hwc", "chw", or "auto": whichever of the last and the second axis is 1, 3 or 4 long holds
+            the channels.
+        num_classes: C; None: the largest label plus one.
+        standardize: subtract the mean and divide by the deviation of each channel over the training part.
+
+    Returns:
+        x [n, channels, height, width] or [n, features]. The name is the file's, without ".npz".
+
+    Raises:
+        SettingsError: no such file, or one that does not fit; names the file, the key and what was expected.
+    """
+    if not path:
+        raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
+    if layout not in ("auto", "hwc", "chw"):
+        raise SettingsError(f"data.layout={layout!r} is not one of: auto, hwc, chw")
+    arrays = _read(Path(path))
+    parts = {}
+    for part in ("train", "test"):
+        x = _images(path, f"x_{part}", arrays[f"x_{part}"], layout)
+        y = _labels(path, f"y_{part}", arrays[f"y_{part}"], num_classes)
+        if len(x) != len(y):
+            raise SettingsError(f"{path}: x_{part} has {len(x)} rows, y_{part} has {len(y)}; expected as many of both")
+        parts[part] = (x, y)
+    (x_train, y_train), (x_test, y_test) = parts["train"], parts["test"]
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise SettingsError(
+            f"{path}: x_test has {x_test.dtype} examples of shape {x_test.shape[1:]}, expected {x_train.dtype} of "
+            f"{x_train.shape[1:]} as in x_train"
+        )
+    classes = num_classes or 1 + int(max(y_train.max(), y_test.max()))
+    return finished(joined(Path(path).stem, (x_train, y_train), (x_test, y_test), classes), standardize)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise SettingsError(f"data.path={path}: no such file (looked for {path.resolve()})")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
+            missing = [key for key in KEYS if key not in archive.files]
+            if missing:
+                raise SettingsError(
+                    f"{path}: no array {', '.join(missing)}; expected {', '.join(KEYS)}, found "
+                    f"{', '.join(archive.files)}"
+                )
+            return {key: _array(path, key, archive) for key in KEYS}
+    except (OSError, EOFError, zipfile.BadZipFile, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"{path} is not a readable .npz archive ({error}); expected {', '.join(KEYS)}") from error
+
+
+def _array(path: Path, key: str, archive: np.lib.npyio.NpzFile) -> np.ndarray:
+    try:
+        return archive[key]
+    except ValueError as error:  # object arrays, which only pickle could read
+        raise SettingsError(f"{path}: {key} is not a plain array ({error}); expected numbers") from error
+
+
+def _images(path: str, key: str, x: np.ndarray, layout: str) -> np.ndarray:
+    """Check images or features and bring them to [n, channels, height, width] or [n, features]."""
+    if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+        raise SettingsError(f"{path}: {key} is {x.dtype}, expected uint8 (0..255) or floating point")
+    if x.ndim not in (2, 3, 4) or 0 in x.shape:
+        raise SettingsError(
+            f"{path}: {key} has shape {x.shape}, expected [n, H, W], [n, H, W, C], [n, C, H, W] or [n, F]"
+        )
+    if np.issubdtype(x.dtype, np.floating):
+        bad = int(np.count_nonzero(~np.isfinite(x)))
+        if bad:
+            raise SettingsError(f"{path}: {key} has {bad} values that are NaN or infinite; expected finite numbers")
+        x = x.astype(np.float32)
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and _channels_last(path, key, x, layout):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x
+
+
+def _channels_last(path: str, key: str, x: np.ndarray, layout: str) -> bool:
+    if layout != "auto":
+        return layout == "hwc"
+    last, first = x.shape[3] in CHANNELS, x.shape[1] in CHANNELS
+    if last == first:
+        raise SettingsError(
+            f"{path}: {key} has shape {x.shape}, from which the axis of the channels is not clear (1, 3 or 4 long); "
+            "set data.layout=hwc or data.layout=chw"
+        )
+    return last
+
+
+def _labels(path: str, key: str, y: np.ndarray, num_classes: int | None) -> np.ndarray:
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
+        raise SettingsError(f"{path}: {key} is {y.dtype} {y.shape}, expected integer labels [n]")
+    y = y.astype(np.int64)
+    if y.min() < 0 or (num_classes is not None and y.max() >= num_classes):
+        upto = "" if num_classes is None else f"..{num_classes - 1} (data.num_classes={num_classes})"
+        raise SettingsError(f"{path}: {key} holds labels {y.min()}..{y.max()}, expected 0{upto or ' and up'}")
+    return y

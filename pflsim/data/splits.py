@@ -1,0 +1,187 @@
+"""Split rules: which examples a client trains, validates and is tested on.
+
+Every rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(labels, writers)` is a partition rule
+with everything else filled in; it returns positions in what it was given. Splits hand it rows in content order, so that the
+examples a client gets do not depend on the order in which the data set stores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pflsim.data.allot import own_test_counts
+from pflsim.data.content import content_order
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.data.partitions.deal import apportion, class_sizes, deal
+from pflsim.errors import SettingsError
+
+Assign = Callable[[np.ndarray, np.ndarray | None], list[np.ndarray]]
+
+
+def official(
+    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: float = 0.1, test_by: str = "labels"
+) -> Partition:
+    """Partition the official training part; each client's test examples are drawn from the official test part.
+
+    Args:
+        dataset: the data set.
+        assign: the partition rule.
+        rng: draws test and validation examples.
+        validation: share of a client's training examples held out as its validation set, in [0, 1).
+        test_by: "labels": with the client's own label distribution, disjoint between clients (see
+            `pflsim.data.allot.own_test_counts`); "writers": the test examples by the writers of its training examples,
+            which is what partition=by_writer means when writers have examples in both official parts.
+
+    Returns:
+        The partition. Each client has at least one example to train on and one to be tested on.
+
+    Raises:
+        SettingsError: settings out of range, or a client for which there is no test example.
+
+    Notes:
+        With partition=by_writer, test_by=labels takes no notice of writers: a client's test examples are then mostly
+        other people's. Use test_by=writers, or split=merged, which splits each client's own examples.
+    """
+    _check_share("validation", validation, low_open=False)
+    if test_by not in ("labels", "writers"):
+        raise SettingsError(f"split.test_by={test_by!r} is not one of: labels, writers")
+    pool = _assigned(dataset, content_order(dataset, 0, dataset.train_size), assign)
+    tests = content_order(dataset, dataset.train_size)
+    if test_by == "writers":
+        test = _tests_by_writer(dataset, pool, tests)
+    else:
+        held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
+        counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes))
+        test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
+    return _finish(dataset, pool, test, validation, rng)
+
+
+def merged(
+    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: float = 0.75, validation: float = 0.1
+) -> Partition:
+    """Partition all examples, then split each client's own, class by class, into a training and a test part.
+
+    Args:
+        dataset: the data set; which examples were officially for training plays no part.
+        assign: the partition rule.
+        rng: draws test and validation examples.
+        fraction: share of a client's examples in its training part, in (0, 1).
+        validation: share of the training part held out as validation set, in [0, 1).
+
+    Raises:
+        SettingsError: settings out of range, or a client with a single example.
+    """
+    _check_share("fraction", fraction, low_open=True)
+    _check_share("validation", validation, low_open=False)
+    train, test = [], []
+    for client, rows in enumerate(_assigned(dataset, content_order(dataset), assign)):
+        if len(rows) < 2:
+            raise SettingsError(
+                f"client {client} has {len(rows)} example, too few for a training and a test part: use fewer clients, "
+                "or a partition with more examples per client (dirichlet: partition.min_examples)"
+            )
+        tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
+        chosen = _stratified(dataset, rows, tested, rng)
+        train.append(rows[~chosen])
+        test.append(rows[chosen])
+    return _finish(dataset, train, test, validation, rng)
+
+
+def counts(
+    dataset: Dataset,
+    assign: Assign,
+    rng: np.random.Generator,
+    *,
+    train: int = 500,
+    test: int = 100,
+    validation: float = 0.1,
+) -> Partition:
+    """Partition all examples, then keep exactly so many of each client's, in its own label distribution.
+
+    Args:
+        dataset: the data set; which examples were officially for training plays no part.
+        assign: the partition rule.
+        rng: draws the examples.
+        train: examples of a client to train on, validation included.
+        test: examples of a client to be tested on.
+        validation: share of the training examples held out as validation set, in [0, 1).
+
+    Raises:
+        SettingsError: settings out of range, or clients with fewer than train + test examples.
+    """
+    _check_share("validation", validation, low_open=False)
+    if train < 1 or test < 1:
+        raise SettingsError(f"split.train={train}, split.test={test}: each client needs at least 1 of both")
+    trains, tests = [], []
+    pool = _assigned(dataset, content_order(dataset), assign)
+    short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
+    if short:
+        smallest = min(len(rows) for rows in pool)
+        raise SettingsError(
+            f"split=counts needs train + test = {train + test} examples per client, but client {short[0]} has "
+            f"{len(pool[short[0]])} (too few: {len(short)} of {len(pool)} clients, the smallest has {smallest}); use "
+            "fewer clients, or smaller split.train and split.test"
+        )
+    for rows in pool:
+        kept = rows[_stratified(dataset, rows, train + test, rng)]
+        chosen = _stratified(dataset, kept, test, rng)
+        trains.append(kept[~chosen])
+        tests.append(kept[chosen])
+    return _finish(dataset, trains, tests, validation, rng)
+
+
+def _assigned(dataset: Dataset, rows: np.ndarray, assign: Assign) -> list[np.ndarray]:
+    """Apply the partition rule to rows given in content order; each client's rows stay in that order."""
+    writers = None if dataset.writers is None else dataset.writers[rows]
+    return [rows[np.sort(part)] for part in assign(dataset.y[rows], writers)]
+
+
+def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
+    """The test rows by each client's writers; where clients share a writer, the first of them gets the tests."""
+    writers = dataset.writers
+    if writers is None:
+        raise SettingsError("split.test_by=writers needs a data set with writers (data=femnist); use test_by=labels")
+    owner: dict[int, int] = {}
+    for client, rows in enumerate(pool):
+        for writer in np.unique(writers[rows]):
+            owner.setdefault(int(writer), client)
+    owners = np.array([owner.get(int(w), -1) for w in writers[tests]])
+    found = [tests[owners == client] for client in range(len(pool))]
+    for client, rows in enumerate(found):
+        if not len(rows):
+            raise SettingsError(
+                f"split.test_by=writers: no writer of client {client} has an example in the official test part; "
+                "use split=merged"
+            )
+    return found
+
+
+def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Choose `size` of the rows in proportion to their classes: a mask [len(rows)] bool."""
+    labels = dataset.y[rows]
+    mask = np.zeros(len(rows), dtype=bool)
+    wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
+    mask[deal(labels, wanted[None], rng)[0]] = True
+    return mask
+
+
+def _finish(
+    dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
+) -> Partition:
+    """Hold out the validation rows and sort everything. With validation > 0 a client of two rows or more has one."""
+    kept, val = [], []
+    for rows in train:
+        size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
+        chosen = _stratified(dataset, rows, size, rng)
+        kept.append(np.sort(rows[~chosen]))
+        val.append(np.sort(rows[chosen]))
+    return Partition(tuple(kept), tuple(val), tuple(np.sort(rows) for rows in test))
+
+
+def _check_share(name: str, value: float, low_open: bool) -> None:
+    if not (0 < value < 1 or (value == 0 and not low_open)):
+        allowed = "(0, 1)" if low_open else "[0, 1)"
+        raise SettingsError(f"split.{name}={value} is not in {allowed}: it is a share of examples")

@@ -1,0 +1,132 @@
+"""Attentive mixing, the message passing of FedAMP and pFedCFR: who is near gets weight."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+from torch.nn import functional
+
+from pflsim.errors import SettingsError
+
+COLUMNS = 4096
+"""Columns handled at a time: a float64 block of a hundred rows stays within a processor's cache."""
+
+ROUNDING = 1e-9
+"""How far below zero a self weight may come by rounding alone."""
+
+
+def squared_distances(flat: Float[Tensor, " N P"]) -> Float64[Tensor, " N N"]:
+    """Squared Euclidean distance of every two rows.
+
+    `d_nm = ‖w_n − w_m‖²`
+
+    Args:
+        flat: [N, P], one flattened unit per client.
+
+    Returns:
+        [N, N] float64, symmetric, its diagonal exactly zero; permuting the rows permutes it, to the bit.
+
+    Notes:
+        Differences are taken before squaring, in float64, so rows that are nearly identical keep all their digits.
+        The usual `‖w_n‖² + ‖w_m‖² − 2·w_n·w_m` loses them: clients differ by little, compared with their size.
+        It costs 1.6 times the matrix product (0.6 s against 0.4 s for N = 100, P = 600,000 on one core). Columns go
+        block by block, so that beside the input only a block is held in float64.
+    """
+    rows = flat.shape[0]
+    pairs = torch.zeros(rows * (rows - 1) // 2, dtype=torch.float64, device=flat.device)
+    for start in range(0, flat.shape[1], COLUMNS):
+        block = flat[:, start : start + COLUMNS].double().contiguous()
+        pairs += functional.pdist(block).square()
+    upper = torch.zeros(rows, rows, dtype=torch.float64, device=flat.device)
+    row, column = torch.triu_indices(rows, rows, offset=1, device=flat.device)
+    upper[row, column] = pairs
+    return upper + upper.T
+
+
+def attention_weights(
+    distances: Float[Tensor, " N N"], *, alpha: float, sigma: float, clamp: bool = False
+) -> Float64[Tensor, " N N"]:
+    """Weights of every client (column) for every receiver (row), from their squared distances.
+
+    pFedCFR eq 10 with `A(x) = 1 − e^{−x/σ}`; FedAMP's message passing when the unit is the whole model.
+
+    `ζ_nm = α·A'(d_nm)`, `A'(x) = e^{−x/σ}/σ` for m ≠ n; `ζ_nn = 1 − Σ_{m≠n} ζ_nm`
+
+    Args:
+        distances: [N, N] squared distances; the diagonal is not looked at.
+        alpha: α ≥ 0, the step size of the mixing.
+        sigma: σ > 0, the squared distance over which attention falls by e.
+        clamp: set a negative self weight to zero and divide its row by its sum, instead of refusing.
+
+    Returns:
+        [N, N] float64, no entry negative, every row with the sum 1.
+
+    Raises:
+        SettingsError: a self weight is negative and `clamp` is off, or α or σ is out of range.
+    """
+    _check_scales(alpha, sigma)
+    zeta = (alpha / sigma) * torch.exp(distances.double() / -sigma)
+    zeta = zeta.fill_diagonal_(0.0)
+    own = 1.0 - zeta.sum(1)
+    lowest = float(own.min()) if len(own) else 0.0
+    if lowest < -ROUNDING and not clamp:
+        raise SettingsError(f"the self weight of attentive mixing is negative ({lowest:.4g}). {_advice(len(own), alpha, sigma)}")
+    zeta = zeta + torch.diag(own.clamp(min=0.0))
+    return torch.where((own < 0)[:, None], zeta / zeta.sum(1, keepdim=True), zeta)
+
+
+def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = False) -> None:
+    """Refuse settings under which a self weight can become negative: `(N−1)·α/σ > 1`.
+
+    The bound is reached when all clients are identical, as they are before the first round.
+
+    Args:
+        clients: N, the clients that are mixed.
+        alpha: α of pFedCFR eq 10.
+        sigma: σ of pFedCFR eq 10.
+        clamp: whether negative self weights are clamped, which makes every such setting admissible.
+
+    Raises:
+        SettingsError: names the bound and what to change.
+    """
+    _check_scales(alpha, sigma)
+    if not clamp and (clients - 1) * alpha / sigma > 1.0 + ROUNDING:
+        raise SettingsError(f"attentive mixing would give negative self weights. {_advice(clients, alpha, sigma)}")
+
+
+def mix(weights: Float[Tensor, " R N"], stack: Float[Tensor, " N *shape"]) -> Float[Tensor, " R *shape"]:
+    """Mix N clients' tensors for R receivers.
+
+    `out_r = Σ_m ζ_rm · stack_m`
+
+    Args:
+        weights: [R, N] ζ, used as float64.
+        stack: [N, *shape], one tensor per client.
+
+    Returns:
+        [R, *shape] in the dtype and on the device of the stack.
+
+    Notes:
+        Accumulated in float64 block by block, so that beside input and output only a block is held in float64.
+    """
+    zeta = weights.to(stack.device, torch.float64)
+    flat = stack.reshape(stack.shape[0], -1)
+    mixed = flat.new_empty(zeta.shape[0], flat.shape[1])
+    for start in range(0, flat.shape[1], COLUMNS):
+        block = flat[:, start : start + COLUMNS].double().contiguous()
+        mixed[:, start : start + COLUMNS] = zeta @ block
+    return mixed.reshape(zeta.shape[0], *stack.shape[1:])
+
+
+def _check_scales(alpha: float, sigma: float) -> None:
+    if not alpha >= 0 or not sigma > 0:
+        raise SettingsError(f"attentive mixing needs alpha >= 0 and sigma > 0, got alpha={alpha}, sigma={sigma}")
+
+
+def _advice(clients: int, alpha: float, sigma: float) -> str:
+    bound = (clients - 1) * alpha / sigma
+    return (
+        f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} make it {bound:.4g}. "
+        f"Take alpha <= {sigma / max(clients - 1, 1):g}, a larger sigma, fewer clients, or clamp=true (rows renormalised)."
+    )

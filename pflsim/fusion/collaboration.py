@@ -1,0 +1,52 @@
+"""Attentive collaboration of all clients, unit by unit: what FedAMP and pFedCFR share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pflsim.fusion.attentive import attention_weights, squared_distances
+from pflsim.fusion.layerwise import flatten_unit, mix_unit
+from pflsim.types import Tensors, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The numbers of the mixing weights ζ (pFedCFR eq. 10; FedAMP eq. 5).
+
+    Args:
+        alpha: α > 0.
+        sigma: σ > 0 of A(x) = 1 − e^{−x/σ}.
+        clamp: clip negative self weights at 0 and renormalise the rows instead of refusing.
+    """
+
+    alpha: float
+    sigma: float
+    clamp: bool = False
+
+
+def collaborate(
+    weights: Sequence[Tensors], units: Sequence[Unit], attention: Attention
+) -> tuple[list[dict[str, Tensor]], Mapping[str, Tensor]]:
+    """Mix every client's units with the same units of all others.
+
+    Args:
+        weights: N mappings with the units' tensors.
+        units: the units to mix; distances are taken per unit, over its parameters.
+        attention: the numbers.
+
+    Returns:
+        N mixtures with the units' keys, and ζ [N, N] float64 by unit name (row: the receiver).
+    """
+    mixtures: list[dict[str, Tensor]] = [{} for _ in weights]
+    zetas: dict[str, Tensor] = {}
+    for unit in units:
+        distances = squared_distances(flatten_unit(weights, unit))
+        zetas[unit.name] = attention_weights(
+            distances, alpha=attention.alpha, sigma=attention.sigma, clamp=attention.clamp
+        )
+        for mixture, part in zip(mixtures, mix_unit(weights, unit, zetas[unit.name]), strict=True):
+            mixture.update(part)
+    return mixtures, zetas

@@ -1,0 +1,66 @@
+"""Means over clients, accumulated in float64 in the order of the stack."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Num
+from torch import Tensor
+
+
+def weighted_mean(stack: Float[Tensor, " K *shape"], weights: Num[Tensor, " K"]) -> Float[Tensor, " *shape"]:
+    """Average K clients' tensors with the given weights.
+
+    `mean = Σ_k (p_k / Σ p) · stack_k`
+
+    Args:
+        stack: [K, *shape], one tensor per client.
+        weights: [K] weights p, used as float64; only their ratios matter (example counts will do).
+
+    Returns:
+        [*shape] in the dtype and on the device of the stack. With K = 1 the one tensor, to the bit.
+
+    Raises:
+        TypeError: the stack is not floating point (integer counters are never averaged).
+        ValueError: no clients, a weight that is negative or not finite, or weights that sum to zero.
+
+    Example:
+        >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3, 1]))
+        tensor([1.])
+    """
+    if not stack.is_floating_point():
+        raise TypeError(f"a tensor of {stack.dtype} cannot be averaged; only floating point tensors are fused")
+    share = _shares(weights.tolist(), clients=stack.shape[0])
+    mean = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
+    for tensor, weight in zip(stack, share, strict=True):
+        mean.add_(tensor.double(), alpha=weight)
+    return mean.to(stack.dtype)
+
+
+def uniform_mean(stack: Float[Tensor, " K *shape"]) -> Float[Tensor, " *shape"]:
+    """Average K clients' tensors, all with the weight 1/K (pFedCFR eq 12).
+
+    Args:
+        stack: [K, *shape], one tensor per client.
+
+    Returns:
+        [*shape] in the dtype and on the device of the stack.
+
+    Raises:
+        TypeError: the stack is not floating point.
+        ValueError: no clients.
+    """
+    return weighted_mean(stack, torch.ones(stack.shape[0], dtype=torch.float64))
+
+
+def _shares(weights: list[float], clients: int) -> list[float]:
+    """Weights divided by their sum."""
+    if len(weights) != clients or not weights:
+        raise ValueError(f"{len(weights)} weights for {clients} clients; a mean needs one for each, and at least one client")
+    if any(not math.isfinite(w) or w < 0 for w in weights):
+        raise ValueError(f"weights must be finite and not negative, got {weights}")
+    total = math.fsum(weights)
+    if total <= 0:
+        raise ValueError("the weights sum to zero: at least one client must count")
+    return [w / total for w in weights]

@@ -1,0 +1,48 @@
+"""From plain mappings, as a config file gives them, to `Settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from pflsim.components import PARTS, check_part
+from pflsim.errors import SettingsError
+from pflsim.names import nearest
+from pflsim.settings import Settings
+
+Schema = TypeVar("Schema")
+
+
+def settings_from(config: Mapping[str, Any]) -> Settings:
+    """Build the settings of a run; what is not given has its default, except the parts.
+
+    Args:
+        config: values by key, nested as `Settings` is. Types are taken as they are.
+
+    Raises:
+        SettingsError: an unknown key, a part that is missing or does not fit its target.
+    """
+    settings = _fill(Settings, config, "")
+    for part in PARTS:
+        node = getattr(settings, part)
+        if not isinstance(node, Mapping) or not node:
+            raise SettingsError(f"{part} is not chosen; give {part}=NAME (the names: python launch.py --help)")
+        check_part(node, part)
+    return settings
+
+
+def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schema:
+    """An instance of a dataclass from a mapping, its nested dataclasses too."""
+    known = {f.name: f for f in fields(schema)}  # type: ignore[arg-type]
+    for name in config:
+        if name not in known:
+            raise SettingsError(f"{prefix}{name}: no such setting; {nearest(str(name), known)}")
+    values = {}
+    for name, value in config.items():
+        make = known[name].default_factory
+        nested = isinstance(make, type) and is_dataclass(make)
+        if nested and not isinstance(value, Mapping):
+            raise SettingsError(f"{prefix}{name}={value!r}: expected its settings, for example {prefix}{name}.KEY=VALUE")
+        values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]
+    return schema(**values)

@@ -1,0 +1,1 @@
+"""Server rules, one file per method that needs one, named as the method."""

@@ -1,0 +1,61 @@
+"""What a server rule is: explicit state, and three pure functions on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pflsim.messages import Message, Uplink
+from pflsim.params import UnitKind
+from pflsim.types import ClientInfo, Tensors, Unit
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """What the server knows before the first round.
+
+    Args:
+        clients: all N clients, by id.
+        initial: the shared tensors everyone starts from.
+        layouts: the fusion units of what is shared, for each kind of unit.
+        seed: the run's seed.
+    """
+
+    clients: tuple[ClientInfo, ...]
+    initial: Tensors
+    layouts: Mapping[UnitKind, tuple[Unit, ...]] = field(default_factory=dict)
+    seed: int = 0
+
+
+class ServerRule(ABC, Generic[State]):
+    """A method's server. The state is a frozen dataclass of tensors, numbers and mappings of them; nothing is changed in
+    place, so that a state can be saved, compared and gone back to.
+    """
+
+    @abstractmethod
+    def init(self, federation: Federation) -> State:
+        """The state before round 1. Raises SettingsError where the federation cannot be served."""
+
+    @abstractmethod
+    def downlink(self, state: State, client: int) -> Message:
+        """What a client is sent at the start of a round. Clients that are sent the same get the same section objects,
+        which are then moved once.
+        """
+
+    @abstractmethod
+    def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
+        """The state after a round; uplinks come in the order of the client ids."""
+
+    def global_weights(self, state: State) -> Tensors | None:
+        """The one model for all that the server can offer, or None where the method has none."""
+        del state
+        return None
+
+    def numbers(self, state: State) -> Tensors:
+        """The rule's own numbers after a fusion, for the trace: names like `zeta/<unit>` to tensors."""
+        del state
+        return {}

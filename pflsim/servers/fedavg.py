@@ -1,0 +1,49 @@
+"""The sample-weighted mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pflsim.fusion.layerwise import stack
+from pflsim.fusion.means import weighted_mean
+from pflsim.messages import Message, Uplink
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The server's model."""
+
+    weights: Tensors
+
+
+class FedAvg(ServerRule[State]):
+    """w ← Σ n_i/n · w_i over the clients of the round (McMahan et al. 2017, Algorithm 1).
+
+    A round without uplinks leaves the model as it is.
+    """
+
+    def init(self, federation: Federation) -> State:
+        """The common initial model."""
+        return State(dict(federation.initial))
+
+    def downlink(self, state: State, client: int) -> Message:
+        """The server's model, the same for everyone."""
+        del client
+        return Message(weights=state.weights)
+
+    def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
+        """The mean of what was sent, weighted by the training examples."""
+        if not uplinks:
+            return state
+        examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
+        sent = [u.weights for u in uplinks]
+        return State({key: weighted_mean(stack(sent, key), examples) for key in state.weights})
+
+    def global_weights(self, state: State) -> Tensors:
+        """The server's model."""
+        return state.weights

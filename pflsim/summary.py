@@ -1,0 +1,153 @@
+"""summary.json: what a run came to, as a function of its settings and the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pflsim.accounting import Traffic
+from pflsim.files import write_atomically
+from pflsim.history import RoundMetrics, finite
+from pflsim.metrics import AccuracyStats, Model, Phase, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeta:
+    """What a run's figures are about.
+
+    Args:
+        method, data, partition, model: names of the parts.
+        partition_hash: hash of every client's row numbers; runs with the same one can be compared in pairs.
+        clients: N.
+        rounds: how many rounds are planned.
+        seed: the run's seed.
+        judged_by: the model the method is judged by.
+        judged_phase: when the personal model is judged: after the client's local training, or as received.
+        evaluated_on: whose data the figures are about.
+    """
+
+    method: str
+    data: str
+    partition: str
+    partition_hash: str
+    model: str
+    clients: int
+    rounds: int
+    seed: int
+    judged_by: Model = "personal"
+    judged_phase: Phase = "trained"
+    evaluated_on: Literal["all", "participants"] = "all"
+
+    def phase(self, model: Model) -> Phase:
+        """When a model is judged; the global one always as the server sends it, for no client trains it."""
+        return self.judged_phase if model == "personal" else "received"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Test accuracy over clients in one round."""
+
+    round: int
+    stats: AccuracyStats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """Test accuracy of one model in the rounds that matter; None where there is no such round.
+
+    Args:
+        last: the last evaluated round.
+        best_val: the round with the best mean validation accuracy, the first of equals; None without validation data.
+        best_test_oracle: the round with the best mean test accuracy, the first of equals. It was chosen by looking at
+            the test data, as the papers' tables do, so it is no estimate of anything: never a headline.
+    """
+
+    last: Figure | None
+    best_val: Figure | None
+    best_test_oracle: Figure | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes."""
+
+    complete: bool
+    meta: RunMeta
+    rounds: int
+    seconds: float
+    accuracy: dict[Model, ModelFigures]
+    traffic: Traffic
+    peak_rss_mb: float
+
+
+def summarise(
+    meta: RunMeta, history: Sequence[RoundMetrics], complete: bool, seconds: float, peak_rss_mb: float
+) -> Summary:
+    """Summarise the rounds done so far; there may be none."""
+    return Summary(
+        complete=complete,
+        meta=meta,
+        rounds=len(history),
+        seconds=seconds,
+        accuracy={model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)},
+        traffic=history[-1].traffic_total if history else Traffic(),
+        peak_rss_mb=peak_rss_mb,
+    )
+
+
+def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -> ModelFigures:
+    """Find the rounds that matter for one model and take its test accuracy there."""
+    test, validation = Scope(model, "test", phase), Scope(model, "val", phase)
+    tested = [line for line in history if test in line.accuracy]
+    validated = [line for line in tested if validation in line.accuracy]
+
+    def figure(line: RoundMetrics | None) -> Figure | None:
+        return None if line is None else Figure(line.round, line.accuracy[test])
+
+    return ModelFigures(
+        last=figure(tested[-1] if tested else None),
+        best_val=figure(max(validated, key=lambda line: line.accuracy[validation].mean, default=None)),
+        best_test_oracle=figure(max(tested, key=lambda line: line.accuracy[test].mean, default=None)),
+    )
+
+
+def to_dict(summary: Summary) -> dict[str, object]:
+    """The content of summary.json."""
+    meta = summary.meta
+    return {
+        "complete": summary.complete,
+        "method": meta.method,
+        "data": meta.data,
+        "partition": meta.partition,
+        "partition_hash": meta.partition_hash,
+        "model": meta.model,
+        "clients": meta.clients,
+        "rounds": summary.rounds,
+        "rounds_planned": meta.rounds,
+        "seed": meta.seed,
+        "seconds": round(summary.seconds, 3),
+        "judged_by": meta.judged_by,
+        "judged_phase": meta.phase(meta.judged_by),
+        "accuracy_of": {
+            "split": "test",
+            "clients": meta.evaluated_on,
+            "phase": {model: meta.phase(model) for model in get_args(Model)},
+        },
+        "accuracy": {model: _figures(figures) for model, figures in summary.accuracy.items()},
+        "traffic": asdict(summary.traffic),
+        "peak_rss_mb": round(summary.peak_rss_mb, 1),
+    }
+
+
+def _figures(figures: ModelFigures) -> dict[str, dict[str, float] | None]:
+    named = {"last": figures.last, "best_val": figures.best_val, "best_test_oracle": figures.best_test_oracle}
+    return {name: {"round": f.round, **asdict(f.stats)} if f else None for name, f in named.items()}
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """Write summary.json into a run folder, whole or not at all."""
+    content = json.dumps(finite(to_dict(summary)), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(folder / "summary.json", content + "\n")

@@ -1,0 +1,6 @@
+"""What a run leaves on the disk: its folder, and the tracker that writes everything in it."""
+
+from pflsim.tracking.run_folder import create_run_folder, write_config
+from pflsim.tracking.tracker import Tracker
+
+__all__ = ["Tracker", "create_run_folder", "write_config"]

@@ -1,0 +1,43 @@
+"""per_client.csv: the counts behind every rate, and every client's bytes."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from pflsim.accounting import Traffic, client_traffic
+from pflsim.types import RoundRecord
+
+COLUMNS = ("round", "client", "split", "model", "phase", "correct", "total", "loss", "up_bytes", "down_bytes")
+
+
+class PerClientFile:
+    """One line per evaluation of a client's model on a split.
+
+    `loss` is summed over the examples, in nats. `up_bytes` and `down_bytes` are the client's in that round, whatever
+    was evaluated, so they are the same in all lines of one (round, client): take one line of each before adding up.
+    A client with traffic but without an evaluation in the round has one line with empty split, model and phase, and
+    zero counts. Lines are sorted by client, split, model, phase.
+    """
+
+    def __init__(self, path: Path):
+        self._file = path.open("x", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self._file.flush()
+
+    def write(self, record: RoundRecord) -> None:
+        """Append a round."""
+        traffic = client_traffic(record)
+        rows = sorted(record.evaluations, key=lambda row: (row.client, row.split, row.model, row.phase))
+        unevaluated = traffic.keys() - {row.client for row in rows}
+        lines = [(row.client, (row.split, row.model, row.phase, row.correct, row.total, row.loss)) for row in rows]
+        lines += [(client, ("", "", "", 0, 0, 0.0)) for client in unevaluated]
+        for client, counts in sorted(lines, key=lambda line: line[0]):
+            bytes_of = traffic.get(client, Traffic())
+            self._writer.writerow((record.round, client, *counts, bytes_of.up_bytes, bytes_of.down_bytes))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

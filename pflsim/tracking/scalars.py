@@ -1,0 +1,45 @@
+"""The TensorBoard curves of a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from pflsim.history import RoundMetrics
+from pflsim.metrics import AccuracyStats
+
+STATISTICS = tuple(f.name for f in fields(AccuracyStats) if f.name != "clients")
+
+
+def scalars(metrics: RoundMetrics) -> dict[str, float]:
+    """Every curve's value in a round, by tag; the number of tags does not grow with the number of clients.
+
+    `<model>/<split>/<phase>/<statistic>`, `loss/<term>`, `traffic/up_bytes_total`, `traffic/down_bytes_total`,
+    `seconds/<part>`. A round without evaluation has no accuracy tags.
+    """
+    values = {f"loss/{name}": value for name, value in metrics.losses.items()}
+    for scope, stats in metrics.accuracy.items():
+        values |= {"/".join((*scope, name)): getattr(stats, name) for name in STATISTICS}
+    values["traffic/up_bytes_total"] = metrics.traffic_total.up_bytes
+    values["traffic/down_bytes_total"] = metrics.traffic_total.down_bytes
+    return values | {f"seconds/{part}": value for part, value in metrics.seconds.items()}
+
+
+class TensorBoard:
+    """Writes the scalars of each round into an event file that TensorBoard follows live."""
+
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, metrics: RoundMetrics, memory_mb: float) -> None:
+        """Append a round."""
+        for tag, value in scalars(metrics).items():
+            self._writer.add_scalar(tag, value, metrics.round)
+        self._writer.add_scalar("memory/held_mb", memory_mb, metrics.round)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()

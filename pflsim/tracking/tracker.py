@@ -1,0 +1,83 @@
+"""The tracker: the one object, on the driver, that writes down what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from pflsim.accounting import Ledger
+from pflsim.history import RoundMetrics, round_metrics, to_line
+from pflsim.memory import MemorySampler
+from pflsim.summary import RunMeta, Summary, summarise, write_summary
+from pflsim.tracking.per_client import PerClientFile
+from pflsim.tracking.scalars import TensorBoard
+from pflsim.types import RoundRecord
+
+
+class Tracker:
+    """Writes metrics.jsonl, per_client.csv, tb/ and summary.json of a run.
+
+    As a context manager it closes itself: `complete` unless an exception leaves the block. Its memory is `history`
+    (what metrics.jsonl says) and `ledger` (what per_client.csv says); nothing else decides the summary but the clock.
+
+    Args:
+        folder: the run folder, in which none of these files exists yet.
+        meta: what the figures are about.
+        watch: called with every round's figures once they are written, e.g. `Console.round`.
+    """
+
+    def __init__(self, folder: Path, meta: RunMeta, watch: Callable[[RoundMetrics], None] | None = None):
+        self.folder, self.meta = folder, meta
+        self.history: list[RoundMetrics] = []
+        self.ledger = Ledger()
+        self.memory = MemorySampler()
+        self._watch = watch
+        self._start = time.perf_counter()
+        self._summary: Summary | None = None
+        self._lines = (folder / "metrics.jsonl").open("x", encoding="utf-8")
+        self._per_client = PerClientFile(folder / "per_client.csv")
+        self._tensorboard = TensorBoard(folder / "tb")
+
+    def round(self, record: RoundRecord) -> RoundMetrics:
+        """Write a round down and return its figures. Everything is on its way to the disk when this returns.
+
+        Raises:
+            ValueError: the round is not later than the one before.
+        """
+        if self.history and record.round <= self.history[-1].round:
+            raise ValueError(f"round {record.round} comes after round {self.history[-1].round}")
+        metrics = round_metrics(record, self.ledger.add(record), self.ledger.total)
+        self._lines.write(to_line(metrics) + "\n")
+        self._lines.flush()
+        self._per_client.write(record)
+        self._tensorboard.write(metrics, self.memory.sample())
+        self.history.append(metrics)
+        if self._watch is not None:
+            self._watch(metrics)
+        return metrics
+
+    def close(self, complete: bool) -> Summary:
+        """Write summary.json and close the files; a second call changes nothing and returns the same summary.
+
+        Args:
+            complete: whether all that was planned is done; False after an interruption.
+        """
+        if self._summary is None:
+            self.memory.sample(force=True)
+            seconds = time.perf_counter() - self._start
+            self._summary = summarise(self.meta, self.history, complete, seconds, self.memory.peak_mb)
+            write_summary(self.folder, self._summary)
+            self._lines.close()
+            self._per_client.close()
+            self._tensorboard.close()
+        return self._summary
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(complete=kind is None)

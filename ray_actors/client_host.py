@@ -1,0 +1,159 @@
+"""The home of some clients: a plain class, made a Ray actor where it is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional
+
+from lightning_modules.base import ClientModule
+from lightning_modules.loop import train
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Examples, Partition, Shard, shard
+from pflsim.errors import ClientError
+from pflsim.execution import Judge
+from pflsim.messages import Message, Uplink
+from pflsim.params import load, snapshot
+from pflsim.payload import payload_bytes
+from pflsim.seeding import seeded_global, torch_generator
+from pflsim.types import EvalRow, Split, Tensors, TrainReport
+from ray_actors.recipe import Recipe, torch_threads
+
+
+class ClientHost:
+    """Holds the data and the private states of its clients; one module does the work for all of them in turn.
+
+    What a client computes depends on its own state, its data, what it receives and (seed, client, round) alone, so it
+    does not matter which host it lives on, or with whom.
+
+    Args:
+        recipe: how to build the module.
+        dataset: shared, read only; the clients' rows are copied out of it.
+        partition: who holds which rows.
+        clients: the ids of the clients that live here.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]):
+        self.recipe = recipe
+        self.device = torch.device(recipe.device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("placement.gpus asks for a GPU, but torch sees none on this node; set placement.device=cpu")
+        with torch_threads(recipe.threads):
+            self.module: ClientModule = recipe.build()
+            self.states: dict[int, Tensors] = {c: recipe.initial_state(c, self.module) for c in clients}
+            self.module.to(self.device)
+        self.shards = {c: _on(shard(dataset, partition, c), self.device) for c in clients}
+
+    def ready(self) -> list[int]:
+        """The clients that live here; answers when the host is up."""
+        return list(self.states)
+
+    def train(
+        self, round_number: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
+    ) -> tuple[list[Uplink], list[TrainReport]]:
+        """Have clients receive, train and reply, one after the other.
+
+        Args:
+            round_number: from 1.
+            clients: who takes part.
+            positions: for each of them, the index of its message in `downlinks`.
+            downlinks: the messages, each once.
+        """
+        replies = [
+            self._train(round_number, client, downlinks[at]) for client, at in zip(clients, positions, strict=True)
+        ]
+        return [up for up, _ in replies], [report for _, report in replies]
+
+    def _train(self, round_number: int, client: int, downlink: Message) -> tuple[Uplink, TrainReport]:
+        start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed
+        with (
+            _told(client, round_number, "local training"),
+            torch_threads(self.recipe.threads),
+            seeded_global(seed, "train", client, round_number),
+        ):
+            self._wake(client, round_number)
+            self._receive(own, downlink)
+            order = torch_generator(seed, "batches", client, round_number)
+            steps, losses = train(self.module, own.train, order)
+            self.module.eval()
+            uplink = self.module.reply(own)
+            self.states[client] = snapshot(self.module.state_dict())
+        up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
+        return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds)
+
+    def evaluate(
+        self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message
+    ) -> list[EvalRow]:
+        """Judge models without changing anything.
+
+        Args:
+            judge: which model, when, on which splits.
+            clients: which of the clients that live here.
+            positions: for each, the index of its message; empty where no message is needed.
+            messages: downlinks (personal model as received) or the global weights (global model).
+        """
+        chosen = [messages[at] for at in positions] if positions else [Message()] * len(clients)
+        rows: list[EvalRow] = []
+        for client, message in zip(clients, chosen, strict=True):
+            with _told(client, 0, "evaluation"), torch_threads(self.recipe.threads), torch.random.fork_rng(devices=[]):
+                self._wake(client, self.module.round_number)
+                self._dress(judge, self.shards[client], message)
+                rows.extend(self._count(judge, client, split) for split in judge.splits)
+        return rows
+
+    def _dress(self, judge: Judge, own: Shard, message: Message) -> None:
+        """Give the module the values it is judged with."""
+        if judge.model == "global":
+            load(self.module, message.weights)
+            self._recalibrate(own)
+        elif judge.phase == "received":
+            self._receive(own, message)
+        self.module.eval()
+
+    def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
+        examples = self.shards[client].split(split)
+        correct, loss = 0, 0.0
+        with torch.inference_mode():
+            for index in torch.arange(len(examples)).split(self.recipe.eval_batch_size):
+                inputs, labels = examples.batch(index)
+                scores = self.module.predict(inputs)
+                correct += int((scores.argmax(1) == labels).sum())
+                loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
+        return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss)
+
+    def private_states(self) -> dict[int, Tensors]:
+        """Every client's private state."""
+        return self.states
+
+    def _wake(self, client: int, round_number: int) -> None:
+        self.module.clear_anchors()
+        self.module.load_state_dict(dict(self.states[client]))
+        self.module.round_number = round_number
+
+    def _receive(self, own: Shard, downlink: Message) -> None:
+        self.module.receive(downlink)
+        if downlink.weights:
+            self._recalibrate(own)
+
+    def _recalibrate(self, own: Shard) -> None:
+        if self.recipe.training.buffers == "recalibrate":
+            self.module.recalibrate(own.train)
+
+
+def _on(own: Shard, device: torch.device) -> Shard:
+    def move(examples: Examples) -> Examples:
+        return examples.to(device)
+
+    return Shard(own.client, own.num_classes, move(own.train), move(own.val), move(own.test))
+
+
+@contextmanager
+def _told(client: int, round_number: int, phase: str) -> Iterator[None]:
+    """Say of an error whose it was."""
+    try:
+        yield
+    except Exception as error:
+        raise ClientError(client, round_number, phase, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,40 @@
+"""Starting and leaving Ray on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import ray
+
+from pflsim.settings import Placement
+from ray_actors.placement import Supply
+
+
+@contextmanager
+def local_ray(placement: Placement) -> Iterator[Supply]:
+    """A Ray of our own on this machine for the block, with declared CPUs and GPUs; one that already runs is used as it is
+    and left running.
+    """
+    mine = not ray.is_initialized()
+    if mine:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(
+            address="local",
+            num_cpus=placement.cpus or len(os.sched_getaffinity(0)),
+            num_gpus=placement.gpus,
+            object_store_memory=placement.object_store_mb * 2**20,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+        )
+    try:
+        resources = ray.cluster_resources()
+        free = psutil.virtual_memory().available / 2**20
+        yield Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
+    finally:
+        if mine:
+            ray.shutdown()

@@ -1,0 +1,99 @@
+"""Which clients live on which actor, and what an actor asks of Ray. Nothing here can change a result."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pflsim.errors import SettingsError
+from pflsim.settings import Placement
+
+ACTOR_MB = 600
+"""Memory that one actor is reckoned with: about 420 MB of imports, and room to work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What there is to place on: CPUs, GPUs, and free memory in MiB (None: unknown)."""
+
+    cpus: float
+    gpus: float
+    free_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The clients of every actor, and what each actor asks for."""
+
+    groups: tuple[tuple[int, ...], ...]
+    num_cpus: float
+    num_gpus: float
+
+    def host_of(self) -> dict[int, int]:
+        """The actor's index for every client."""
+        return {client: index for index, group in enumerate(self.groups) for client in group}
+
+
+def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout:
+    """Place clients on actors.
+
+    Args:
+        work: for every client its amount of work, e.g. mini-batches a round.
+        placement: the settings.
+        supply: what there is.
+
+    Raises:
+        SettingsError: more is asked for than there is.
+    """
+    clients = len(work)
+    if placement.gpus > supply.gpus:
+        raise SettingsError(
+            f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs here: ask for fewer, or start Ray with more"
+        )
+    if supply.cpus < 1 and not placement.gpus:
+        raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed")
+    actors = _actors(clients, placement, supply)
+    if placement.gpus:
+        slots = placement.gpus * placement.actors_per_gpu
+        if actors > slots:
+            raise SettingsError(
+                f"{actors} client actors need {actors} GPU places, but placement.gpus={placement.gpus} with "
+                f"placement.actors_per_gpu={placement.actors_per_gpu} gives {slots}: raise one of them, or "
+                "placement.clients_per_actor"
+            )
+        return Layout(balance(work, actors), _share(supply.cpus, actors), 1 / placement.actors_per_gpu)
+    return Layout(balance(work, actors), _share(supply.cpus, actors), 0)
+
+
+def _actors(clients: int, placement: Placement, supply: Supply) -> int:
+    """How many actors: as told, or one per client while there is room, else as many as there is room for."""
+    if placement.actors is not None:
+        if not 1 <= placement.actors <= clients:
+            raise SettingsError(f"placement.actors={placement.actors} must be between 1 and clients={clients}")
+        return placement.actors
+    if placement.clients_per_actor != "auto":
+        return -(-clients // int(placement.clients_per_actor))
+    slots = placement.gpus * placement.actors_per_gpu if placement.gpus else int(supply.cpus)
+    if supply.free_mb is not None:
+        slots = min(slots, int(supply.free_mb // ACTOR_MB))
+    return max(1, min(clients, slots))
+
+
+def _share(cpus: float, actors: int) -> float:
+    """CPUs per actor: one, or an even share where there are more actors than CPUs (Ray counts in steps of 0.0001)."""
+    return 1.0 if actors <= cpus else max(int(cpus / actors * 10_000) / 10_000, 0.0001)
+
+
+def balance(work: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
+    """Spread clients over groups so that each has about the same work (longest first, onto the least loaded).
+
+    Ties go to the group with fewer clients, then to the first; a group is never left empty while there are clients.
+    """
+    heap = [(0, 0, index) for index in range(groups)]
+    members: list[list[int]] = [[] for _ in range(groups)]
+    for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
+        load, count, index = heapq.heappop(heap)
+        members[index].append(client)
+        heapq.heappush(heap, (load + max(work[client], 1), count + 1, index))
+    return tuple(tuple(sorted(group)) for group in members)

@@ -1,0 +1,171 @@
+"""From settings to everything a run needs, with every check that can be made before an actor starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lightning_modules.base import ClientModule
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.components import bind, bind_method
+from pflsim.data.content import partition_hash
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import federate
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.sampling import cohort
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.settings import Settings
+from pflsim.simulation import Plan
+from pflsim.summary import RunMeta
+from pflsim.types import ClientInfo, Split
+from ray_actors.recipe import Recipe, torch_threads
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run, ready to start.
+
+    Args:
+        settings: as given.
+        dataset, partition: the data and who holds what.
+        recipe: for the client hosts.
+        rule, federation: for the server.
+        plan: for the round loop.
+        meta: for whatever is written down.
+        work: mini-batches a round of every client, for the placement.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    partition: Partition
+    recipe: Recipe
+    rule: ServerRule[Any]
+    federation: Federation
+    plan: Plan
+    meta: RunMeta
+    work: tuple[int, ...]
+
+
+def prepare(settings: Settings) -> Job:
+    """Load and divide the data, build one module and the server rule, draw the cohorts.
+
+    Raises:
+        SettingsError: something in the settings cannot be run; nothing has been started or written.
+    """
+    make_client, make_rule = bind_method(settings.method, client_kind=ClientModule, server_kind=ServerRule)
+    dataset: Dataset = bind(settings.data, field="data")()
+    rules = bind(settings.partition, field="partition"), bind(settings.split, field="split")
+    partition = federate(dataset, *rules, settings.clients, settings.seed)
+    training = _training(settings)
+    recipe = Recipe(
+        client=make_client,
+        model=bind(settings.model, field="model", kind=Net),
+        training=training,
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        seed=settings.seed,
+        init=cast(Any, settings.init),
+        device=_device(settings),
+        threads=settings.placement.threads,
+        eval_batch_size=settings.eval.batch_size,
+    )
+    with torch_threads(recipe.threads):
+        module = recipe.build()
+    rule: ServerRule[Any] = make_rule()
+    federation = _federation(settings.seed, partition, module)
+    rule.init(federation)
+    meta = _meta(settings, dataset, partition, module)
+    sizes = [len(rows) for rows in partition.train]
+    work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
+    return Job(settings, dataset, partition, recipe, rule, federation, _plan(settings, partition, module, meta), meta, work)
+
+
+def _training(settings: Settings) -> Training:
+    return Training(
+        lr=settings.lr,
+        lr_decay=settings.lr_decay,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        local_epochs=settings.local_epochs or 1,
+        local_steps=settings.local_steps,
+        batch_size=settings.batch_size,
+        buffers=cast(Any, settings.buffers),
+    )
+
+
+def _device(settings: Settings) -> str:
+    """The device of a host: of the GPUs that Ray shows it, the first."""
+    choice = settings.placement.device
+    if choice == "auto":
+        choice = "cuda" if settings.placement.gpus else "cpu"
+    return "cuda:0" if choice == "cuda" else "cpu"
+
+
+def _federation(seed: int, partition: Partition, module: ClientModule) -> Federation:
+    return Federation(
+        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(partition.train)),
+        initial=module.shared_tensors(),
+        layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
+        seed=seed,
+    )
+
+
+def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
+    return RunMeta(
+        method=part_name(settings, "method"),
+        data=part_name(settings, "data"),
+        partition=describe(settings, "partition"),
+        partition_hash=partition_hash(dataset, partition),
+        model=part_name(settings, "model"),
+        clients=settings.clients,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        judged_by=module.judged_by,
+        judged_phase=module.judged_phase,
+        evaluated_on=cast(Any, settings.eval.on),
+    )
+
+
+def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta) -> Plan:
+    splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
+    rounds = range(1, settings.rounds + 1)
+    return Plan(
+        method=meta.method,
+        cohorts=tuple(cohort(settings.seed, t, settings.clients, settings.fraction) for t in rounds),
+        clients=settings.clients,
+        splits=splits,
+        judged_phase=module.judged_phase,
+        received=settings.eval.received,
+        eval_every=settings.eval.every,
+        eval_all=settings.eval.on == "all",
+        trace_rounds=tuple(settings.trace.rounds),
+        checkpoint_every=settings.checkpoint.every,
+        checkpoint_keep=settings.checkpoint.keep,
+        header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
+    )
+
+
+def part_name(settings: Settings, group: str) -> str:
+    """What a part is called: its option on the command line, or else the name in its target.
+
+    Raises:
+        SettingsError: the part is missing.
+    """
+    if group in settings.names:
+        return settings.names[group]
+    node: Mapping[str, Any] = getattr(settings, group)
+    target = (node.get("client") or {}).get("_target_") if group == "method" else node.get("_target_")
+    if not target:
+        raise SettingsError(f"{group} is not set: choose one")
+    module, _, last = str(target).rpartition(".")
+    return module.rpartition(".")[2] if group in ("method", "model") or last == "load" else last
+
+
+def describe(settings: Settings, group: str) -> str:
+    """A part with its settings, for the record: `dirichlet(alpha=0.1)`."""
+    node: Mapping[str, Any] = getattr(settings, group)
+    chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
+    return f"{part_name(settings, group)}({chosen})" if chosen else part_name(settings, group)

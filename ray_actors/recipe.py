@@ -1,0 +1,70 @@
+"""How to build a client's module, in a form that travels to actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning_modules.nets.net import Net
+
+from lightning_modules.base import ClientModule
+from lightning_modules.training import Training
+from pflsim.params import snapshot
+from pflsim.seeding import seeded_global
+from pflsim.types import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a host needs to make clients, apart from their data.
+
+    Args:
+        client: (net, training) → module; a class with its settings bound.
+        model: (input_shape, num_classes) → net; a class with its settings bound.
+        training: the run's local training settings.
+        input_shape, num_classes: of the data.
+        seed: the run's seed.
+        init: initial values of what is not shared: the same for all, or per client.
+        device: torch device of the computation, e.g. "cpu" or "cuda:0".
+        threads: torch threads of the computation.
+        eval_batch_size: examples per forward pass in evaluation.
+    """
+
+    client: Callable[[Net, Training], ClientModule]
+    model: Callable[[tuple[int, ...], int], Net]
+    training: Training
+    input_shape: tuple[int, ...]
+    num_classes: int
+    seed: int
+    init: Literal["same", "per_client"] = "same"
+    device: str = "cpu"
+    threads: int = 1
+    eval_batch_size: int = 1024
+
+    def build(self, client: int = -1) -> ClientModule:
+        """A new module on the CPU; the initial values are a function of (seed, client) alone, -1 for the common ones."""
+        with seeded_global(self.seed, "init", client):
+            return self.client(self.model(self.input_shape, self.num_classes), self.training)
+
+    def initial_state(self, client: int, common: ClientModule) -> Tensors:
+        """A client's private state before the first round; `common` is a module as `build()` makes it."""
+        state = snapshot(common.state_dict())
+        if self.init == "per_client":
+            shared = set(common.shared.parameters(common)) | set(common.shared.buffers(common))
+            own = snapshot(self.build(client).state_dict())
+            state.update({key: value for key, value in own.items() if key not in shared})
+        return state
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Run the block with so many torch threads: the number changes the last bits of sums, so it is never left to chance."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

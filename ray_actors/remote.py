@@ -1,0 +1,154 @@
+"""The executor on Ray: client hosts and the server are actors, and messages go between them by object reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray import ObjectRef
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.execution import Judge, Sent, Trained
+from pflsim.messages import Message, Uplink
+from pflsim.payload import payload_bytes
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import EvalRow, Tensors, TrainReport
+from ray_actors.client_host import ClientHost
+from ray_actors.placement import Layout
+from ray_actors.recipe import Recipe
+from ray_actors.server_host import ServerHost, identity
+
+
+class RemoteServer(ServerHost):
+    """A server host whose messages stay in the object store; only references leave it."""
+
+    def send(self, clients: Sequence[int]) -> dict[int, tuple[ObjectRef, int]]:
+        """For each client a reference to its message and the size in bytes; a message for many is stored once."""
+        stored: dict[tuple[int | None, ...], tuple[ObjectRef, int]] = {}
+        sent: dict[int, tuple[ObjectRef, int]] = {}
+        messages = self.downlinks(clients)
+        for client, message in messages.items():
+            key = identity(message)
+            if key not in stored:
+                stored[key] = ray.put(message), payload_bytes(message)
+            sent[client] = stored[key]
+        return sent
+
+    def send_global(self) -> ObjectRef | None:
+        """A reference to the global model, or None where the method has none."""
+        message = self.global_message()
+        return None if message is None else ray.put(message)
+
+
+class RayExecutor:
+    """Hosts as actors with explicit CPU and GPU requests; a handle is an object reference.
+
+    Args:
+        recipe, dataset, partition: for the hosts.
+        rule, federation: for the server.
+        layout: which clients live on which actor, and what an actor asks for.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        partition: Partition,
+        rule: ServerRule,
+        federation: Federation,
+        layout: Layout,
+    ):
+        self._parts = recipe, dataset, partition, rule, federation
+        self.layout, self._host_of = layout, layout.host_of()
+        self.hosts: list[Any] = []
+
+    def start(self) -> None:
+        """Start the actors and wait until all of them are up."""
+        recipe, dataset, partition, rule, federation = self._parts
+        data, rows = ray.put(dataset), ray.put(partition)
+        server = ray.remote(num_cpus=0, num_gpus=0)(RemoteServer)
+        self.server: Any = server.remote(rule, federation, recipe.threads)
+        host = ray.remote(num_cpus=self.layout.num_cpus, num_gpus=self.layout.num_gpus)(ClientHost)
+        self.hosts = [host.remote(recipe, data, rows, group) for group in self.layout.groups]
+        ray.get([actor.ready.remote() for actor in self.hosts])
+
+    def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+        """Have the server store the messages; the driver gets references and sizes."""
+        sent: dict[int, tuple[ObjectRef, int]] = ray.get(self.server.send.remote(clients))
+        return Sent({c: ref for c, (ref, _) in sent.items()}, {c: size for c, (_, size) in sent.items()})
+
+    def train(self, round_number: int, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
+        """Train on all hosts at once and wait for their reports; the uplinks stay where they are."""
+        uplinks: list[ObjectRef] = []
+        pending: list[ObjectRef] = []
+        for host, clients in self._by_host(sent.downlinks):
+            positions, unique = _unique([sent.downlinks[c] for c in clients])
+            task = host.train.options(num_returns=2)
+            up, report = task.remote(round_number, clients, positions, *unique)
+            uplinks.append(up)
+            pending.append(report)
+        reports: list[TrainReport] = [r for part in ray.get(pending) for r in part]
+        return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)))
+
+    def fuse(self, trained: Trained[ObjectRef]) -> None:
+        """Hand the references to the server and wait for it."""
+        ray.get(self.server.fuse.remote(*trained.uplinks))
+
+    def evaluate(self, judge: Judge) -> list[EvalRow]:
+        """Judge on all hosts at once; rows come in the order of the client ids."""
+        handles: dict[int, ObjectRef] = {}
+        if judge.model == "global":
+            message = ray.get(self.server.send_global.remote())
+            if message is None:
+                return []
+            handles = dict.fromkeys(judge.clients, message)
+        elif judge.phase == "received":
+            handles = dict(self.send(judge.clients).downlinks)
+        pending = []
+        for host, clients in self._by_host(judge.clients):
+            positions, unique = _unique([handles[c] for c in clients]) if handles else ([], [])
+            pending.append(host.evaluate.remote(judge, clients, positions, *unique))
+        rows: list[EvalRow] = [row for part in ray.get(pending) for row in part]
+        return sorted(rows, key=lambda row: row.client)
+
+    def downlink(self, handle: ObjectRef) -> Message:
+        """Fetch a message."""
+        return ray.get(handle)
+
+    def uplinks(self, handle: ObjectRef) -> Sequence[Uplink]:
+        """Fetch one host's uplinks."""
+        return ray.get(handle)
+
+    def server_numbers(self) -> Tensors:
+        """Fetch the rule's own numbers."""
+        return ray.get(self.server.numbers.remote())
+
+    def server_state(self) -> object:
+        """Fetch the rule's state in plain form."""
+        return ray.get(self.server.saved_state.remote())
+
+    def client_states(self) -> Iterator[tuple[int, Tensors]]:
+        """Fetch the private states, one host at a time."""
+        for host in self.hosts:
+            yield from ray.get(host.private_states.remote()).items()
+
+    def close(self) -> None:
+        """End the actors that were started here."""
+        for actor in [*self.hosts, *([self.server] if hasattr(self, "server") else [])]:
+            ray.kill(actor)
+        self.hosts = []
+
+    def _by_host(self, clients: Sequence[int] | dict[int, ObjectRef]) -> list[tuple[Any, list[int]]]:
+        """The hosts that have to do with these clients, each with its own of them."""
+        groups: dict[int, list[int]] = {}
+        for client in sorted(clients):
+            groups.setdefault(self._host_of[client], []).append(client)
+        return [(self.hosts[index], mine) for index, mine in groups.items()]
+
+
+def _unique(refs: Sequence[ObjectRef]) -> tuple[list[int], list[ObjectRef]]:
+    """Each reference once, and for every entry its position among them; so a shared message is unpacked once a host."""
+    order = {ref: at for at, ref in enumerate(dict.fromkeys(refs))}
+    return [order[ref] for ref in refs], list(order)

@@ -1,0 +1,86 @@
+"""pFedCFR against an independent NumPy computation in float64."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from support import world
+
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.messages import Message, Uplink
+from pflsim.servers.pfedcfr import PFedCFR as Server
+
+LR, LAM, ALPHA, SIGMA, MU = 0.3, 50.0, 4.0, 60.0, 0.7
+KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
+
+
+def softmax_step(w: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """Gradient of the mean cross-entropy of a ReLU network with one hidden layer, by hand."""
+    w1, b1, w2, b2 = w
+    hidden = x @ w1.T + b1
+    active = np.maximum(hidden, 0)
+    scores = active @ w2.T + b2
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    p /= len(y)
+    back = (p @ w2) * (hidden > 0)
+    return [back.T @ x, back.sum(0), p.T @ active, p.sum(0)]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_client_steps(steps: int) -> None:
+    """w ← w − η(∇F + λ/α·(w − ŵ)) for l ≤ r and w ← w − η(∇F + μ·(w − w̄)) for l > r (eq. 15)."""
+    client = partial(PFedCFR, lam=LAM, mu=MU, alpha=ALPHA, r=1, unit="module")
+    w = world(client, Server(), sizes=(8,), training=Training(lr=LR, batch_size=8, local_steps=steps))
+    module = w.recipe.build().double()
+    rng = np.random.default_rng(3)
+    received = [rng.normal(0, 0.5, size=module.get_parameter(k).shape) for k in KEYS]
+    module.receive(Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, received, strict=True)}))
+    x, y = rng.uniform(size=(8, 16)), rng.integers(0, 3, size=8)
+    batch = torch.from_numpy(x).reshape(8, 1, 4, 4), torch.from_numpy(y)
+
+    step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    expected = [v.copy() for v in received]
+    for _ in range(steps):
+        terms = module.optimise(batch, step)
+        pulls = [(v - a, LAM / ALPHA if i < 2 else MU) for i, (v, a) in enumerate(zip(expected, received, strict=True))]
+        squares = [c / 2 * (d**2).sum() for d, c in pulls]
+        assert math.isclose(float(terms["personal"]), squares[0] + squares[1], rel_tol=1e-12, abs_tol=1e-15)
+        assert math.isclose(float(terms["generic"]), squares[2] + squares[3], rel_tol=1e-12, abs_tol=1e-15)
+        gradient = softmax_step(expected, x, y)
+        expected = [v - LR * (g + c * d) for v, g, (d, c) in zip(expected, gradient, pulls, strict=True)]
+
+    for key, value in zip(KEYS, expected, strict=True):
+        np.testing.assert_allclose(module.get_parameter(key).detach().numpy(), value, rtol=1e-10, atol=1e-12)
+
+
+def test_server_fusion() -> None:
+    """ζ_nm = α·e^{−d/σ}/σ with d over weight and bias of the unit, self weight 1 − Σ; beyond r the plain mean."""
+    client = partial(PFedCFR, alpha=ALPHA, r=1, unit="module")
+    rule = Server(alpha=ALPHA, sigma=SIGMA, r=1)
+    w = world(client, rule, sizes=(5, 6, 7))
+    rng = np.random.default_rng(5)
+    sent = [{k: rng.normal(size=w.federation.initial[k].shape) for k in KEYS} for _ in range(3)]
+    uplinks = [Uplink({k: torch.from_numpy(v) for k, v in s.items()}, client=i) for i, s in enumerate(sent)]
+    state = rule.fuse(rule.init(w.federation), uplinks)
+
+    zeta = np.zeros((3, 3))
+    for n in range(3):
+        for m in range(3):
+            if n != m:
+                d = sum(((sent[n][k] - sent[m][k]) ** 2).sum() for k in KEYS[:2])
+                zeta[n, m] = ALPHA * math.exp(-d / SIGMA) / SIGMA
+        zeta[n, n] = 1 - zeta[n].sum()
+    np.testing.assert_allclose(rule.numbers(state)["zeta/net.body.fc1"].numpy(), zeta, rtol=1e-12)
+    for n in range(3):
+        down = rule.downlink(state, n).weights
+        for k in KEYS[:2]:
+            np.testing.assert_allclose(down[k].numpy(), sum(zeta[n, m] * sent[m][k] for m in range(3)), rtol=1e-12)
+        for k in KEYS[2:]:
+            np.testing.assert_allclose(down[k].numpy(), (sent[0][k] + sent[1][k] + sent[2][k]) / 3, rtol=1e-12)

@@ -1,0 +1,167 @@
+import io
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pflsim.accounting import Traffic
+from pflsim.console import WIDTH, Console, format_bytes, format_seconds, tensorboard_command
+from pflsim.history import RoundMetrics
+from pflsim.metrics import AccuracyStats, Scope
+from pflsim.summary import RunMeta, summarise
+
+META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 0)
+PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test", "received")
+
+
+def stats(mean):
+    return AccuracyStats(10, mean, mean, 0.05, mean, mean - 0.1, 1.0, 1.0)
+
+
+def metrics(number, accuracy, losses=None, seconds=0.8):
+    losses = {"ce": 0.512, "prox": 0.1} if losses is None else losses
+    traffic = Traffic(1_200_000, 2_400_000)
+    return RoundMetrics(number, 10, losses, accuracy, traffic, Traffic(number, number), {"total": seconds})
+
+
+FULL = {PERSONAL: stats(0.913), GLOBAL: stats(0.64)}
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+class Ascii(io.TextIOWrapper):
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="ascii")
+
+    def getvalue(self):
+        self.flush()
+        return self.buffer.getvalue().decode("ascii")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def run(stream, accuracy=FULL, width=None, meta=META, complete=True, folder=Path("runs/x")):
+    console = Console(meta, stream, width)
+    history = [metrics(number, accuracy) for number in range(1, meta.rounds + 1)]
+    console.start(folder)
+    for entry in history:
+        console.round(entry)
+    console.end(summarise(meta, history, complete, 16.0, 512.0), folder)
+    return stream.getvalue()
+
+
+def test_a_round_is_one_line_with_what_matters():
+    stream = io.StringIO()
+    Console(META, stream).round(metrics(3, FULL))
+    assert stream.getvalue() == (
+        "round  3/20  personal 0.913 (worst 0.81)  global 0.640  ce 0.512  up 1.20 MB  down 2.40 MB  0.8 s  eta 14 s\n"
+    )
+
+
+def test_the_model_that_judges_comes_first_with_its_worst_decile():
+    line = Console(replace(META, judged_by="global"), io.StringIO()).line(metrics(3, FULL))
+    assert line.startswith("round  3/20  global 0.640 (worst 0.54)  personal 0.913  ")
+
+
+def test_columns_stay_aligned_where_nothing_was_evaluated_or_there_is_no_global_model():
+    console = Console(META, io.StringIO())
+    lines = [console.line(metrics(n, a)) for n, a in ((9, FULL), (10, {}), (11, {PERSONAL: stats(0.5)}))]
+    assert len({line.index("ce 0.512") for line in lines}) == 1
+    assert "personal —  " in lines[1]
+    assert "global —  " in lines[2]
+
+
+@given(
+    st.integers(60, 200), st.integers(1, 10**5), st.floats(0, 1e15), st.floats(0, 1e6), st.floats(allow_nan=True)
+)  # fmt: skip
+def test_no_line_is_wider_than_it_may_be(width, number, count, seconds, loss):
+    meta = replace(META, rounds=10**5)
+    entry = replace(metrics(number, FULL, {"ce": loss}, seconds), traffic=Traffic(int(count), int(count)))
+    stream = io.StringIO()
+    Console(meta, stream, width).round(entry)
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert len(text.rstrip("\n")) <= min(width, WIDTH)
+    assert text.startswith(f"round {number:>6}/100000  personal 0.913 (worst 0.81)")
+
+
+def test_the_end_says_all_of_it_in_80_columns():
+    text = run(io.StringIO(), width=80)
+    assert max(len(line) for line in text.splitlines() if "accuracy:" not in line) <= 80
+    for part in ("personal *", "best by validation", "best test round (oracle)", "worst decile", "0.9130", "0.0500"):
+        assert part in text
+    assert "* pfedcfr is judged by its personal model, after local training" in text
+    assert "up 20 B, down 20 B" in text
+    assert "16 s (0.8 s a round)" in text
+    assert "512 MB" in text
+    assert "run folder   runs/x" in text
+    assert text.rstrip().endswith("--logdir runs/x")
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_no_escape_codes_without_a_terminal_even_when_colour_is_forced(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in run(io.StringIO())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b" in run(Terminal())
+
+
+def test_a_stream_that_knows_only_ascii_gets_only_ascii():
+    text = run(Ascii(), accuracy={PERSONAL: stats(0.9)})
+    assert "global -  " in text
+
+
+def test_a_method_without_a_global_model_has_one_row_of_dashes():
+    text = run(io.StringIO(), accuracy={PERSONAL: stats(0.9)})
+    (row,) = [line.split() for line in text.splitlines() if line.startswith(" global")]
+    assert row == ["global", "—", "—", "—", "—", "—"]
+
+
+def test_an_interruption_is_said():
+    assert "interrupted after 20 of 20 rounds" in run(io.StringIO(), complete=False)
+    stream = io.StringIO()
+    Console(META, stream).end(summarise(META, [], False, 0.1, 1.0), Path("runs/x"))
+    assert "interrupted after 0 of 20 rounds" in stream.getvalue()
+
+
+def test_a_terminal_too_narrow_still_gets_the_accuracy(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    stream = Terminal()
+    Console(META, stream).round(metrics(3, FULL))
+    assert len(stream.getvalue()) <= 51
+    assert "personal 0.913" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"),
+     (999_499, "999 kB"), (999_500, "1.00 MB"), (1_234_567_890, "1.23 GB"), (5e15, "5000 TB")],
+)  # fmt: skip
+def test_bytes_have_three_digits(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1m40s"), (3599.4, "59m59s"),
+     (3599.6, "1h00m"), (7505, "2h05m")],
+)  # fmt: skip
+def test_durations_are_short(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert tensorboard_command(Path("my runs/x")) == "tensorboard --logdir 'my runs/x'"
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "tensorboard").touch()
+    assert shlex.split(tensorboard_command(Path("my runs/x"))) == ["venv/tensorboard", "--logdir", "my runs/x"]

@@ -1,0 +1,133 @@
+"""A small federation to test on: made-up data, a tiny net, any method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_modules.base import ClientModule
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.training import Training
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.execution import Executor
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.sampling import cohort
+from pflsim.simulation import Plan
+from pflsim.types import ClientInfo, RoundRecord
+from ray_actors.inline import InlineExecutor
+from ray_actors.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class World:
+    """Data, recipe, server rule and federation, as `ray_actors.prepare` makes them of settings."""
+
+    dataset: Dataset
+    partition: Partition
+    recipe: Recipe
+    rule: ServerRule[Any]
+    federation: Federation
+
+    def inline(self) -> InlineExecutor:
+        executor = InlineExecutor(self.recipe, self.dataset, self.partition, self.rule, self.federation)
+        executor.start()
+        return executor
+
+    @property
+    def clients(self) -> int:
+        return self.partition.clients
+
+    def with_rule(self, rule: ServerRule[Any]) -> World:
+        return replace(self, rule=rule)
+
+
+def dataset(classes: int = 3, per_class: int = 40, shape: tuple[int, ...] = (1, 4, 4), seed: int = 0) -> Dataset:
+    """Noisy images of a few classes, uint8."""
+    rng = np.random.default_rng(seed)
+    centres = rng.integers(40, 200, size=(classes, *shape))
+    y = np.tile(np.arange(classes), per_class)
+    x = np.clip(centres[y] + rng.normal(0, 30, size=(len(y), *shape)), 0, 255).astype(np.uint8)
+    return Dataset("made_up", x, y.astype(np.int64), classes, train_size=len(y) * 3 // 4)
+
+
+def partition(data: Dataset, sizes: tuple[int, ...]) -> Partition:
+    """Consecutive training rows of these sizes; a third as many test rows each, and two for validation."""
+    edges = np.cumsum((0, *sizes))
+    train = tuple(np.arange(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True))
+    val = tuple(np.arange(data.train_size - 2 * (i + 1), data.train_size - 2 * i) for i in range(len(sizes)))
+    test = tuple(np.arange(data.train_size + 5 * i, data.train_size + 5 * i + 5) for i in range(len(sizes)))
+    return Partition(train, val, test)
+
+
+def world(
+    client: Callable[..., ClientModule],
+    rule: ServerRule[Any],
+    *,
+    sizes: tuple[int, ...] = (12, 7, 20, 9),
+    training: Training | None = None,
+    model: Callable[..., Any] | None = None,
+    data: Dataset | None = None,
+    **recipe: Any,
+) -> World:
+    data = data or dataset()
+    rows = partition(data, sizes)
+    made = Recipe(
+        client=client,
+        model=model or partial(Mlp, hidden=[5]),
+        training=training or Training(lr=0.1, batch_size=4),
+        input_shape=data.input_shape,
+        num_classes=data.num_classes,
+        **{"seed": 0, **recipe},
+    )
+    module = made.build()
+    federation = Federation(
+        clients=tuple(ClientInfo(i, n) for i, n in enumerate(sizes)),
+        initial=module.shared_tensors(),
+        layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
+        seed=made.seed,
+    )
+    return World(data, rows, made, rule, federation)
+
+
+def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 1.0) -> list[Any]:
+    """Run rounds by hand; returns the training reports."""
+    reports = []
+    for t in range(1, count + 1):
+        sent = executor.send(cohort(0, t, clients, fraction))
+        trained = executor.train(t, sent)
+        executor.fuse(trained)
+        reports.extend(trained.reports)
+    return reports
+
+
+def plan(clients: int, count: int, **settings: Any) -> Plan:
+    """A plan in which everyone takes part."""
+    return Plan("test", tuple(tuple(range(clients)) for _ in range(count)), clients, **settings)
+
+
+def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
+    """Every client's private state."""
+    return {client: dict(state) for client, state in executor.client_states()}
+
+
+class Records:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def round(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+
+def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
+    """Equal to the bit."""
+    return a.keys() == b.keys() and all(
+        a[c].keys() == b[c].keys() and all(torch.equal(a[c][k], b[c][k]) for k in a[c]) for c in a
+    )
