@@ -1,7 +1,8 @@
 """Compose the settings of a run from the config files and the command line, and run it: `python launch.py --help`.
 
-The only file that knows Hydra. A YAML file of a part names its target; here it is laid over a schema read from the target's
-signature, so that unknown keys and wrong types are refused while the config is composed, before anything is imported.
+The only file that knows Hydra. A YAML file of a part names its target; here it is laid over a schema read from the
+target's signature, so that unknown keys and wrong types are refused while the config is composed, before anything is
+imported.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from yaml import YAMLError
 
 from pflsim.components import PARTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.errors import SettingsError
-from pflsim.names import close_to, nearest
+from pflsim.names import nearest, unknown_key
 from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.usage import groups_in, usage
@@ -98,7 +99,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     return 0
 
 
-# Composing -------------------------------------------------------------------------------------------------------------
+# Composing ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -169,14 +170,19 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         SettingsError: one is not written as key=value.
     """
-    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     found = []
     for text in overrides:
         try:
-            found.append(OverridesParser.create(config_loader=loader).parse_override(text))
+            (override,) = parser.parse_overrides([text])
         except OverrideParseException as error:
             why = str(error.message).partition("\n")[0]
             raise SettingsError(f"{text!r} is not of the form KEY=VALUE or GROUP=NAME ({why})") from error
+        if not override.key_or_group:
+            raise SettingsError(f"{text!r} is not of the form KEY=VALUE or GROUP=NAME (there is no KEY)")
+        if override.is_hydra_override():
+            raise SettingsError(f"{text}: Hydra only composes the settings here; it has none of its own")
+        found.append(override)
     return found
 
 
@@ -248,7 +254,7 @@ def _schema_type(annotation: Any) -> Any:
     return annotation
 
 
-# Explaining ------------------------------------------------------------------------------------------------------------
+# Explaining -----------------------------------------------------------------------------------------------------------
 
 
 def check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:
@@ -259,13 +265,15 @@ def check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[st
     """
     for override in overrides:
         group = override.key_or_group
+        if override.is_delete() and group not in groups:
+            raise SettingsError(f"{override.input_line}: a setting cannot be taken away; leave it out for its default")
         if group not in groups or override.is_sweep_override():
             continue
-        name = override.value()
+        name, line = override.value(), override.input_line
         if not isinstance(name, str) or name not in groups[group]:
-            raise SettingsError(f"{group}={name}: there is no {group} of that name; {nearest(str(name), groups[group])}")
+            raise SettingsError(f"{line}: there is no {group} of that name; {nearest(str(name), groups[group])}")
         if group not in _chosen() and not (override.is_add() or override.is_force_add()):
-            raise SettingsError(f"{group}={name}: write +{group}={name}, as {group} is not among the defaults")
+            raise SettingsError(f"{line}: write +{group}={name}, as {group} is not among the defaults")
 
 
 def explain(overrides: Sequence[Override], error: Exception, groups: Mapping[str, Sequence[str]]) -> str:
@@ -295,13 +303,7 @@ def _about(override: Override, error: Exception, base: DictConfig, groups: Mappi
         before = OmegaConf.select(base, key, throw_on_missing=False)
         now = "" if before is None else f" (without it: {key}={before})"
         return f"{override.input_line}: {_first_line(cause)}{now}"
-    keys = list(_keys(base, ""))
-    near = close_to(key, [*keys, *groups])
-    asked = f" did you mean {' or '.join(near)}?" if near else ""
-    part = key.partition(".")[0]
-    own = [k for k in keys if k.startswith(f"{part}.") and "_" not in (k[len(part) + 1], k[-1])]
-    listed = f" The settings of {part}: {', '.join(own)}." if own else ""
-    return f"{key}: no such setting;{asked}{listed} All settings: python launch.py --cfg job"
+    return unknown_key(key, list(_keys(base, "")), groups)
 
 
 def _keys(config: DictConfig, prefix: str) -> Iterator[str]:

@@ -30,7 +30,9 @@ class Anchor(nn.Module):
     def pairs(self, module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Each held tensor beside the module's parameter of the same name: (parameter, anchor)."""
         for key, value in self.named_buffers(recurse=False):
-            yield module.get_parameter(key.replace("/", ".")), value
+            owner, _, name = key.rpartition("/")
+            # not get_parameter: under torch.func.functional_call a parameter is stood in for by a plain tensor
+            yield getattr(module.get_submodule(owner.replace("/", ".")), name), value
 
 
 def _key(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -30,11 +30,15 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase made ready: the parameters that move and the optimiser that moves them."""
+    """A phase made ready: the parameters that move and the optimiser that moves them.
+
+    `prefix` goes before the names of its loss terms: the phase's name, where there are several phases.
+    """
 
     phase: Phase
     parameters: Sequence[nn.Parameter]
     optimizer: Optimizer
+    prefix: str = ""
 
 
 class ClientModule(LightningModule):
@@ -62,6 +66,7 @@ class ClientModule(LightningModule):
         self.net = net
         self.training_settings = training
         self.round_number = 1
+        self._steps: list[list[Step]] = []
 
     # What a method may override ------------------------------------------------------------------------------------
 
@@ -122,8 +127,10 @@ class ClientModule(LightningModule):
 
     def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
         """Measure the running statistics of batch normalisation anew, in one pass over the training examples."""
-        rows = torch.arange(len(examples)).split(batch_size)
-        update_bn((examples.batch(index) for index in rows), self)
+        n = len(examples)
+        passes = -(-n // batch_size)
+        if n:  # every so-many-th row: batches of one size, as each counts the same, and of all classes
+            update_bn((examples.batch(torch.arange(first, n, passes)) for first in range(passes)), self)
 
     def stages(self) -> tuple[Stage, ...]:
         """The schedule, laid out with the run's numbers."""
@@ -135,14 +142,15 @@ class ClientModule(LightningModule):
         lr = (settings.lr if phase.lr is None else phase.lr) * settings.lr_decay ** (self.round_number - 1)
         parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
         optimizer = SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-        return Step(phase, parameters, optimizer)
+        several = len({p.name for stage in self.stages() for p in stage.phases}) > 1
+        return Step(phase, parameters, optimizer, f"{phase.name}/" if several else "")
 
     def optimise(self, batch: Batch, step: Step) -> Terms:
         """One optimiser step on one batch; returns the loss terms before it."""
         step.optimizer.zero_grad()
         terms = self.gradients(batch, step.phase, step.parameters)
         step.optimizer.step()
-        return terms
+        return {step.prefix + name: value for name, value in terms.items()}
 
     # Lightning's side of it ----------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class ClientModule(LightningModule):
             length = stage.steps if stage.steps is not None else (stage.epochs or 0) * per_epoch
             if seen < length:
                 mine = wrapped[first : first + len(steps)]
-                return [Step(s.phase, s.parameters, o) for s, o in zip(steps, mine, strict=True)]  # type: ignore[arg-type]
+                return [replace(s, optimizer=o) for s, o in zip(steps, mine, strict=True)]
             seen, first = seen - length, first + len(steps)
         return []
 

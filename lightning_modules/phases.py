@@ -15,7 +15,7 @@ class Phase:
     """One kind of step: what is trained, for which objective, for how long, at which rate.
 
     Args:
-        name: shown in errors and used to tell loss terms of several phases apart.
+        name: goes before the names of its loss terms where a schedule has several phases, e.g. `head/ce`.
         objective: name of the module's method that maps a batch to named loss terms.
         trainable: the parameters that move; all others are held fixed.
         epochs, steps: how long; neither given: the run's local_epochs or local_steps.
@@ -76,5 +76,3 @@ def stages(schedule: Schedule, training: Training) -> tuple[Stage, ...]:
         else:
             laid.extend(Stage((phase,), 1, None) for _ in range(epochs or 0) for phase in part.phases)
     return tuple(laid)
-
-

@@ -29,13 +29,16 @@ def plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True).contiguous()  # a view would save its whole base
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    if value is None:
+        return None
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # a NumPy float is a float, but weights_only would refuse it
     raise TypeError(f"a state may hold dataclasses, mappings, sequences, tensors and plain values, not {type(value)}")
 
 
@@ -64,7 +67,8 @@ def write_checkpoint(
     """
     final = folder / f"round_{round_number:04d}"
     aside = folder / f".{final.name}.part"
-    shutil.rmtree(aside, ignore_errors=True)
+    for left in folder.glob(".round_*"):  # by a run that was ended in the middle of this
+        shutil.rmtree(left)
     aside.mkdir(parents=True)
     torch.save(plain(server), aside / "server.pt")
     for client, state in clients:
@@ -75,11 +79,21 @@ def write_checkpoint(
     for path in aside.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(final, ignore_errors=True)
+    if final.exists():
+        _remove(final)
     aside.rename(final)
-    for old in sorted(folder.glob("round_*"))[: -max(keep, 1)]:
-        shutil.rmtree(old)
+    for old in sorted(folder.glob("round_*"), key=_round_of)[: -max(keep, 1)]:
+        _remove(old)
     return final
+
+
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
+
+
+def _remove(checkpoint: Path) -> None:
+    """Take it out of sight at once, then delete it: half of it must never look like a checkpoint."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.old")))
 
 
 def read_state(folder: Path, name: str) -> Any:

@@ -22,13 +22,18 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions by package name, from their metadata (nothing is imported); null: not installed."""
+    """Installed versions by package name, from their metadata (nothing is imported); null: not installed.
+
+    Where torch is imported already, its own word counts, because it names the build too (e.g. 2.14.1+cpu).
+    """
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
+    if "torch" in sys.modules:
+        found["torch"] = str(sys.modules["torch"].__version__)
     return found
 
 

@@ -40,6 +40,8 @@ class Judge:
     phase: Literal["received", "trained"]
     clients: tuple[int, ...]
     splits: tuple[Split, ...]
+    round_number: int = 1
+    """The round just finished."""
 
 
 class Executor(Protocol[Handle]):
@@ -83,8 +85,4 @@ class Executor(Protocol[Handle]):
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state, host by host, for a checkpoint."""
-        ...
-
-    def close(self) -> None:
-        """Let everything go that was started."""
         ...

@@ -28,3 +28,14 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     near = close_to(name, names)
     asked = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{asked}valid: {', '.join(names) or 'none'}"
+
+
+def unknown_key(key: str, keys: Iterable[str], groups: Iterable[str]) -> str:
+    """The message about a dotted key that is no setting: what was meant, and what else there is beside it."""
+    known = list(keys)
+    near = close_to(key, [*known, *groups])
+    part = key.partition(".")[0]
+    beside = [k for k in known if k.startswith(f"{part}.") and not k.endswith("_")]
+    asked = f" Did you mean {' or '.join(near)}?" if near else ""
+    listed = f" The settings of {part}: {', '.join(beside)}." if beside else ""
+    return f"{key}: no such setting.{asked}{listed} All settings: python launch.py --cfg job"

@@ -65,7 +65,8 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
     Args:
         module: the module the names belong to.
         parameters: names of its parameters that are fused.
-        buffers: names of its buffers that are fused; each goes with the parameters of the same module.
+        buffers: names of its buffers that are fused; each goes with the parameters of the same module, or where that
+            has none (a norm layer that is not affine) with those before it.
         by: "module" (a module's weight, bias and buffers move together), "tensor" (every parameter alone; a
             norm layer's buffers go with its weight) or "model" (all as one).
 
@@ -74,25 +75,35 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
     """
     if by == "model":
         return (Unit("model", tuple(parameters), tuple(buffers)),) if parameters else ()
+    home = _homes(module, parameters, buffers)
     if by == "module":
         owners = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
         return tuple(
             Unit(
                 owner,
                 tuple(p for p in parameters if p.rpartition(".")[0] == owner),
-                tuple(b for b in buffers if b.rpartition(".")[0] == owner),
+                tuple(b for b in buffers if home.get(b, "").rpartition(".")[0] == owner),
             )
             for owner in owners
         )
     if by == "tensor":
-        first = {}
-        for name in parameters:
-            first.setdefault(name.rpartition(".")[0], name)
-        return tuple(
-            Unit(name, (name,), tuple(b for b in buffers if first.get(b.rpartition(".")[0]) == name))
-            for name in parameters
-        )
+        return tuple(Unit(name, (name,), tuple(b for b in buffers if home.get(b) == name)) for name in parameters)
     raise SettingsError(f"unit={by!r} is not one of: module, tensor, model")
+
+
+def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str]) -> dict[str, str]:
+    """For each buffer the parameter that it moves with."""
+    first: dict[str, str] = {}
+    for name in parameters:
+        first.setdefault(name.rpartition(".")[0], name)
+    homes: dict[str, str] = {}
+    last = next(iter(parameters), None)
+    for name in module.state_dict(keep_vars=True):
+        if name in first.values():
+            last = name
+        elif name in buffers and last is not None:
+            homes[name] = first.get(name.rpartition(".")[0], last)
+    return homes
 
 
 def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = "net.head") -> int:

@@ -17,7 +17,7 @@ def cohort_size(clients: int, fraction: float) -> int:
     size = int(fraction * clients + 0.5)
     if size < 1:
         raise SettingsError(
-            f"fraction={fraction} of {clients} clients selects nobody; the smallest that selects one is {0.5 / clients:g}"
+            f"fraction={fraction} of {clients} clients selects nobody; one client is fraction={1 / clients:.3g}"
         )
     return size
 

@@ -108,9 +108,12 @@ class Simulation(Generic[Handle]):
         if not self._is_due(round_number, plan.eval_every):
             return ()
         who = tuple(range(plan.clients)) if plan.eval_all else cohort
-        judges = [Judge("personal", plan.judged_phase, who, plan.splits), Judge("global", "received", who, plan.splits)]
+        judges = [
+            Judge("personal", plan.judged_phase, who, plan.splits, round_number),
+            Judge("global", "received", who, plan.splits, round_number),
+        ]
         if plan.received and plan.judged_phase != "received":
-            judges.insert(1, Judge("personal", "received", who, plan.splits))
+            judges.insert(1, Judge("personal", "received", who, plan.splits, round_number))
         return tuple(row for judge in judges for row in self.executor.evaluate(judge))
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:

@@ -1,1 +1,1 @@
-"""Where clients and server run: hosts, placement, executors, and the run as a whole. The only folder that imports ray."""
+"""Where clients and server run: hosts, placement, executors, and the run as a whole. Only here is ray imported."""

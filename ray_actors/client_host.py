@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -15,12 +16,13 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition, Shard, shard
 from pflsim.errors import ClientError
 from pflsim.execution import Judge
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import load, snapshot
 from pflsim.payload import payload_bytes
 from pflsim.seeding import seeded_global, torch_generator
+from pflsim.threads import torch_threads
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
-from ray_actors.recipe import Recipe, torch_threads
+from ray_actors.recipe import Recipe
 
 
 class ClientHost:
@@ -40,7 +42,9 @@ class ClientHost:
         self.recipe = recipe
         self.device = torch.device(recipe.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("placement.gpus asks for a GPU, but torch sees none on this node; set placement.device=cpu")
+            raise RuntimeError(
+                "placement.gpus asks for a GPU, but torch sees none on this node; set placement.device=cpu"
+            )
         with torch_threads(recipe.threads):
             self.module: ClientModule = recipe.build()
             self.states: dict[int, Tensors] = {c: recipe.initial_state(c, self.module) for c in clients}
@@ -96,10 +100,15 @@ class ClientHost:
             messages: downlinks (personal model as received) or the global weights (global model).
         """
         chosen = [messages[at] for at in positions] if positions else [Message()] * len(clients)
+        seed, round_number = self.recipe.seed, judge.round_number
         rows: list[EvalRow] = []
         for client, message in zip(clients, chosen, strict=True):
-            with _told(client, 0, "evaluation"), torch_threads(self.recipe.threads), torch.random.fork_rng(devices=[]):
-                self._wake(client, self.module.round_number)
+            with (
+                _told(client, round_number, "evaluation"),
+                torch_threads(self.recipe.threads),
+                seeded_global(seed, "evaluate", client, round_number),
+            ):
+                self._wake(client, round_number)
                 self._dress(judge, self.shards[client], message)
                 rows.extend(self._count(judge, client, split) for split in judge.splits)
         return rows
@@ -134,7 +143,7 @@ class ClientHost:
         self.module.round_number = round_number
 
     def _receive(self, own: Shard, downlink: Message) -> None:
-        self.module.receive(downlink)
+        self.module.receive(_message_on(downlink, self.device))
         if downlink.weights:
             self._recalibrate(own)
 
@@ -148,6 +157,18 @@ def _on(own: Shard, device: torch.device) -> Shard:
         return examples.to(device)
 
     return Shard(own.client, own.num_classes, move(own.train), move(own.val), move(own.test))
+
+
+def _message_on(message: Message, device: torch.device) -> Message:
+    """The message with its tensors where the module is, as anchors and losses need them."""
+    if device.type == "cpu":
+        return message
+    prototypes = message.prototypes
+    if prototypes is not None:
+        prototypes = Prototypes(prototypes.means.to(device), prototypes.counts.to(device))
+    weights = {name: tensor.to(device) for name, tensor in message.weights.items()}
+    extra = {name: tensor.to(device) for name, tensor in message.extra.items()}
+    return replace(message, weights=weights, prototypes=prototypes, extra=extra)
 
 
 @contextmanager

@@ -16,15 +16,19 @@ from ray_actors.placement import Supply
 
 @contextmanager
 def local_ray(placement: Placement) -> Iterator[Supply]:
-    """A Ray of our own on this machine for the block, with declared CPUs and GPUs; one that already runs is used as it is
-    and left running.
+    """A Ray of our own on this machine for the block, with declared CPUs and GPUs.
+
+    One that this process is already connected to is used as it is and left running.
     """
     mine = not ray.is_initialized()
     if mine:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
+        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
         ray.init(
             address="local",
+            _node_ip_address="127.0.0.1",  # nothing outside this machine can reach it
             num_cpus=placement.cpus or len(os.sched_getaffinity(0)),
             num_gpus=placement.gpus,
             object_store_memory=placement.object_store_mb * 2**20,

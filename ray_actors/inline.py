@@ -51,7 +51,9 @@ class InlineExecutor:
         """Judge."""
         if judge.model == "global":
             message = self.server.global_message()
-            return [] if message is None else self.host.evaluate(judge, judge.clients, [0] * len(judge.clients), message)
+            return (
+                [] if message is None else self.host.evaluate(judge, judge.clients, [0] * len(judge.clients), message)
+            )
         if judge.phase == "received":
             messages = self.server.downlinks(judge.clients)
             return self.host.evaluate(judge, list(messages), range(len(messages)), *messages.values())
@@ -78,6 +80,3 @@ class InlineExecutor:
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state."""
         yield from self.host.private_states().items()
-
-    def close(self) -> None:
-        """Nothing was started."""

@@ -49,11 +49,15 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout
     clients = len(work)
     if placement.gpus > supply.gpus:
         raise SettingsError(
-            f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs here: ask for fewer, or start Ray with more"
+            f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs here: "
+            "ask for fewer, or start Ray with more"
         )
     if supply.cpus < 1 and not placement.gpus:
         raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed")
     actors = _actors(clients, placement, supply)
+    per_actor = placement.clients_per_actor
+    most = None if placement.actors is not None or per_actor == "auto" else int(per_actor)
+    groups = balance(work, actors, most)
     if placement.gpus:
         slots = placement.gpus * placement.actors_per_gpu
         if actors > slots:
@@ -62,8 +66,8 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout
                 f"placement.actors_per_gpu={placement.actors_per_gpu} gives {slots}: raise one of them, or "
                 "placement.clients_per_actor"
             )
-        return Layout(balance(work, actors), _share(supply.cpus, actors), 1 / placement.actors_per_gpu)
-    return Layout(balance(work, actors), _share(supply.cpus, actors), 0)
+        return Layout(groups, _share(supply.cpus, actors), 1 / placement.actors_per_gpu)
+    return Layout(groups, _share(supply.cpus, actors), 0)
 
 
 def _actors(clients: int, placement: Placement, supply: Supply) -> int:
@@ -82,18 +86,20 @@ def _actors(clients: int, placement: Placement, supply: Supply) -> int:
 
 def _share(cpus: float, actors: int) -> float:
     """CPUs per actor: one, or an even share where there are more actors than CPUs (Ray counts in steps of 0.0001)."""
-    return 1.0 if actors <= cpus else max(int(cpus / actors * 10_000) / 10_000, 0.0001)
+    return 1.0 if actors <= cpus else int(cpus / actors * 10_000) / 10_000
 
 
-def balance(work: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
+def balance(work: Sequence[int], groups: int, most: int | None = None) -> tuple[tuple[int, ...], ...]:
     """Spread clients over groups so that each has about the same work (longest first, onto the least loaded).
 
     Ties go to the group with fewer clients, then to the first; a group is never left empty while there are clients.
+    No group gets more than `most` clients, where that is given.
     """
     heap = [(0, 0, index) for index in range(groups)]
     members: list[list[int]] = [[] for _ in range(groups)]
     for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
         load, count, index = heapq.heappop(heap)
         members[index].append(client)
-        heapq.heappush(heap, (load + max(work[client], 1), count + 1, index))
+        if most is None or count + 1 < most:
+            heapq.heappush(heap, (load + max(work[client], 1), count + 1, index))
     return tuple(tuple(sorted(group)) for group in members)

@@ -20,8 +20,9 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
 from pflsim.simulation import Plan
 from pflsim.summary import RunMeta
+from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split
-from ray_actors.recipe import Recipe, torch_threads
+from ray_actors.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def prepare(settings: Settings) -> Job:
     meta = _meta(settings, dataset, partition, module)
     sizes = [len(rows) for rows in partition.train]
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
-    return Job(settings, dataset, partition, recipe, rule, federation, _plan(settings, partition, module, meta), meta, work)
+    return Job(
+        settings, dataset, partition, recipe, rule, federation, _plan(settings, partition, module, meta), meta, work
+    )
 
 
 def _training(settings: Settings) -> Training:

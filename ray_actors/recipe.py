@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from lightning_modules.nets.net import Net
-
 from lightning_modules.base import ClientModule
+from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global
@@ -45,7 +42,7 @@ class Recipe:
     eval_batch_size: int = 1024
 
     def build(self, client: int = -1) -> ClientModule:
-        """A new module on the CPU; the initial values are a function of (seed, client) alone, -1 for the common ones."""
+        """A new module on the CPU; its values are a function of (seed, client) alone, -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
             return self.client(self.model(self.input_shape, self.num_classes), self.training)
 
@@ -57,14 +54,3 @@ class Recipe:
             own = snapshot(self.build(client).state_dict())
             state.update({key: value for key, value in own.items() if key not in shared})
         return state
-
-
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Run the block with so many torch threads: the number changes the last bits of sums, so it is never left to chance."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

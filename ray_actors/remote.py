@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -12,34 +12,11 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge, Sent, Trained
 from pflsim.messages import Message, Uplink
-from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
-from ray_actors.client_host import ClientHost
 from ray_actors.placement import Layout
+from ray_actors.pool import Pool
 from ray_actors.recipe import Recipe
-from ray_actors.server_host import ServerHost, identity
-
-
-class RemoteServer(ServerHost):
-    """A server host whose messages stay in the object store; only references leave it."""
-
-    def send(self, clients: Sequence[int]) -> dict[int, tuple[ObjectRef, int]]:
-        """For each client a reference to its message and the size in bytes; a message for many is stored once."""
-        stored: dict[tuple[int | None, ...], tuple[ObjectRef, int]] = {}
-        sent: dict[int, tuple[ObjectRef, int]] = {}
-        messages = self.downlinks(clients)
-        for client, message in messages.items():
-            key = identity(message)
-            if key not in stored:
-                stored[key] = ray.put(message), payload_bytes(message)
-            sent[client] = stored[key]
-        return sent
-
-    def send_global(self) -> ObjectRef | None:
-        """A reference to the global model, or None where the method has none."""
-        message = self.global_message()
-        return None if message is None else ray.put(message)
 
 
 class RayExecutor:
@@ -49,6 +26,7 @@ class RayExecutor:
         recipe, dataset, partition: for the hosts.
         rule, federation: for the server.
         layout: which clients live on which actor, and what an actor asks for.
+        pool: where the actors come from.
     """
 
     def __init__(
@@ -56,23 +34,24 @@ class RayExecutor:
         recipe: Recipe,
         dataset: Dataset,
         partition: Partition,
-        rule: ServerRule,
+        rule: ServerRule[Any],
         federation: Federation,
         layout: Layout,
+        pool: Pool,
     ):
         self._parts = recipe, dataset, partition, rule, federation
         self.layout, self._host_of = layout, layout.host_of()
-        self.hosts: list[Any] = []
+        self.server: Any = pool.server()
+        self.hosts = pool.hosts(len(layout.groups), layout.num_cpus, layout.num_gpus)
 
     def start(self) -> None:
-        """Start the actors and wait until all of them are up."""
+        """Settle the actors and wait until all of them are up."""
         recipe, dataset, partition, rule, federation = self._parts
         data, rows = ray.put(dataset), ray.put(partition)
-        server = ray.remote(num_cpus=0, num_gpus=0)(RemoteServer)
-        self.server: Any = server.remote(rule, federation, recipe.threads)
-        host = ray.remote(num_cpus=self.layout.num_cpus, num_gpus=self.layout.num_gpus)(ClientHost)
-        self.hosts = [host.remote(recipe, data, rows, group) for group in self.layout.groups]
-        ray.get([actor.ready.remote() for actor in self.hosts])
+        settled = [self.server.settle.remote(rule, federation, recipe.threads)]
+        for host, group in zip(self.hosts, self.layout.groups, strict=True):
+            settled.append(host.settle.remote(recipe, data, rows, group))
+        ray.get(settled)
 
     def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
         """Have the server store the messages; the driver gets references and sizes."""
@@ -98,14 +77,14 @@ class RayExecutor:
 
     def evaluate(self, judge: Judge) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""
-        handles: dict[int, ObjectRef] = {}
+        handles: Mapping[int, ObjectRef] = {}
         if judge.model == "global":
             message = ray.get(self.server.send_global.remote())
             if message is None:
                 return []
             handles = dict.fromkeys(judge.clients, message)
         elif judge.phase == "received":
-            handles = dict(self.send(judge.clients).downlinks)
+            handles = self.send(judge.clients).downlinks
         pending = []
         for host, clients in self._by_host(judge.clients):
             positions, unique = _unique([handles[c] for c in clients]) if handles else ([], [])
@@ -132,15 +111,10 @@ class RayExecutor:
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Fetch the private states, one host at a time."""
         for host in self.hosts:
-            yield from ray.get(host.private_states.remote()).items()
+            states: dict[int, Tensors] = ray.get(host.private_states.remote())
+            yield from states.items()
 
-    def close(self) -> None:
-        """End the actors that were started here."""
-        for actor in [*self.hosts, *([self.server] if hasattr(self, "server") else [])]:
-            ray.kill(actor)
-        self.hosts = []
-
-    def _by_host(self, clients: Sequence[int] | dict[int, ObjectRef]) -> list[tuple[Any, list[int]]]:
+    def _by_host(self, clients: Iterable[int]) -> list[tuple[Any, list[int]]]:
         """The hosts that have to do with these clients, each with its own of them."""
         groups: dict[int, list[int]] = {}
         for client in sorted(clients):

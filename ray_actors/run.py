@@ -47,21 +47,22 @@ def run(settings: Settings) -> Summary:
 
 @contextmanager
 def executor_of(job: Job) -> Iterator[Executor]:
-    """The executor that the settings ask for, not yet started; closed at the end of the block."""
+    """The executor that the settings ask for, not yet started; its actors end with the block."""
     if job.settings.executor == "inline":
         yield InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
         return
     from ray_actors.cluster import local_ray
     from ray_actors.placement import lay_out
+    from ray_actors.pool import Pool
     from ray_actors.remote import RayExecutor
 
     with local_ray(job.settings.placement) as supply:
         layout = lay_out(job.work, job.settings.placement, supply)
-        executor = RayExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation, layout)
+        pool = Pool()
         try:
-            yield executor
+            yield RayExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation, layout, pool)
         finally:
-            executor.close()
+            pool.close()
 
 
 class _Listener:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pflsim.checkpoint import plain
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, ServerRule
+from pflsim.threads import torch_threads
 from pflsim.types import Tensors
-from ray_actors.recipe import torch_threads
 
 
 class ServerHost:

@@ -16,8 +16,8 @@ from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Executor
-from pflsim.servers.base import Federation, ServerRule
 from pflsim.sampling import cohort
+from pflsim.servers.base import Federation, ServerRule
 from pflsim.simulation import Plan
 from pflsim.types import ClientInfo, RoundRecord
 from ray_actors.inline import InlineExecutor
@@ -114,6 +114,13 @@ def plan(clients: int, count: int, **settings: Any) -> Plan:
 def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
     """Every client's private state."""
     return {client: dict(state) for client, state in executor.client_states()}
+
+
+def dropout_mlp(shape: tuple[int, ...], classes: int) -> Mlp:
+    """A net that also draws random numbers while it trains."""
+    net = Mlp(shape, classes, hidden=[6])
+    net.body.append(torch.nn.Dropout(0.3))  # type: ignore[operator]
+    return net
 
 
 class Records:

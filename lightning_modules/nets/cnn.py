@@ -75,8 +75,9 @@ class MapCnn(Net):
         SettingsError: the inputs are no images or too small, or a setting is out of range.
 
     Notes:
-        The paper gives no widths but 18, 20 and 22. The others follow FedProto's public network, from which
-        pFedPM takes its settings: 5x5 convolutions, 20 output channels, a fully connected layer of 50, no dropout here.
+        The paper gives no widths but 18, 20 and 22, "the output channel numbers of the convolutional layers". If the
+        last one differed, so would the features, so only the first one may. The rest follows FedProto's network for
+        MNIST, without its dropout: 5x5 convolutions, 20 output channels, a fully connected layer of 50.
     """
 
     def __init__(

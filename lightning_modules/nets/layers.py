@@ -21,11 +21,15 @@ def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> 
     """
     if len(input_shape) != 3:
         raise SettingsError(
-            f"model {model} needs images [channels, height, width], but the data has inputs of shape {list(input_shape)}; take model=mlp"
+            f"model {model} needs images [channels, height, width], but the data has inputs of shape "
+            f"{list(input_shape)}; take model=mlp"
         )
     channels, height, width = input_shape
     if min(height, width) < at_least:
-        raise SettingsError(f"model {model} needs images of at least {at_least}x{at_least} pixels, but the data has {height}x{width}")
+        raise SettingsError(
+            f"model {model} needs images of at least {at_least}x{at_least} pixels, but the data has {height}x{width}; "
+            f"take larger images or model=mlp"
+        )
     return channels, height, width
 
 
@@ -43,7 +47,8 @@ def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
 def norm2d(model: str, kind: str, channels: int) -> nn.Module:
     """A normalisation layer for feature maps; for "none" a layer that does nothing.
 
-    "group" takes the largest number of groups up to 32 that is a common divisor of 32 and the channels.
+    "group" takes the greatest common divisor of 32 and the channels as groups, halved where a group would be a single
+    channel (which has no spread on maps of one pixel).
 
     Raises:
         SettingsError: `kind` is none of the three.
@@ -53,7 +58,8 @@ def norm2d(model: str, kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
-        return nn.GroupNorm(math.gcd(32, channels), channels)
+        groups = math.gcd(32, channels)
+        return nn.GroupNorm(max(groups // 2, 1) if groups == channels else groups, channels)
     raise SettingsError(f"model {model}: norm={kind!r} is not one of: none, batch, group")
 
 
@@ -103,7 +109,7 @@ def conv_stages(
 
 def _too_small(model: str, image: tuple[int, int, int], stage: int, kernel: int, padding: int) -> str:
     return (
-        f"model {model}: images of {image[1]}x{image[2]} pixels shrink to nothing at convolution {stage} (kernel={kernel}, "
-        f"padding={padding}, each followed by 2x2 pooling); take larger images, a smaller model.kernel, "
-        f"model.padding={kernel // 2} (which keeps the size until the pooling), or model=mlp"
+        f"model {model}: images of {image[1]}x{image[2]} pixels shrink to nothing at convolution {stage} "
+        f"(kernel={kernel}, padding={padding}, each followed by 2x2 pooling); take larger images, a smaller "
+        f"model.kernel, model.padding={kernel // 2} (which keeps the size until the pooling), or model=mlp"
     )

@@ -13,7 +13,7 @@ def own_test_counts(held: np.ndarray, there: np.ndarray) -> np.ndarray:
 
     With D_ij training examples of class j at client i and T_j test examples of class j,
     `rho = min_j T_j / Σ_i D_ij` over the classes that have both, and client i gets about `rho · D_ij` of class j: the
-    products are rounded class by class to the largest remainders, in exact integer arithmetic, so that no class runs out.
+    products are rounded class by class to the largest remainders, in exact integer arithmetic, so no class runs out.
     A client that this leaves with nothing gets one example of a class it holds, spare or taken from another client.
 
     Args:

@@ -1,8 +1,8 @@
 """Split rules: which examples a client trains, validates and is tested on.
 
 Every rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(labels, writers)` is a partition rule
-with everything else filled in; it returns positions in what it was given. Splits hand it rows in content order, so that the
-examples a client gets do not depend on the order in which the data set stores them.
+with everything else filled in; it returns positions in what it was given. Splits hand it rows in content order, so that
+the examples a client gets do not depend on the order in which the data set stores them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def attention_weights(
     own = 1.0 - zeta.sum(1)
     lowest = float(own.min()) if len(own) else 0.0
     if lowest < -ROUNDING and not clamp:
-        raise SettingsError(f"the self weight of attentive mixing is negative ({lowest:.4g}). {_advice(len(own), alpha, sigma)}")
+        advice = _advice(len(own), alpha, sigma)
+        raise SettingsError(f"the self weight of attentive mixing is negative ({lowest:.4g}). {advice}")
     zeta = zeta + torch.diag(own.clamp(min=0.0))
     return torch.where((own < 0)[:, None], zeta / zeta.sum(1, keepdim=True), zeta)
 
@@ -128,5 +129,6 @@ def _advice(clients: int, alpha: float, sigma: float) -> str:
     bound = (clients - 1) * alpha / sigma
     return (
         f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} make it {bound:.4g}. "
-        f"Take alpha <= {sigma / max(clients - 1, 1):g}, a larger sigma, fewer clients, or clamp=true (rows renormalised)."
+        f"Take alpha <= {sigma / max(clients - 1, 1):g}, a larger sigma, fewer clients, or clamp=true, which sets "
+        f"negative self weights to zero and renormalises their rows."
     )

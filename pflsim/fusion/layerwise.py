@@ -83,5 +83,6 @@ def _column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
     column = [tensors[key] for tensors in weights]
     for n, tensor in enumerate(column):
         if tensor.shape != column[0].shape:
-            raise ValueError(f"{key}: shape {tuple(tensor.shape)} at position {n}, {tuple(column[0].shape)} at position 0")
+            shapes = f"shape {tuple(tensor.shape)} at position {n}, {tuple(column[0].shape)} at position 0"
+            raise ValueError(f"{key}: {shapes}; only equal shapes can be fused")
     return column

@@ -31,7 +31,7 @@ def weighted_mean(stack: Float[Tensor, " K *shape"], weights: Num[Tensor, " K"])
     """
     if not stack.is_floating_point():
         raise TypeError(f"a tensor of {stack.dtype} cannot be averaged; only floating point tensors are fused")
-    share = _shares(weights.tolist(), clients=stack.shape[0])
+    share = _shares(weights.double().tolist(), clients=stack.shape[0])
     mean = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
     for tensor, weight in zip(stack, share, strict=True):
         mean.add_(tensor.double(), alpha=weight)
@@ -57,7 +57,9 @@ def uniform_mean(stack: Float[Tensor, " K *shape"]) -> Float[Tensor, " *shape"]:
 def _shares(weights: list[float], clients: int) -> list[float]:
     """Weights divided by their sum."""
     if len(weights) != clients or not weights:
-        raise ValueError(f"{len(weights)} weights for {clients} clients; a mean needs one for each, and at least one client")
+        raise ValueError(
+            f"{len(weights)} weights for {clients} clients; a mean needs one each, and at least one client"
+        )
     if any(not math.isfinite(w) or w < 0 for w in weights):
         raise ValueError(f"weights must be finite and not negative, got {weights}")
     total = math.fsum(weights)

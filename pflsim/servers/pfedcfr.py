@@ -67,7 +67,8 @@ class PFedCFR(ServerRule[State]):
         clamp: bool = False,
     ):
         self.attention = Attention(alpha, sigma, clamp)
-        self.r, self.unit = r, unit
+        self.r = r
+        self.unit: UnitKind = unit
 
     def init(self, federation: Federation) -> State:
         """Everyone's initial model, and the units on either side of the threshold."""

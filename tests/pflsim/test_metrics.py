@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -5,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.metrics import SCOPES, Scope, accuracy_by_scope, accuracy_stats, mean_losses
-from pflsim.types import EvalRow, TrainReport
+from pflsim.metrics import SCOPES, Model, Phase, Scope, accuracy_by_scope, accuracy_stats, mean_losses
+from pflsim.types import EvalRow, Split, TrainReport
 
 
-def rows_of(counts, split="test", model="personal", phase="trained"):
+def rows_of(counts, split: Split = "test", model: Model = "personal", phase: Phase = "trained"):
     return [EvalRow(client, split, model, phase, c, t, loss) for client, (c, t, loss) in enumerate(counts)]
 
 
@@ -89,5 +90,12 @@ def test_losses_are_weighted_by_examples_over_the_clients_that_report_them():
     losses = mean_losses(reports)
     assert losses == {"ce": (10 * 1.0 + 30 * 2.0) / 40, "prox": 5.0}
     assert list(losses) == ["ce", "prox"]
-    assert list(mean_losses(reversed(reports)).items()) == list(losses.items())
     assert mean_losses([]) == {}
+
+
+def test_the_order_of_arrival_does_not_touch_the_losses():
+    values = [0.1, 0.7, 1e16, -1e16, 3.3]
+    reports = [TrainReport(c, 1 + c, 1, {"prox" if c else "ce": v, "sum": v}) for c, v in enumerate(values)]
+    losses = list(mean_losses(reports).items())
+    assert [name for name, _ in losses] == ["ce", "sum", "prox"]
+    assert all(list(mean_losses(order).items()) == losses for order in itertools.permutations(reports))

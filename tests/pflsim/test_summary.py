@@ -1,6 +1,8 @@
 import json
 import math
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,15 +15,16 @@ from pflsim.metrics import AccuracyStats, Scope
 from pflsim.summary import RunMeta, model_figures, summarise, to_dict, write_summary
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 5)
+TEST, VAL = Scope("personal", "test", "trained"), Scope("personal", "val", "trained")
 
 
 def stats(mean):
     return AccuracyStats(10, mean, mean, 0.1, mean, mean - 0.1, mean + 0.1, 1.0)
 
 
-def line(number, test=None, val=None, model="personal", phase="trained", **more):
-    accuracy = {Scope(model, split, phase): stats(m) for split, m in (("val", val), ("test", test)) if m is not None}
-    return RoundMetrics(number, 10, {}, {**accuracy, **more}, Traffic(1, 2), Traffic(number, 2 * number), {"total": 1.0})
+def line(number, test=None, val=None):
+    accuracy = {scope: stats(mean) for scope, mean in ((VAL, val), (TEST, test)) if mean is not None}
+    return RoundMetrics(number, 10, {}, accuracy, Traffic(1, 2), Traffic(number, 2 * number), {"total": 1.0})
 
 
 def test_each_round_that_matters_is_found_and_gives_its_test_numbers():
@@ -56,10 +59,9 @@ def test_without_validation_or_a_global_model_the_places_are_null():
 
 
 def test_the_phase_decides_which_personal_numbers_count():
-    both = line(1, 0.5, **{}).accuracy | {Scope("personal", "test", "received"): stats(0.25)}
+    both = {TEST: stats(0.5), Scope("personal", "test", "received"): stats(0.25)}
     history = [RoundMetrics(1, 10, {}, both, Traffic(), Traffic(), {"total": 1.0})]
-    for phase, mean in (("trained", 0.5), ("received", 0.25)):
-        meta = RunMeta("m", "d", "p", "h", "mlp", 10, 1, 0, judged_phase=phase)
+    for meta, mean in ((META, 0.5), (replace(META, judged_phase="received"), 0.25)):
         last = summarise(meta, history, True, 1.0, 1.0).accuracy["personal"].last
         assert last is not None
         assert last.stats.mean == mean
@@ -84,9 +86,8 @@ def test_the_file_has_every_promised_field(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
-    broken = AccuracyStats(10, 0.1, 0.1, 0.0, 0.1, 0.1, 0.1, math.nan)
-    history = [line(1, **{}, val=None)]
-    history = [RoundMetrics(1, 1, {}, {Scope("personal", "test", "trained"): broken}, Traffic(), Traffic(), {"total": 1.0})]
+    broken = replace(stats(0.1), loss=math.nan)
+    history = [RoundMetrics(1, 1, {}, {TEST: broken}, Traffic(), Traffic(), {"total": 1.0})]
     write_summary(tmp_path, summarise(META, history, True, 1.0, 1.0))
     text = (tmp_path / "summary.json").read_text()
     assert "NaN" not in text
@@ -117,11 +118,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path, monkeypatch):
     path, seen = tmp_path / "summary.json", []
     write_atomically(path, "old")
-    replace = os.replace
+    rename = os.replace
 
     def look(source, target):
-        seen.append((path.read_text(), open(source).read()))
-        replace(source, target)
+        seen.append((path.read_text(), Path(source).read_text()))
+        rename(source, target)
 
     monkeypatch.setattr(os, "replace", look)
     write_atomically(path, "new")

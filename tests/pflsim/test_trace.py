@@ -18,9 +18,10 @@ def header(path):
 
 def full_message():
     base = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    means, counts = torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 0, 2, 0, 4])
     return Uplink(
         weights={"net.body.0.weight": base.T, "net.body.0.bias": base[0], "shared": base, "steps": torch.tensor(3)},
-        prototypes=Prototypes(torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 0, 2, 0, 4])),
+        prototypes=Prototypes(means, counts),
         extra={"psi/layer.0": torch.tensor(0.5, dtype=torch.float64), "none": torch.zeros(0, 3)},
         numbers={"loss": 0.1, "count": 7},
         client=3,
@@ -69,7 +70,8 @@ def test_numpy_recomputes_a_fusion_from_the_files_alone(tmp_path):
     generator = torch.Generator().manual_seed(1)
     sent = [{"net.w": torch.randn(3, 2, generator=generator, dtype=torch.float64)} for _ in range(4)]
     for client, weights in enumerate(sent):
-        write_message(tmp_path, 1, "up", client, Uplink(weights, client=client, num_examples=10 + client), "fedavg", 10 + client)
+        uplink = Uplink(weights, client=client, num_examples=10 + client)
+        write_message(tmp_path, 1, "up", client, uplink, "fedavg", 10 + client)
     total = sum(10 + client for client in range(4))
     fused = torch.stack([w["net.w"] * (10 + client) for client, w in enumerate(sent)]).sum(0) / total
     write_message(tmp_path, 2, "down", 0, Message({"net.w": fused}), "fedavg", 10)

@@ -5,19 +5,26 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from pflsim.accounting import Traffic
 from pflsim.errors import SettingsError
-from pflsim.history import from_line, read_history, to_line
+from pflsim.history import from_line, read_history, round_metrics, to_line
+from pflsim.metrics import Model, Phase
 from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.tracking import Tracker, create_run_folder, write_config
-from pflsim.types import EvalRow, RoundRecord, TrainReport
+from pflsim.types import EvalRow, RoundRecord, Split, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, judged_by="personal")
+
+
+JUDGED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+SPLITS: tuple[Split, ...] = ("val", "test")
 
 
 def record(number, evaluated=True, seconds=0.5, shuffle=None):
@@ -25,10 +32,10 @@ def record(number, evaluated=True, seconds=0.5, shuffle=None):
     cohort = tuple(sorted(draw.sample(range(6), 3)))
     reports = [TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort]
     rows = [
-        EvalRow(c, split, model, "trained" if model == "personal" else "received", draw.randint(0, 9), 9 + c, draw.random())
+        EvalRow(c, split, model, phase, draw.randint(0, 9), 9 + c, draw.random())
         for c in range(6)
-        for split in ("val", "test")
-        for model in ("personal", "global")
+        for split in SPLITS
+        for model, phase in JUDGED
     ]
     if shuffle is not None:
         shuffle.shuffle(reports)
@@ -91,7 +98,7 @@ def test_an_unevaluated_client_with_traffic_has_one_line_with_empty_names(tmp_pa
     track(tmp_path / "run", [record(1, evaluated=False)])
     with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["round", "client", "split", "model", "phase", "correct", "total", "loss", "up_bytes", "down_bytes"]
+    assert ",".join(rows[0]) == "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes"
     expected = [["1", str(c), "", "", "", "0", "0", "0.0", str(100 + c), str(200 + c)] for c in record(1).cohort]
     assert rows[1:] == expected
 
@@ -129,7 +136,8 @@ def test_an_interruption_leaves_an_incomplete_summary(tmp_path):
 
 
 def test_a_line_that_was_cut_off_is_not_read_and_numbers_come_back(tmp_path):
-    metrics = Tracker(tmp_path, META).round(record(1))
+    with Tracker(tmp_path, META) as tracker:
+        metrics = tracker.round(record(1))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "coh')
     assert read_history(tmp_path) == [metrics]
@@ -138,9 +146,6 @@ def test_a_line_that_was_cut_off_is_not_read_and_numbers_come_back(tmp_path):
 def test_nan_is_null_on_the_line_and_nan_again_when_read():
     entry = record(1)
     broken = TrainReport(entry.reports[0].client, 10, 1, {"ce": math.inf})
-    from pflsim.accounting import Traffic
-    from pflsim.history import round_metrics
-
     metrics = round_metrics(RoundRecord(1, (0,), (broken,), {}, (), {}), Traffic(), Traffic())
     text = to_line(metrics)
     assert json.loads(text)["losses"] == {"ce": None}
@@ -196,11 +201,11 @@ def test_simultaneous_runs_get_folders_of_their_own(tmp_path):
     assert len({job.result() for job in jobs}) == 40
 
 
-def test_of_simultaneous_runs_with_one_run_dir_one_wins(tmp_path):
-    (tmp_path / "run").mkdir()
-    with ThreadPoolExecutor(16) as pool:
-        jobs = [pool.submit(create_run_folder, "m", "d", 0, tmp_path / "run") for _ in range(40)]
-    assert sorted(type(job.exception()).__name__ for job in jobs) == ["NoneType"] + ["SettingsError"] * 39
+def test_of_runs_that_find_one_run_dir_empty_at_the_same_time_one_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
+    assert create_run_folder("m", "d", 0, run_dir=tmp_path) == tmp_path
+    with pytest.raises(SettingsError, match="is not empty"):
+        create_run_folder("m", "d", 0, run_dir=tmp_path)
 
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path):

@@ -40,7 +40,7 @@ def n_way_k_shot(
 
     Notes:
         n_i is normal, rounded, and held within min(2, n)..C: public code keeps to two classes at least as well. It
-        draws classes independently; here all classes are used equally often, so that k is not limited by an unlucky draw.
+        draws classes independently; here all are used equally often, so that k is not limited by an unlucky draw.
     """
     present = check_classes("partition.n", n, labels, num_classes)
     if k < 1 or not (math.isfinite(std) and std >= 0):

@@ -11,12 +11,10 @@ import numpy as np
 
 from pflsim.errors import SettingsError
 
-# What NumPy arrays need to be unpickled, under the module names of old and new NumPy.
+# What NumPy arrays need to be unpickled.
 ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
     ("_codecs", "encode"),
@@ -27,6 +25,7 @@ class _ArraysOnly(pickle.Unpickler):
     """Unpickles dictionaries, lists, strings, numbers and arrays. Anything else in a data file is refused, not run."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core.", "numpy._core.")  # the original files were written by NumPy 1
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
@@ -60,7 +59,7 @@ def _read(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="latin1").load()
         return np.asarray(batch["data"]), np.asarray(batch[label_key], dtype=np.int64)
-    except (OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+    except (OSError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError) as error:
         raise SettingsError(
             f"{path} is not a CIFAR batch with 'data' and {label_key!r} ({error}); fetch it again"
         ) from error

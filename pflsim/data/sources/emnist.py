@@ -13,9 +13,7 @@ from pflsim.errors import SettingsError
 CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
-def load(
-    *, root: str = "data", download: bool = False, split: str = "balanced", standardize: bool = False
-) -> Dataset:
+def load(*, root: str = "data", download: bool = False, split: str = "balanced", standardize: bool = False) -> Dataset:
     """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, where torchvision keeps it.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +61,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise SettingsError(f"data.path={path}: no such file (looked for {path.resolve()})")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
+        with archive:
             missing = [key for key in KEYS if key not in archive.files]
             if missing:
                 raise SettingsError(
@@ -70,9 +72,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                     f"{', '.join(archive.files)}"
                 )
             return {key: _array(path, key, archive) for key in KEYS}
-    except (OSError, EOFError, zipfile.BadZipFile, ValueError) as error:
-        if isinstance(error, SettingsError):
-            raise
+    except SettingsError:
+        raise
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise SettingsError(f"{path} is not a readable .npz archive ({error}); expected {', '.join(KEYS)}") from error
 
 

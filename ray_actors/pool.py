@@ -1,0 +1,38 @@
+"""Actor processes, with what each asks of Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from ray_actors.remote_host import RemoteHost
+from ray_actors.remote_server import RemoteServer
+
+
+class Pool:
+    """Starts actors and keeps them for the next run that asks for the same; each takes seconds to import its world."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[tuple[float, float], list[Any]] = {}
+        self._server: Any = None
+
+    def hosts(self, count: int, num_cpus: float, num_gpus: float) -> list[Any]:
+        """So many client actors, each with these requests; they may still be starting."""
+        kept = self._hosts.setdefault((num_cpus, num_gpus), [])
+        made = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(RemoteHost)
+        kept.extend(made.remote() for _ in range(count - len(kept)))
+        return kept[:count]
+
+    def server(self) -> Any:
+        """The server actor. It asks for no CPU of its own, for it works while the hosts wait."""
+        if self._server is None:
+            self._server = ray.remote(num_cpus=0, num_gpus=0)(RemoteServer).remote()
+        return self._server
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in [*(host for kept in self._hosts.values() for host in kept), self._server]:
+            if actor is not None:
+                ray.kill(actor)
+        self._hosts, self._server = {}, None

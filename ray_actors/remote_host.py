@@ -1,0 +1,38 @@
+"""The client actor: a process that a host moves into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.execution import Judge
+from pflsim.messages import Message, Uplink
+from pflsim.types import EvalRow, Tensors, TrainReport
+from ray_actors.client_host import ClientHost
+from ray_actors.recipe import Recipe
+
+
+class RemoteHost:
+    """Starts empty, so that its imports run beside the driver's, and can be settled anew for the next run."""
+
+    def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> list[int]:
+        """Build the host of these clients in place of any that was here; returns the clients."""
+        self.host = ClientHost(recipe, dataset, partition, clients)
+        return list(clients)
+
+    def train(
+        self, round_number: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
+    ) -> tuple[list[Uplink], list[TrainReport]]:
+        """As `ClientHost.train`."""
+        return self.host.train(round_number, clients, positions, *downlinks)
+
+    def evaluate(
+        self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message
+    ) -> list[EvalRow]:
+        """As `ClientHost.evaluate`."""
+        return self.host.evaluate(judge, clients, positions, *messages)
+
+    def private_states(self) -> dict[int, Tensors]:
+        """As `ClientHost.private_states`."""
+        return self.host.private_states()

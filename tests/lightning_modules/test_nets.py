@@ -1,0 +1,267 @@
+"""Every network: shapes, sizes, names and fusion units, by every file in configs/model."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.layers import norm2d
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.nets.net import Net
+from lightning_modules.nets.resnet import ResNet18
+from pflsim.errors import SettingsError
+from pflsim.params import UnitKind, resolve_threshold, units
+
+FILES = sorted((Path(__file__).parents[2] / "configs" / "model").glob("*.yaml"))
+DIGITS, MNIST, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
+TOO_SMALL = {("cnn", DIGITS), ("cnn_bn", DIGITS), ("pfedpm_cnn", DIGITS), ("alexnet", DIGITS)}
+CASES = [(f.stem, shape) for f in FILES for shape in (DIGITS, MNIST, CIFAR) if (f.stem, shape) not in TOO_SMALL]
+
+
+def make(model: str, shape: tuple[int, ...], classes: int = 10, **settings: Any) -> Net:
+    """Build what a YAML file says, without the rest of the simulator."""
+    node = yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text()) | settings
+    module, _, name = node.pop("_target_").rpartition(".")
+    return getattr(importlib.import_module(module), name)(shape, classes, **node)
+
+
+def seeded(make_net: Any, seed: int = 0) -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_net()
+
+
+def count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def names(net: nn.Module, by: UnitKind) -> list[str]:
+    parameters = [name for name, _ in net.named_parameters()]
+    buffers = [name for name, b in net.named_buffers() if b.is_floating_point()]
+    return [unit.name for unit in units(net, parameters, buffers, by)]
+
+
+def test_every_model_has_a_file() -> None:
+    wanted = {
+        "mlp",
+        "dnn",
+        "cnn",
+        "cnn_bn",
+        "mnist_nn",
+        "mnist_cnn",
+        "cifar10_cnn",
+        "alexnet",
+        "pfedpm_cnn",
+        "resnet18",
+    }
+    assert wanted <= {f.stem for f in FILES}
+
+
+@pytest.mark.parametrize(("model", "shape"), CASES)
+def test_shapes_and_composition(model: str, shape: tuple[int, ...]) -> None:
+    net = seeded(partial(make, model, shape, 7)).eval()
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        features = net.body(x)
+        logits = net(x)
+    assert features.shape == (2, *net.feature_shape)
+    assert logits.shape == (2, 7)
+    assert torch.equal(net.head(features), logits)
+
+
+@pytest.mark.parametrize(("model", "shape"), sorted(TOO_SMALL))
+def test_too_small_images(model: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(SettingsError, match="8x8.*take larger images.*model=mlp"):
+        make(model, shape)
+
+
+def test_padding_admits_the_digits() -> None:
+    assert make("cnn", DIGITS, padding=2)(torch.zeros(1, *DIGITS)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("model", [f.stem for f in FILES])
+def test_flat_inputs(model: str) -> None:
+    if isinstance(make(model, MNIST), Mlp):
+        assert make(model, (30,))(torch.zeros(4, 30)).shape == (4, 10)
+    else:
+        with pytest.raises(SettingsError, match=r"needs images .* \[30\]; take model=mlp"):
+            make(model, (30,))
+
+
+@pytest.mark.parametrize("model", [f.stem for f in FILES])
+def test_weights_come_from_the_global_seed_alone(model: str) -> None:
+    one, other, different = (seeded(partial(make, model, MNIST), seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    assert any(not torch.equal(one[k], different[k]) for k in one)
+
+
+@pytest.mark.parametrize("model", [f.stem for f in FILES])
+def test_no_draw_after_the_weights(model: str) -> None:
+    net = make(model, MNIST)
+    before = torch.get_rng_state()
+    net(torch.zeros(2, *MNIST))
+    assert net.feature_shape
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("model", [f.stem for f in FILES])
+def test_copies_and_pickles(model: str) -> None:
+    net = make(model, MNIST).eval()
+    x = torch.rand(1, *MNIST)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(twin(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        ("mlp", MNIST, 784 * 100 + 100 + 100 * 10 + 10),
+        ("mlp", MNIST, 79_510),
+        ("mnist_nn", MNIST, 784 * 200 + 200 + 200 * 10 + 10),
+        ("cnn", MNIST, 582_026),
+        ("cnn", CIFAR, (75 * 32 + 32) + (800 * 64 + 64) + (64 * 25 * 512 + 512) + 5_130),
+        ("cnn_bn", MNIST, 582_026 + 2 * (32 + 64)),
+        ("mnist_cnn", MNIST, (9 * 32 + 32) + (288 * 64 + 64) + (576 * 64 + 64) + (64 * 9 * 128 + 128) + 1_290),
+        ("cifar10_cnn", CIFAR, (27 * 32 + 32) + (288 * 64 + 64) + (576 * 128 + 128) + (128 * 16 * 256 + 256) + 2_570),
+        ("alexnet", CIFAR, 1_792 + 110_784 + 663_936 + 884_992 + 590_080 + 2 * 1_049_600 + 10_250),
+        ("pfedpm_cnn", MNIST, (25 * 20 + 20) + (500 * 20 + 20) + (320 * 50 + 50) + 510),
+        ("resnet18", CIFAR, 11_173_962),
+    ],
+)
+def test_parameter_counts(model: str, shape: tuple[int, ...], expected: int) -> None:
+    assert count(make(model, shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "modules", "threshold"),
+    [
+        ("dnn", MNIST, ["body.fc1", "head"], 1),
+        ("cnn", CIFAR, ["body.conv1", "body.conv2", "body.fc", "head"], 3),
+        ("cnn_bn", CIFAR, ["body.conv1", "body.norm1", "body.conv2", "body.norm2", "body.fc", "head"], 5),
+        ("mnist_cnn", MNIST, ["body.conv1", "body.conv2", "body.conv3", "body.fc", "head"], 4),
+        ("alexnet", CIFAR, [*(f"body.conv{i}" for i in range(1, 6)), "body.fc1", "body.fc2", "head"], 7),
+        ("pfedpm_cnn", MNIST, ["body.conv1", "body.conv2", "head.fc1", "head.fc2"], 2),
+    ],
+)
+def test_units_in_the_order_of_the_forward_pass(
+    model: str, shape: tuple[int, ...], modules: list[str], threshold: int
+) -> None:
+    net = make(model, shape)
+    assert names(net, "module") == modules
+    assert names(net, "tensor") == [f"{m}.{p}" for m in modules for p in ("weight", "bias")]
+    layout = units(net, [name for name, _ in net.named_parameters()], [], "module")
+    assert resolve_threshold("body", layout, head="head") == threshold
+
+
+def test_resnet18_has_62_tensors_named_as_torchvisions() -> None:
+    from torchvision.models import resnet18
+
+    net = make("resnet18", CIFAR)
+    theirs = list(resnet18().state_dict())
+    assert len(names(net, "tensor")) == 62
+    assert [k.removeprefix("body.").replace("head.", "fc.") for k in net.state_dict()] == theirs
+
+
+def test_resnet18_computes_what_torchvisions_does() -> None:
+    from torchvision.models import resnet18
+
+    net = make("resnet18", CIFAR).double()
+    theirs = resnet18(num_classes=10).double()
+    theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False).double()
+    theirs.maxpool = nn.Identity()  # type: ignore[assignment]
+    theirs.load_state_dict({k.removeprefix("body.").replace("head.", "fc."): v for k, v in net.state_dict().items()})
+    x = torch.rand(2, *CIFAR, dtype=torch.float64)
+    torch.testing.assert_close(net(x), theirs(x), rtol=1e-12, atol=1e-12)
+
+
+def test_resnet18_width_and_group_norm() -> None:
+    small = ResNet18(DIGITS, 10, width=4, norm="group")
+    assert small.feature_shape == (32,)
+    assert len(list(small.parameters())) == 62
+    assert not list(small.buffers())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in small.modules())
+    assert small(torch.zeros(1, *DIGITS)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("channels", [18, 20, 22])
+def test_pfedpm_features_are_maps_of_one_shape(channels: int) -> None:
+    net = MapCnn(MNIST, 10, hidden_channels=channels)
+    assert net.feature_shape == (20, 4, 4)
+    assert net.get_parameter("body.conv1.weight").shape[0] == channels
+
+
+def test_cnn_norms() -> None:
+    assert any(isinstance(m, nn.GroupNorm) for m in Cnn(MNIST, 10, norm="group").modules())
+    assert not any(isinstance(m, nn.GroupNorm | nn.BatchNorm2d) for m in Cnn(MNIST, 10).modules())
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (512, 32), (32, 16), (20, 4), (7, 1), (1, 1)])
+def test_group_norm_groups(channels: int, groups: int) -> None:
+    norm = norm2d("cnn", "group", channels)
+    assert isinstance(norm, nn.GroupNorm)
+    assert norm.num_groups == groups
+
+
+def test_mlp_without_hidden_layers_is_softmax_regression() -> None:
+    net = Mlp(DIGITS, 10, hidden=[])
+    assert names(net, "module") == ["head"]
+    assert net.feature_shape == (64,)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ("mlp", {"hidden": [0]}, r"mlp: hidden must be positive whole numbers, got \[0\]"),
+        ("mlp", {"hidden": [1.5]}, "hidden must be positive"),
+        ("cnn", {"channels": []}, "channels needs at least one entry"),
+        ("cnn", {"channels": [8, -1]}, "channels must be positive"),
+        ("cnn", {"kernel": 0}, "kernel and channels must be positive"),
+        ("cnn", {"padding": -1}, "padding must not be negative"),
+        ("cnn", {"hidden": 0}, "hidden must be positive"),
+        ("cnn", {"norm": "layer"}, "norm='layer' is not one of: none, batch, group"),
+        ("resnet18", {"norm": "none"}, "norm='none' is not one of: batch, group"),
+        ("resnet18", {"width": 0}, "width must be positive"),
+        ("alexnet", {"hidden": -3}, "hidden must be positive"),
+        ("pfedpm_cnn", {"hidden_channels": 0}, "channels must be positive"),
+    ],
+)
+def test_settings_out_of_range(model: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make(model, MNIST, **settings)
+
+
+@pytest.mark.parametrize(
+    "make_net",
+    [
+        partial(Mlp, (1, 6, 6), 3, hidden=[5, 4]),
+        partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5),
+        partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5, norm="group"),
+        partial(MapCnn, (2, 8, 8), 3, hidden_channels=4, channels=3, padding=2, hidden=5),
+    ],
+    ids=["mlp", "cnn", "cnn_group", "map_cnn"],
+)
+def test_stacked_nets_equal_a_loop(make_net: Any) -> None:
+    nets = [seeded(make_net, seed).double() for seed in range(3)]
+    shape = (1, 6, 6) if isinstance(nets[0], Mlp) else (2, 8, 8)
+    x = torch.rand(3, 4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    parameters, buffers = stack_module_state(nets)  # type: ignore[arg-type]
+
+    def loss(params: dict[str, torch.Tensor], bufs: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        return functional_call(nets[0], (params, bufs), (batch,)).square().sum()
+
+    gradients = vmap(torch.func.grad(loss))(parameters, buffers, x)
+    for n, net in enumerate(nets):
+        looped = torch.autograd.grad(net(x[n]).square().sum(), list(net.parameters()))
+        for (name, _), gradient in zip(net.named_parameters(), looped, strict=True):
+            torch.testing.assert_close(gradients[name][n], gradient, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,213 @@
+"""The "must hold" lines of Local, FedAvg, FedProx, FedAMP and pFedCFR."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support import World, rounds, same, states, world
+from torch import nn
+
+from lightning_modules.methods.fedamp import FedAMP
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedprox import FedProx
+from lightning_modules.methods.local import Local
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.errors import SettingsError
+from pflsim.messages import Message, Uplink
+from pflsim.seeding import torch_generator
+from pflsim.servers.fedamp import FedAMP as FedAMPServer
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.local import Local as LocalServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+
+TRAINING = Training(lr=0.1, batch_size=4)
+
+
+def after(w: World, count: int = 3) -> dict[int, dict[str, torch.Tensor]]:
+    """All private states after some rounds."""
+    executor = w.inline()
+    rounds(executor, count, w.clients)
+    return states(executor)
+
+
+def pfedcfr(r: Any, unit: str = "module", mu: float = 0.001, **server: Any) -> World:
+    rule = PFedCFRServer(r=r, unit=unit, **{"alpha": 100.0, "sigma": 1e3, **server})  # type: ignore[arg-type]
+    return world(partial(PFedCFR, alpha=100.0, r=r, unit=unit, mu=mu), rule, training=TRAINING)
+
+
+def test_one_local_client_is_ordinary_training() -> None:
+    w = world(Local, LocalServer(), sizes=(13,), training=TRAINING)
+    found = after(w)[0]
+    module = w.recipe.build()
+    net, data = module.net, w.inline().host.shards[0].train
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for t in (1, 2, 3):
+        order = torch.randperm(13, generator=torch_generator(0, "batches", 0, t))
+        for start in range(0, 13, 4):
+            x, y = data.batch(order[start : start + 4])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    assert all(torch.equal(found[f"net.{k}"], v) for k, v in net.state_dict().items())
+
+
+def test_local_clients_send_nothing_and_do_not_meet() -> None:
+    sizes = (12, 7, 20)
+    w = world(Local, LocalServer(), sizes=sizes)
+    executor = w.inline()
+    sent = executor.send([0, 1, 2])
+    trained = executor.train(1, sent)
+    assert set(sent.down_bytes.values()) == {0} and {r.up_bytes for r in trained.reports} == {0}
+    alone = world(Local, LocalServer(), sizes=sizes[:1])
+    assert same({0: after(w)[0]}, after(alone))
+
+
+def test_fedavg_with_one_client_is_local() -> None:
+    assert same(after(world(FedAvg, FedAvgServer(), sizes=(13,))), after(world(Local, LocalServer(), sizes=(13,))))
+
+
+def test_fedavg_does_not_depend_on_the_order_of_arrival() -> None:
+    w = world(FedAvg, FedAvgServer())
+    one, other = w.inline(), w.inline()
+    for executor, turn in ((one, 1), (other, -1)):
+        sent = executor.send(range(4))
+        trained = executor.train(1, sent)
+        uplinks = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+        executor.server.fuse(uplinks[::turn])
+    a, b = one.server.state.weights, other.server.state.weights
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_fedavg_weights_by_examples() -> None:
+    w = world(FedAvg, FedAvgServer(), sizes=(5, 15))
+    key = "net.head.bias"
+    a, b = torch.randn(3), torch.randn(3)
+    initial = dict(w.federation.initial)
+    ups = [Uplink({**initial, key: v}, client=i, num_examples=n) for i, (v, n) in enumerate([(a, 5), (b, 15)])]
+    fused = w.rule.fuse(w.rule.init(w.federation), ups).weights[key]
+    torch.testing.assert_close(fused, (5 * a + 15 * b) / 20)
+
+
+def test_fedprox_without_mu_is_fedavg() -> None:
+    """Equal to the bit; and with μ it is not, so that the term is really there."""
+    average = after(world(FedAvg, FedAvgServer()))
+    assert same(after(world(partial(FedProx, mu=0.0), FedAvgServer())), average)
+    assert not same(after(world(partial(FedProx, mu=1.0), FedAvgServer())), average)
+
+
+@pytest.mark.parametrize("client", [partial(FedAMP, alpha=2.0), partial(FedProx, mu=0.5)])
+def test_the_pull_has_a_gradient(client: Any) -> None:
+    """A term built from detached data would train like Local: here the gradient is λ/α·(w − u), or μ·(w − u)."""
+    w = world(client, FedAvgServer())
+    module = w.recipe.build()
+    module.receive(Message(weights={k: v + 1 for k, v in w.federation.initial.items()}))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(1)
+    terms = module.objective((torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])))
+    gradients = torch.autograd.grad(terms["prox"], list(module.parameters()))
+    assert all(torch.allclose(g, torch.full_like(g, 0.5), atol=1e-6) for g in gradients)
+
+
+def test_without_its_pull_fedamp_follows_plain_sgd_from_the_mixture() -> None:
+    pulled, free = (
+        after(world(partial(FedAMP, alpha=1.0, lam=lam), FedAMPServer(alpha=1.0, sigma=10.0))) for lam in (5.0, 0.0)
+    )
+    assert not same(pulled, free)
+
+
+def test_pfedcfr_with_all_units_as_one_model_is_fedamp() -> None:
+    numbers = {"alpha": 100.0, "sigma": 1e3}
+    amp = world(partial(FedAMP, alpha=100.0), FedAMPServer(**numbers), training=TRAINING)
+    assert same(after(pfedcfr(r=1, unit="model")), after(amp))
+    assert not same(after(pfedcfr(r=2)), after(amp)), "with smaller units the distances differ"
+
+
+def test_pfedcfr_without_mixed_units_is_the_uniform_mean() -> None:
+    """r=0: everyone starts from the uniform mean and is pulled to it, which is FedProx with equal sample weights."""
+    prox = world(partial(FedProx, mu=0.5), FedAvgServer(), sizes=(9, 9, 9), training=TRAINING)
+    rule = PFedCFRServer(r=0, alpha=100.0, sigma=1e3)
+    cfr = world(partial(PFedCFR, alpha=100.0, r=0, unit="module", mu=0.5), rule, sizes=(9, 9, 9), training=TRAINING)
+    assert same(after(cfr), after(prox))
+
+
+def test_wide_sigma_gives_equal_weights() -> None:
+    """σ→∞ with α/σ fixed: ζ_nm → α/σ for all m ≠ n."""
+    w = pfedcfr(r="body", alpha=1e11, sigma=1e12)
+    executor = w.inline()
+    rounds(executor, 2, w.clients)
+    zeta = executor.server_numbers()["zeta/net.body.fc1"]
+    expected = torch.full((4, 4), 0.1, dtype=torch.float64).fill_diagonal_(0.7)
+    torch.testing.assert_close(zeta, expected, rtol=0, atol=1e-9)
+
+
+def test_identical_clients_stay_identical() -> None:
+    w = pfedcfr(r="body")
+    state = w.rule.init(w.federation)
+    for _ in range(3):
+        ups = [Uplink({k: v * 1.1 for k, v in w.rule.downlink(state, i).weights.items()}, client=i) for i in range(4)]
+        state = w.rule.fuse(state, ups)
+        downs = [w.rule.downlink(state, i).weights for i in range(4)]
+        assert all(torch.equal(d[k], downs[0][k]) for d in downs for k in d)
+        assert all(torch.allclose(downs[0][k], ups[0].weights[k], rtol=1e-6) for k in downs[0])
+
+
+def test_the_fused_stack_is_a_row_stochastic_mix() -> None:
+    w = pfedcfr(r=2)
+    executor = w.inline()
+    rounds(executor, 2, w.clients)
+    table, zetas = executor.server.state.table, executor.server_numbers()
+    assert set(zetas) == {"zeta/net.body.fc1", "zeta/net.head"}
+    for name, zeta in zetas.items():
+        assert (zeta >= 0).all()
+        torch.testing.assert_close(zeta.sum(1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-12)
+        key = name.removeprefix("zeta/") + ".weight"
+        stack = torch.stack([table[i][key] for i in range(4)])
+        fused = torch.stack([w.rule.downlink(executor.server.state, i).weights[key] for i in range(4)])
+        torch.testing.assert_close(fused, torch.einsum("nm,m...->n...", zeta, stack.double()).float())
+
+
+def test_a_negative_self_weight_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"\(N.*1\).*alpha.*sigma"):
+        pfedcfr(r="body", alpha=500.0, sigma=1e3).inline()
+    executor = pfedcfr(r="body", alpha=500.0, sigma=1e3, clamp=True).inline()
+    rounds(executor, 2, 4)
+    zeta = executor.server_numbers()["zeta/net.body.fc1"]
+    assert (zeta >= 0).all() and torch.allclose(zeta.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("r", [3, -1, 1.5, "tail"])
+def test_a_threshold_beyond_the_model_is_refused(r: Any) -> None:
+    with pytest.raises(SettingsError, match="threshold"):
+        pfedcfr(r=r)
+
+
+def test_returning_clients_are_mixed_with_their_last_upload() -> None:
+    """A client that has not reported yet is sent the initial values of the mixed units, later its own mixture."""
+    w = pfedcfr(r="body")
+    executor = w.inline()
+    rounds(executor, 1, w.clients, fraction=0.5)
+    reported = set(executor.server.state.table)
+    assert len(reported) == 2
+    for client in range(4):
+        down = w.rule.downlink(executor.server.state, client).weights
+        untouched = torch.equal(down["net.body.fc1.weight"], w.federation.initial["net.body.fc1.weight"])
+        assert untouched == (client not in reported)
+    zeta = executor.server_numbers()["zeta/net.body.fc1"]
+    absent = [i for i in range(4) if i not in reported]
+    assert torch.equal(zeta[absent][:, absent], torch.eye(2, dtype=torch.float64))
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    for w in (pfedcfr(r=1), world(FedAvg, FedAvgServer())):
+        state = w.rule.init(w.federation)
+        ups = [Uplink({k: v + i for k, v in w.federation.initial.items()}, client=i, num_examples=5) for i in range(4)]
+        copies = [{k: v.clone() for k, v in u.weights.items()} for u in ups]
+        before = {k: v.clone() for k, v in w.rule.downlink(state, 0).weights.items()}
+        w.rule.fuse(state, ups)
+        assert all(torch.equal(u.weights[k], c[k]) for u, c in zip(ups, copies, strict=True) for k in c)
+        assert all(torch.equal(w.rule.downlink(state, 0).weights[k], v) for k, v in before.items())

@@ -1,0 +1,289 @@
+"""Splits, the wiring of partition and split, and what makes a partition the same partition."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pflsim.data import partitions, splits
+from pflsim.data.allot import own_test_counts
+from pflsim.data.content import content_order, partition_hash
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import federate
+from pflsim.data.federated import class_counts, shard
+from pflsim.errors import SettingsError
+
+SPLITS = {
+    "official": splits.official,
+    "merged": splits.merged,
+    "counts": partial(splits.counts, train=20, test=6),
+}
+PARTITIONS = {
+    "iid": partitions.iid,
+    "dirichlet": partial(partitions.dirichlet, alpha=0.5, min_examples=27),
+    "classes_per_client": partitions.classes_per_client,
+    "label_lognormal": partitions.label_lognormal,
+    "one_class": partitions.one_class,
+    "dominant_classes": partitions.dominant_classes,
+    "n_way_k_shot": partial(partitions.n_way_k_shot, k=16),
+    "by_writer": partitions.by_writer,
+}
+
+
+def make(train=800, test=200, classes=10, seed=0):
+    """Every example has its own number in its pixels, so that content tells which it is."""
+    n = train + test
+    numbers = np.arange(n)
+    x = np.stack([numbers // 256, numbers % 256], axis=1).astype(np.uint8).reshape(n, 1, 1, 2)
+    labels = np.concatenate([np.arange(train) % classes, np.arange(test) % classes])
+    writers = np.random.default_rng(seed).permutation(numbers % 40)
+    return Dataset("made", x, labels.astype(np.int64), classes, train, writers=writers.astype(np.int64))
+
+
+def shuffled(dataset, seed):
+    """The same data with the rows of either official part in another order."""
+    rng = np.random.default_rng(seed)
+    k = dataset.train_size
+    order = np.concatenate([rng.permutation(k), k + rng.permutation(len(dataset.y) - k)])
+    return dataclasses.replace(dataset, x=dataset.x[order], y=dataset.y[order], writers=dataset.writers[order])
+
+
+def examples(dataset, rows):
+    """The numbers that the pixels of these rows spell."""
+    pixels = dataset.x[rows].reshape(-1, 2).astype(int)
+    return sorted((pixels[:, 0] * 256 + pixels[:, 1]).tolist())
+
+
+def contents(dataset, partition):
+    return [[examples(dataset, rows) for rows in getattr(partition, s)] for s in ("train", "val", "test")]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("rule", PARTITIONS)
+def test_splits_are_disjoint_and_the_same_for_any_row_order(split, rule):
+    data = make()
+    partition = federate(data, PARTITIONS[rule], SPLITS[split], 10, 7)
+    parts = [rows for s in ("train", "val", "test") for rows in getattr(partition, s)]
+    every = np.concatenate(parts)
+    assert len(np.unique(every)) == len(every) and every.min() >= 0 and every.max() < 1000
+    assert all((np.diff(rows) > 0).all() for rows in parts)
+    assert all(len(rows) for rows in parts)
+    for seed in (1, 2):
+        other = shuffled(data, seed)
+        again = federate(other, PARTITIONS[rule], SPLITS[split], 10, 7)
+        assert contents(other, again) == contents(data, partition)
+        assert partition_hash(other, again) == partition_hash(data, partition)
+
+
+def test_same_seed_same_partition_other_seed_another():
+    data = make()
+    first, second, third = (federate(data, partitions.iid, splits.official, 10, s) for s in (1, 1, 2))
+    assert partition_hash(data, first) == partition_hash(data, second) != partition_hash(data, third)
+
+
+def test_hash_notices_every_change():
+    data = make()
+    partition = federate(data, partitions.iid, splits.merged, 4, 0)
+    seen = {partition_hash(data, partition)}
+    moved = dataclasses.replace(partition, val=partition.test, test=partition.val)
+    swapped = dataclasses.replace(partition, train=partition.train[::-1])
+    x = data.x.copy()
+    x[partition.train[0][0], 0, 0, 1] ^= 1
+    seen |= {partition_hash(data, moved), partition_hash(data, swapped)}
+    seen |= {partition_hash(dataclasses.replace(data, x=x), partition)}
+    seen |= {partition_hash(dataclasses.replace(data, writers=None), partition)}
+    assert len(seen) == 5
+    assert all(len(h) == 64 and set(h) <= set("0123456789abcdef") for h in seen)
+
+
+def test_hash_is_this_number_on_every_machine():
+    data = make(train=8, test=4, classes=2)
+    order = content_order(data)
+    assert sorted(order.tolist()) == list(range(12))
+    partition = federate(data, partitions.iid, splits.official, 2, 0)
+    assert partition_hash(data, partition) == "70a45730a522c7bd476563b8e3a024592b8957628ca864e427866468a2d244be"
+
+
+def test_content_order_keeps_to_the_range_asked_for():
+    data = make()
+    assert sorted(content_order(data, 800).tolist()) == list(range(800, 1000))
+    floats = dataclasses.replace(data, x=data.x.astype(np.float32) / 255)
+    assert sorted(content_order(floats, 0, 30).tolist()) == list(range(30))
+
+
+def test_official_keeps_to_the_official_parts_and_to_the_clients_own_labels():
+    data = make(4000, 1000)
+    rule = partial(partitions.dirichlet, alpha=0.3)
+    partition = federate(data, rule, splits.official, 12, 3)
+    assert max(rows.max() for rows in partition.train + partition.val) < 4000
+    assert min(rows.min() for rows in partition.test) >= 4000
+    held = class_counts(data, partition, "train") + class_counts(data, partition, "val")
+    tests = class_counts(data, partition, "test")
+    rho = (100 / held.sum(axis=0)).min()
+    assert rho == pytest.approx(0.25)
+    assert (np.abs(tests - rho * held) <= 1).all()
+    assert (tests[held == 0] == 0).all()
+
+
+@given(st.data())
+@settings(max_examples=120, deadline=None)
+def test_own_test_counts_hold_what_they_promise(data):
+    clients, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 6))
+    row = st.lists(st.integers(0, 30), min_size=classes, max_size=classes).filter(any)
+    held = np.array(data.draw(st.lists(row, min_size=clients, max_size=clients)))
+    there = np.array(data.draw(st.lists(st.integers(0, 20), min_size=classes, max_size=classes)))
+    possible = _matching(held > 0, there) == clients
+    if not possible:
+        with pytest.raises(SettingsError, match="no test example for client"):
+            own_test_counts(held, there)
+        return
+    counts = own_test_counts(held, there)
+    assert (counts.sum(axis=0) <= there).all()
+    assert (counts[held == 0] == 0).all() and (counts >= 0).all()
+    assert (counts.sum(axis=1) >= 1).all()
+
+
+def _matching(may, there):
+    """How many clients can have a test example at all: SciPy's maximum matching over single test rows."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    rows = np.repeat(np.arange(len(there)), there)
+    if not len(rows):
+        return 0
+    match = maximum_bipartite_matching(csr_array(may[:, rows].astype(np.int8)), perm_type="column")
+    return int((match >= 0).sum())
+
+
+def test_official_names_the_client_that_cannot_be_tested():
+    with pytest.raises(SettingsError, match="no test example for client .* 60 clients share 50 official.*split=merged"):
+        federate(make(800, 50), partitions.iid, splits.official, 60, 0)
+
+
+def test_official_by_writer_tests_on_the_writers_own_examples():
+    data = make()
+    rule = partial(splits.official, test_by="writers")
+    partition = federate(data, partitions.by_writer, rule, 8, 0)
+    for client in range(8):
+        mine = set(data.writers[np.concatenate([partition.train[client], partition.val[client]])].tolist())
+        assert set(data.writers[partition.test[client]].tolist()) <= mine
+    assert sum(len(rows) for rows in partition.test) == 200
+    with pytest.raises(SettingsError, match="needs a data set with writers"):
+        federate(dataclasses.replace(data, writers=None), partitions.iid, rule, 4, 0)
+    apart = np.concatenate([np.arange(800) % 20, 20 + np.arange(200) % 20])
+    with pytest.raises(SettingsError, match="no writer of client 0 has an example.*split=merged"):
+        federate(dataclasses.replace(data, writers=apart), partitions.by_writer, rule, 4, 0)
+
+
+@pytest.mark.parametrize("fraction", [0.75, 0.7, 0.5])
+def test_merged_splits_each_client_class_by_class(fraction):
+    data = make()
+    rule = partial(splits.merged, fraction=fraction, validation=0.0)
+    partition = federate(data, partitions.classes_per_client, rule, 10, 1)
+    train, test = class_counts(data, partition, "train"), class_counts(data, partition, "test")
+    total = train + test
+    assert total.sum() == 1000
+    assert (np.abs(train - fraction * total) <= 1).all()
+    assert (np.abs(train.sum(axis=1) - fraction * total.sum(axis=1)) <= 0.5).all()
+    assert all(len(rows) == 0 for rows in partition.val)
+
+
+def test_counts_are_exact_and_in_the_clients_own_distribution():
+    data = make(4000, 1000)
+    rule = partial(splits.counts, train=200, test=40, validation=0.1)
+    wide = partial(partitions.dirichlet, alpha=1.0, min_examples=240)
+    partition = federate(data, wide, rule, 10, 2)
+    assert [len(r) for r in partition.train] == [180] * 10
+    assert [len(r) for r in partition.val] == [20] * 10
+    assert [len(r) for r in partition.test] == [40] * 10
+    parts = wide(data.y, 10, 10, np.random.default_rng(0), None)
+    assert len(parts) == 10
+    train = (class_counts(data, partition, "train") + class_counts(data, partition, "val")) / 200
+    test = class_counts(data, partition, "test") / 40
+    assert np.abs(train - test).max() <= 1 / 40 + 1 / 200
+
+
+def test_counts_names_the_client_with_too_few():
+    with pytest.raises(SettingsError, match=r"train \+ test = 600 examples per client, but client 0 has 100"):
+        federate(make(), partitions.iid, splits.counts, 10, 0)
+
+
+@given(validation=st.floats(0, 0.99), clients=st.integers(1, 120), seed=st.integers(0, 50))
+@settings(max_examples=30, deadline=None)
+def test_validation_is_the_share_it_says_and_leaves_a_training_example(validation, clients, seed):
+    data = make(240, 240)
+    partition = federate(data, partitions.iid, partial(splits.official, validation=validation), clients, seed)
+    for train, val in zip(partition.train, partition.val, strict=True):
+        n = len(train) + len(val)
+        assert len(train) >= 1
+        if validation == 0:
+            assert len(val) == 0
+        else:
+            assert len(val) >= 1
+            assert abs(len(val) - validation * n) <= 1
+
+
+def test_validation_is_stratified():
+    data = make(4000, 1000)
+    partition = federate(data, partitions.classes_per_client, partial(splits.official, validation=0.2), 10, 0)
+    train, val = class_counts(data, partition, "train"), class_counts(data, partition, "val")
+    assert (np.abs(val - 0.2 * (train + val)) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (partial(splits.official, validation=1.0), r"split.validation=1.0 is not in \[0, 1\)"),
+        (partial(splits.official, validation=-0.1), "split.validation=-0.1"),
+        (partial(splits.official, test_by="names"), "test_by='names' is not one of: labels, writers"),
+        (partial(splits.merged, fraction=0.0), r"split.fraction=0.0 is not in \(0, 1\)"),
+        (partial(splits.merged, fraction=1.0), "split.fraction=1.0"),
+        (partial(splits.merged, validation=float("nan")), "split.validation=nan"),
+        (partial(splits.counts, train=0), "split.train=0"),
+        (partial(splits.counts, test=0), "split.test=0"),
+        (partial(splits.counts, validation=2.0), "split.validation=2.0"),
+    ],
+)
+def test_split_settings_out_of_range(rule, says):
+    with pytest.raises(SettingsError, match=says):
+        federate(make(), partitions.iid, rule, 4, 0)
+
+
+def test_merged_names_the_client_with_one_example():
+    with pytest.raises(SettingsError, match="client 0 has 1 example"):
+        federate(make(8, 2), partitions.iid, splits.merged, 10, 0)
+
+
+@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0 is not at least 1"), (801, "at most 800")])
+def test_federate_checks_the_number_of_clients(clients, says):
+    with pytest.raises(SettingsError, match=says):
+        federate(make(), partitions.iid, splits.official, clients, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([[0, 1]], "returned 1 parts for 2 clients"),
+        ([[0, 1], []], "leaves client 1 without examples"),
+        ([[0, 1], [1, 2]], "not distinct"),
+        ([[0, 1], [800]], r"not distinct numbers in 0\.\.799"),
+        ([[-1, 1], [2]], "not distinct"),
+    ],
+)
+def test_federate_checks_a_users_own_rule(parts, says):
+    with pytest.raises(SettingsError, match=says):
+        federate(make(), lambda *_: [np.array(p, dtype=np.int64) for p in parts], splits.official, 2, 0)
+
+
+def test_a_shard_holds_its_clients_examples():
+    data = make()
+    partition = federate(data, partitions.classes_per_client, splits.official, 5, 0)
+    piece = shard(data, partition, 3)
+    assert piece.num_examples == len(partition.train[3])
+    assert (piece.train.y.numpy() == data.y[partition.train[3]]).all()
+    assert class_counts(data, partition, "test")[3].tolist() == np.bincount(piece.test.y, minlength=10).tolist()

@@ -1,0 +1,97 @@
+"""partition.json and partition.png, and the YAML files of this part."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pflsim.data import partitions, splits
+from pflsim.data.content import partition_hash
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import federate
+from pflsim.data.picture import draw_partition
+from pflsim.data.record import write_partition
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def made(n=600, classes=10):
+    x = np.random.default_rng(0).integers(0, 256, (n, 1, 2, 2)).astype(np.uint8)
+    return Dataset("made", x, np.arange(n) % classes, classes, n * 3 // 4)
+
+
+def test_record_says_who_holds_what(tmp_path):
+    data = made()
+    partition = federate(data, partitions.classes_per_client, splits.official, 6, 0)
+    digest = write_partition(
+        tmp_path / "run", data, partition, partition_name="classes_per_client", split_name="official"
+    )
+    text = (tmp_path / "run" / "partition.json").read_text()
+    record = json.loads(text)
+    assert record["hash"] == digest == partition_hash(data, partition)
+    assert (record["data"], record["partition"], record["split"]) == ("made", "classes_per_client", "official")
+    assert record["clients"] == 6 and record["classes"] == 10 and len(record["class_counts"]) == 6
+    for client, row in enumerate(record["class_counts"]):
+        assert row["client"] == client
+        for split in ("train", "val", "test"):
+            rows = getattr(partition, split)[client]
+            assert row[split] == [int((data.y[rows] == c).sum()) for c in range(10)]
+    sizes = [len(rows) for rows in partition.train]
+    assert record["examples"]["train"] == sum(sizes)
+    assert record["per_client"]["train"] == {"min": min(sizes), "median": np.median(sizes), "max": max(sizes)}
+    assert len(text.splitlines()) < 6 + 20
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (100, 10), (500, 100)])
+def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
+    counts = np.random.default_rng(0).integers(0, 900, (clients, classes)) * (np.arange(classes) % 3 > 0)
+    path = tmp_path / "p.png"
+    draw_partition(path, {"train": counts, "val": counts // 9, "test": counts // 4}, "made")
+    assert 2_000 < path.stat().st_size < 200_000
+    with Image.open(path) as image:
+        assert 400 <= image.width <= 1600 and 300 <= image.height <= 1200
+
+
+def test_picture_leaves_pyplot_alone(tmp_path):
+    code = (
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom pflsim.data.picture import draw_partition\n"
+        "assert 'matplotlib' not in sys.modules\nc = np.ones((2, 2), int)\n"
+        "draw_partition(Path(sys.argv[1]), {'train': c, 'val': c, 'test': c})\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.png")], check=True, cwd=CONFIGS.parent)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for g in ("data", "partition", "split") for p in (CONFIGS / g).glob("*.yaml"))
+)
+def test_yaml_names_a_function_of_this_part(path):
+    import yaml
+
+    node = yaml.safe_load(path.read_text())
+    module, _, name = node.pop("_target_").rpartition(".")
+    function = getattr(import_module(module), name)
+    parameters = inspect.signature(function).parameters.values()
+    settings = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert set(node) <= settings
+    assert all(p.default is not p.empty for p in parameters if p.kind is p.KEYWORD_ONLY)
+    assert path.stem in (name, module.rpartition(".")[2])
+
+
+def test_sources_import_heavy_libraries_only_when_used():
+    code = (
+        "import sys\nimport pflsim.data.federate, pflsim.data.record, pflsim.data.partitions\n"
+        "from pflsim.data.sources import cifar10, cifar100, digits, emnist, mnist, npz\n"
+        "from pflsim.data.sources import fashion_mnist, femnist, image_folder\n"
+        "heavy = {'torchvision', 'sklearn', 'PIL', 'matplotlib', 'ray', 'lightning', 'hydra'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=CONFIGS.parent)

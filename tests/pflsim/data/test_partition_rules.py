@@ -1,0 +1,298 @@
+"""Every partition rule: what it promises, what it refuses, and that it depends on nothing but its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pflsim.data import partitions
+from pflsim.data.partitions import deal
+from pflsim.errors import SettingsError
+
+RULES = {
+    "iid": partitions.iid,
+    "dirichlet": partial(partitions.dirichlet, alpha=0.3, min_examples=2),
+    "classes_per_client": partitions.classes_per_client,
+    "classes_unbalanced": partial(partitions.classes_per_client, classes=3, balanced=False),
+    "label_lognormal": partitions.label_lognormal,
+    "one_class": partitions.one_class,
+    "dominant_classes": partitions.dominant_classes,
+    "n_way_k_shot": partial(partitions.n_way_k_shot, n=3, k=4, std=1.0),
+    "by_writer": partitions.by_writer,
+}
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def even_labels(classes=10, each=60):
+    return np.tile(np.arange(classes), each)
+
+
+def table(labels, parts, classes=10):
+    """Class counts [N, C], counted one by one."""
+    return np.array([[int((labels[p] == c).sum()) for c in range(classes)] for p in parts])
+
+
+def test_every_exported_rule_is_covered_and_takes_settings_by_keyword_only():
+    assert set(partitions.__all__) == {getattr(r, "func", r).__name__ for r in RULES.values()}
+    for name in partitions.__all__:
+        kinds = [(p.name, p.kind) for p in inspect.signature(getattr(partitions, name)).parameters.values()]
+        assert [n for n, _ in kinds[:5]] == ["labels", "num_classes", "clients", "rng", "writers"]
+        assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind in kinds[5:])
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_parts_are_disjoint_sorted_in_range_nonempty_and_a_function_of_the_seed(name, data):
+    clients = data.draw(st.integers(1, 25))
+    seed = data.draw(st.integers(0, 2**32))
+    extra = data.draw(st.lists(st.integers(0, 9), max_size=200))
+    labels = np.concatenate([even_labels(), np.array(extra, dtype=np.int64)])
+    labels = rng(seed + 1).permutation(labels)
+    writers = rng(seed + 2).permutation(np.arange(len(labels)) % 30)
+    parts = RULES[name](labels, 10, clients, rng(seed), writers)
+    assert len(parts) == clients
+    assert all(len(p) and p.dtype == np.int64 and (np.diff(p) > 0).all() for p in parts)
+    every = np.concatenate(parts)
+    assert len(set(every.tolist())) == len(every)
+    assert every.min() >= 0 and every.max() < len(labels)
+    again = RULES[name](labels.copy(), 10, clients, rng(seed), writers.copy())
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_another_seed_is_another_partition(name):
+    labels, writers = even_labels(), np.arange(600) % 40
+    one, two = (RULES[name](labels, 10, 12, rng(s), writers) for s in (1, 2))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_iid_deals_everything_in_even_parts():
+    parts = partitions.iid(even_labels(), 10, 7, rng(), None)
+    assert sorted(len(p) for p in parts) == [85, 85, 86, 86, 86, 86, 86]
+
+
+@given(alpha=st.floats(1e-4, 1e3), minimum=st.integers(0, 12), clients=st.integers(1, 50), seed=st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_dirichlet_uses_everything_and_keeps_the_minimum(alpha, minimum, clients, seed):
+    parts = partitions.dirichlet(even_labels(), 10, clients, rng(seed), None, alpha=alpha, min_examples=minimum)
+    assert sum(len(p) for p in parts) == 600
+    assert min(len(p) for p in parts) >= max(minimum, 1)
+
+
+def test_dirichlet_alpha_sets_the_skew():
+    labels = even_labels(each=600)
+
+    def top_share(alpha):
+        counts = table(labels, partitions.dirichlet(labels, 10, 10, rng(3), None, alpha=alpha))
+        return (counts.max(axis=1) / counts.sum(axis=1)).mean()
+
+    assert top_share(0.01) > 0.6 > top_share(1.0) > top_share(1000.0)
+    assert top_share(1000.0) < 0.13
+
+
+def test_dirichlet_without_balance_follows_its_proportions():
+    """Mean over many draws of p_ic is 1/N and its variance that of Dirichlet(α): (1/N)(1−1/N)/(Nα+1)."""
+    labels, clients, alpha = even_labels(each=1000), 5, 0.5
+    shares = []
+    for seed in range(60):
+        parts = partitions.dirichlet(labels, 10, clients, rng(seed), None, alpha=alpha, min_examples=0, balance=False)
+        shares.append(table(labels, parts) / 1000)
+    values = np.concatenate(shares).ravel()
+    expected = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert values.var() == pytest.approx(expected, rel=0.1)
+
+
+def test_dirichlet_500_clients_at_alpha_0_01_takes_seconds():
+    labels = even_labels(each=6000)
+    start = time.perf_counter()
+    parts = partitions.dirichlet(labels, 10, 500, rng(), None, alpha=0.01)
+    assert time.perf_counter() - start < 5
+    assert min(len(p) for p in parts) == 10 and sum(len(p) for p in parts) == 60000
+
+
+@pytest.mark.parametrize(
+    ("clients", "classes"), [(5, 2), (10, 2), (20, 2), (100, 2), (7, 3), (3, 2), (1, 10), (13, 9), (4, 10)]
+)
+@pytest.mark.parametrize("balanced", [True, False])
+def test_classes_per_client_gives_exactly_that_many_and_every_class_a_home(clients, classes, balanced):
+    labels = even_labels(each=200)
+    parts = partitions.classes_per_client(labels, 10, clients, rng(5), None, classes=classes, balanced=balanced)
+    counts = table(labels, parts)
+    assert ((counts > 0).sum(axis=1) == classes).all()
+    holders = (counts > 0).sum(axis=0)
+    assert holders.max() - holders.min() <= 1
+    if clients * classes >= 10:
+        assert (counts.sum(axis=0) == 200).all()
+
+
+def test_classes_per_client_sizes():
+    labels = even_labels(each=200)
+    even = partitions.classes_per_client(labels, 10, 20, rng(), None)
+    assert {len(p) for p in even} == {100}
+    uneven = [len(p) for p in partitions.classes_per_client(labels, 10, 20, rng(), None, balanced=False)]
+    assert max(uneven) > 1.5 * min(uneven)
+
+
+def test_label_lognormal_on_mnist_sized_data():
+    labels = even_labels(each=6000)
+    counts = table(labels, partitions.label_lognormal(labels, 10, 20, rng(), None))
+    for client, row in enumerate(counts):
+        assert set(np.flatnonzero(row)) == {client % 10, (client + 1) % 10}
+        assert np.ptp(row[row > 0]) <= 1
+    sizes = counts.sum(axis=1)
+    assert sizes.min() >= 100 and sizes.max() <= 1600 and sizes.max() > 3 * sizes.min()
+
+
+def test_label_lognormal_has_the_median_and_spread_it_is_given():
+    labels = even_labels(each=100_000)
+    parts = partitions.label_lognormal(
+        labels, 10, 1000, rng(), None, median=300, sigma=0.5, smallest=2, largest=100_000
+    )
+    logs = np.log([len(p) for p in parts])
+    assert np.median(logs) == pytest.approx(np.log(300), abs=0.06)
+    assert logs.std() == pytest.approx(0.5, rel=0.08)
+
+
+def test_label_lognormal_scales_to_small_data():
+    labels = even_labels(each=140)
+    small = table(labels, partitions.label_lognormal(labels, 10, 20, rng(), None))
+    large = table(even_labels(each=6000), partitions.label_lognormal(even_labels(each=6000), 10, 20, rng(), None))
+    assert ((small > 0) == (large > 0)).all()
+    assert (small.sum(axis=0) <= 140).all() and small.sum(axis=0).max() > 125
+    assert np.corrcoef(small.sum(axis=1), large.sum(axis=1))[0, 1] > 0.99
+
+
+def test_one_class_is_fedalps_hundred_clients():
+    labels = even_labels(each=700)
+    counts = table(labels, partitions.one_class(labels, 10, 100, rng(), None))
+    assert ((counts > 0).sum(axis=1) == 1).all()
+    assert ((counts > 0).sum(axis=0) == 10).all()
+    assert (counts.sum(axis=1) == 70).all()
+
+
+def test_dominant_classes_shares():
+    labels = even_labels(each=1000)
+    counts = table(labels, partitions.dominant_classes(labels, 10, 10, rng(), None))
+    assert (counts.sum(axis=1) == 1000).all()
+    for row in counts:
+        assert sorted(row.tolist()) == [50] * 8 + [300] * 2
+    assert ((counts == 300).sum(axis=0) == 2).all()
+
+
+def test_dominant_classes_uses_what_the_scarcest_class_allows():
+    labels = np.concatenate([even_labels(each=500), np.arange(9).repeat(500)])
+    counts = table(labels, partitions.dominant_classes(labels, 10, 10, rng(), None))
+    assert len(set(counts.sum(axis=1).tolist())) == 1
+    assert 480 <= counts.sum(axis=0)[9] <= 500
+
+
+def test_n_way_k_shot_scatters_around_n_and_k():
+    labels = even_labels(20, each=40_000)
+    parts = partitions.n_way_k_shot(labels, 20, 1000, rng(), None, n=10, k=50, std=2.0)
+    counts = table(labels, parts, 20)
+    ways = (counts > 0).sum(axis=1)
+    shots = np.array([row[row > 0][0] for row in counts])
+    assert all(len(set(row[row > 0].tolist())) == 1 for row in counts)
+    assert ways.mean() == pytest.approx(10, abs=0.3) and ways.std() == pytest.approx(2, rel=0.12)
+    assert shots.mean() == pytest.approx(50, abs=0.3) and shots.std() == pytest.approx(2, rel=0.12)
+
+
+def test_n_way_k_shot_without_noise_is_exact():
+    counts = table(even_labels(), partitions.n_way_k_shot(even_labels(), 10, 10, rng(), None, n=4, k=15, std=0.0))
+    assert all(sorted(row.tolist()) == [0] * 6 + [15] * 4 for row in counts)
+
+
+def test_by_writer_keeps_writers_whole():
+    labels, writers = even_labels(), np.arange(600) % 23
+    parts = partitions.by_writer(labels, 10, 5, rng(), writers)
+    groups = [set(writers[p].tolist()) for p in parts]
+    assert sum(len(g) for g in groups) == 23 == len(set.union(*groups))
+    assert sorted(len(g) for g in groups) == [4, 4, 5, 5, 5]
+    assert sum(len(p) for p in parts) == 600
+    single = partitions.by_writer(labels, 10, 5, rng(), writers, writers_per_client=1)
+    assert [len(set(writers[p].tolist())) for p in single] == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "options", "says"),
+    [
+        ("iid", 601, {}, "clients=601 is more than the 600"),
+        ("dirichlet", 5, {"alpha": 0.0}, "alpha=0.0 is not a positive"),
+        ("dirichlet", 5, {"alpha": -1.0}, "alpha=-1.0"),
+        ("dirichlet", 5, {"alpha": float("nan")}, "alpha=nan"),
+        ("dirichlet", 5, {"alpha": float("inf")}, "alpha=inf"),
+        ("dirichlet", 5, {"min_examples": -1}, "min_examples=-1"),
+        ("dirichlet", 61, {}, r"need 610 examples, there are 600: set min_examples to 0\.\.9 or clients to at most 60"),
+        ("classes_per_client", 5, {"classes": 11}, r"partition.classes=11: a client can hold 1 to 10"),
+        ("classes_per_client", 5, {"classes": 0}, "partition.classes=0"),
+        ("classes_per_client", 400, {}, "share class . which has only 60|share class ., which has only 60"),
+        ("one_class", 601, {}, "61 clients share class 0, which has only 60"),
+        ("label_lognormal", 5, {"classes": 11}, "partition.classes=11"),
+        ("label_lognormal", 5, {"sigma": -0.1}, "sigma=-0.1"),
+        ("label_lognormal", 5, {"median": 0.0}, "median=0.0"),
+        ("label_lognormal", 5, {"smallest": 10, "largest": 9}, "largest=9"),
+        ("label_lognormal", 5, {"smallest": 1}, "smallest=1"),
+        ("label_lognormal", 400, {}, "clients hold label"),
+        ("dominant_classes", 5, {"dominant": 10}, "dominant=10 of 10"),
+        ("dominant_classes", 5, {"dominant": 11}, "partition.dominant=11"),
+        ("dominant_classes", 5, {"share": 0.2}, "share=0.2"),
+        ("dominant_classes", 5, {"share": 1.0}, "share=1.0"),
+        ("dominant_classes", 300, {}, "cannot all hold all 10 classes"),
+        ("n_way_k_shot", 20, {"n": 11}, "partition.n=11"),
+        ("n_way_k_shot", 20, {"k": 0}, "k=0"),
+        ("n_way_k_shot", 20, {"std": -1.0}, "std=-1.0"),
+        ("n_way_k_shot", 20, {"k": 100}, "ask for .* which has 60; set partition.k to about"),
+        ("by_writer", 3, {}, "use data=femnist, or another partition"),
+    ],
+)
+def test_what_cannot_be_done_is_said(rule, clients, options, says):
+    with pytest.raises(SettingsError, match=says):
+        getattr(partitions, rule)(even_labels(), 10, clients, rng(), None, **options)
+
+
+@pytest.mark.parametrize(
+    ("clients", "each", "says"),
+    [
+        (24, None, "need 24 writers, the data set has 23: set clients to at most 23"),
+        (12, 2, "at most 11"),
+        (2, 0, "=0"),
+    ],
+)
+def test_by_writer_needs_enough_writers(clients, each, says):
+    with pytest.raises(SettingsError, match=says):
+        partitions.by_writer(even_labels(), 10, clients, rng(), np.arange(600) % 23, writers_per_client=each)
+
+
+def test_classes_without_examples_are_passed_over():
+    labels = even_labels(5)  # num_classes 10, of which 5..9 never occur
+    for name in ("classes_per_client", "one_class", "dominant_classes", "label_lognormal", "dirichlet"):
+        parts = getattr(partitions, name)(labels, 10, 10, rng(), None)
+        assert min(len(p) for p in parts) > 0, name
+    with pytest.raises(SettingsError, match="1 to 5 classes"):
+        partitions.classes_per_client(labels, 10, 5, rng(), None, classes=6)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.data())
+def test_apportion_is_within_one_of_the_quota_and_never_beyond_the_weight(weights, data):
+    whole = sum(weights)
+    total = data.draw(st.integers(0, whole))
+    parts = deal.apportion(np.array(weights), total)
+    assert parts.sum() == total
+    for part, weight in zip(parts.tolist(), weights, strict=True):
+        assert part <= weight
+        assert whole == 0 or abs(part * whole - weight * total) < whole
+
+
+def test_deal_refuses_more_than_there_is():
+    with pytest.raises(ValueError, match="class 0: 3 rows asked of 2"):
+        deal.deal(np.array([0, 0, 1]), np.array([[2, 0], [1, 1]]), rng())

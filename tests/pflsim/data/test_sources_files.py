@@ -1,0 +1,236 @@
+"""Users' own files: npz archives, image folders, LEAF's FEMNIST."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pflsim.data.federated import Examples
+from pflsim.data.sources import femnist, image_folder, npz
+from pflsim.data.sources.common import standardized
+from pflsim.errors import SettingsError
+
+
+def pixels(*shape):
+    return np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
+
+
+def save(path, **changes):
+    """An archive of 6 + 4 grey images of 5×7; changes replace keys, None leaves one out."""
+    arrays = {
+        "x_train": pixels(6, 5, 7),
+        "y_train": np.arange(6) % 3,
+        "x_test": pixels(4, 5, 7),
+        "y_test": np.arange(4) % 3,
+    }
+    arrays |= changes
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "stored"),
+    [
+        ((5, 7), "auto", (1, 5, 7)),
+        ((5, 7, 3), "auto", (3, 5, 7)),
+        ((3, 5, 7), "auto", (3, 5, 7)),
+        ((5, 7, 1), "auto", (1, 5, 7)),
+        ((3, 5, 4), "hwc", (4, 3, 5)),
+        ((3, 5, 4), "chw", (3, 5, 4)),
+        ((2, 5, 7), "chw", (2, 5, 7)),
+        ((9,), "auto", (9,)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_npz_layouts(tmp_path, shape, layout, stored, dtype):
+    x = pixels(10, *shape).astype(dtype)
+    path = save(tmp_path / "mine.npz", x_train=x[:6], x_test=x[6:])
+    data = npz.load(path=path, layout=layout)
+    assert data.name == "mine" and data.num_classes == 3 and data.train_size == 6
+    assert data.input_shape == stored
+    assert data.x.dtype == (np.uint8 if dtype is np.uint8 else np.float32)
+    expected = np.moveaxis(x, -1, 1) if len(shape) == 3 and stored != shape else x.reshape(10, *stored)
+    assert np.array_equal(data.x, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ({"y_test": None}, {}, r"no array y_test; expected x_train, y_train, x_test, y_test, found"),
+        ({"x_train": pixels(6, 5, 7).astype(np.int64)}, {}, "x_train is int64, expected uint8"),
+        ({"x_test": np.array([["a"] * 7] * 4)}, {}, "x_test is <U1, expected uint8"),
+        ({"x_train": np.array([{}, 1], dtype=object)}, {}, "x_train is not a plain array"),
+        ({"x_train": pixels(6)}, {}, r"x_train has shape \(6,\), expected \[n, H, W\]"),
+        ({"x_train": pixels(0, 5, 7)}, {}, r"x_train has shape \(0, 5, 7\)"),
+        ({"x_train": pixels(6, 5, 7, 9)}, {}, "the axis of the channels is not clear.*data.layout=hwc"),
+        ({"x_train": pixels(6, 3, 7, 3)}, {}, "the axis of the channels is not clear"),
+        ({"x_train": np.full((6, 5, 7), np.nan)}, {}, "x_train has 210 values that are NaN or infinite"),
+        ({"x_train": np.full((6, 5, 7), np.inf)}, {}, "x_train has 210 values"),
+        (
+            {"x_test": pixels(4, 5, 8)},
+            {},
+            r"x_test has uint8 examples of shape \(1, 5, 8\), expected uint8 of \(1, 5, 7\)",
+        ),
+        ({"x_test": np.zeros((4, 5, 7))}, {}, "x_test has float32 examples .* expected uint8"),
+        ({"y_train": np.arange(5)}, {}, "x_train has 6 rows, y_train has 5"),
+        ({"y_test": np.arange(4) - 1}, {}, r"y_test holds labels -1\.\.2, expected 0 and up"),
+        ({"y_train": np.arange(6) / 2}, {}, r"y_train is float64 \(6,\), expected integer labels"),
+        ({"y_train": np.eye(6, dtype=int)}, {}, r"y_train is int64 \(6, 6\), expected integer labels"),
+        ({}, {"num_classes": 2}, r"y_train holds labels 0\.\.2, expected 0\.\.1 \(data.num_classes=2\)"),
+        ({}, {"layout": "nchw"}, "data.layout='nchw' is not one of: auto, hwc, chw"),
+    ],
+)
+def test_npz_errors_name_file_key_and_what_was_expected(tmp_path, changes, options, says):
+    path = save(tmp_path / "mine.npz", **changes)
+    with pytest.raises(SettingsError, match=says) as caught:
+        npz.load(path=path, **options)
+    assert "mine.npz" in str(caught.value) or "data.layout" in str(caught.value)
+
+
+def test_npz_that_is_none(tmp_path):
+    with pytest.raises(SettingsError, match="needs data.path=FILE.npz"):
+        npz.load()
+    with pytest.raises(SettingsError, match="no such file"):
+        npz.load(path=str(tmp_path / "gone.npz"))
+    (tmp_path / "text.npz").write_text("hello")
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    good = (tmp_path / "mine.npz", save(tmp_path / "mine.npz"))[0].read_bytes()
+    (tmp_path / "cut.npz").write_bytes(good[: len(good) // 2])
+    for name, says in (("text.npz", "not a readable"), ("single.npy", "a single array"), ("cut.npz", "not a readable")):
+        with pytest.raises(SettingsError, match=says):
+            npz.load(path=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (9,)])
+def test_standardized_inputs_through_a_batch(tmp_path, dtype, shape):
+    x = pixels(10, *shape).astype(dtype)
+    data = standardized(npz.load(path=save(tmp_path / "mine.npz", x_train=x[:6], x_test=x[6:])))
+    part = Examples(torch.from_numpy(data.x[:6]), torch.from_numpy(data.y[:6]), data.scale, data.mean, data.std)
+    inputs, _ = part.batch(slice(None))
+    axes = [0, *range(2, inputs.dim())]
+    assert inputs.mean(axes).abs().max() < 1e-4
+    assert (inputs.std(axes, correction=0) - 1).abs().max() < 1e-4
+
+
+def test_a_constant_channel_is_not_divided_by_zero(tmp_path):
+    data = npz.load(path=save(tmp_path / "mine.npz", x_train=np.full((6, 5, 7), 9, np.uint8)), standardize=True)
+    assert data.std == (1.0,) and data.mean == pytest.approx((9 / 255,))
+
+
+def paint(path, colour, size=(8, 6)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_image_folder_with_two_parts(tmp_path):
+    paint(tmp_path / "train" / "cat" / "1.png", (255, 0, 0))
+    paint(tmp_path / "train" / "ant" / "1.png", (0, 0, 255))
+    paint(tmp_path / "train" / "ant" / "2.bmp", (0, 255, 0), size=(4, 4))
+    paint(tmp_path / "test" / "cat" / "3.png", (10, 20, 30))
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    data = image_folder.load(root=str(tmp_path), size=4)
+    assert data.x.shape == (4, 3, 4, 4) and data.y.tolist() == [0, 0, 1, 1] and data.train_size == 3
+    assert data.x[:, :, 0, 0].tolist() == [[0, 0, 255], [0, 255, 0], [255, 0, 0], [10, 20, 30]]
+    grey = image_folder.load(root=str(tmp_path), size=4, grayscale=True, standardize=True)
+    assert grey.x.shape == (4, 1, 4, 4) and grey.mean is not None and len(grey.mean) == 1
+    assert grey.x[2, 0, 0, 0] == round(255 * 0.299)
+
+
+def test_image_folder_of_one_level_gets_a_fixed_split_that_file_names_do_not_change(tmp_path):
+    for i in range(10):
+        for c, name in enumerate(("a", "b")):
+            paint(tmp_path / "one" / name / f"{i}.png", (i, c, 0))
+            paint(tmp_path / "two" / name / f"{9 - i}.png", (i, c, 0))
+    one, two = (image_folder.load(root=str(tmp_path / n), size=4) for n in ("one", "two"))
+    assert one.train_size == 16 and np.bincount(one.y[:16]).tolist() == [8, 8]
+
+    def train_set(data):
+        return sorted(map(tuple, data.x[: data.train_size, :, 0, 0].tolist()))
+
+    assert train_set(one) == train_set(two) and one.name == "one"
+
+
+def test_image_folder_errors(tmp_path):
+    def refuses(says, **options):
+        with pytest.raises(SettingsError, match=says):
+            image_folder.load(**options)
+
+    root = str(tmp_path / "d")
+    refuses("needs data.root=DIR")
+    refuses("no such folder", root=root)
+    (tmp_path / "d").mkdir()
+    refuses("d has no class folders", root=root)
+    (tmp_path / "d" / "cat").mkdir()
+    refuses("d has no images: looked for .png", root=root)
+    refuses("data.size=0", root=root, size=0)
+    (tmp_path / "d" / "cat" / "x.png").write_bytes(b"not a picture")
+    refuses("x.png cannot be read as an image", root=root)
+    paint(tmp_path / "e" / "train" / "cat" / "1.png", (1, 2, 3))
+    paint(tmp_path / "e" / "test" / "dog" / "1.png", (1, 2, 3))
+    refuses("has classes that .*train lacks: dog", root=str(tmp_path / "e"))
+
+
+def leaf(users):
+    """LEAF's format: {user: (x rows, labels)}."""
+    data = {u: {"x": [list(map(float, row)) for row in x], "y": y} for u, (x, y) in users.items()}
+    return {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+
+
+def write_leaf(root, train, test):
+    for part, content in (("train", train), ("test", test)):
+        (root / part).mkdir(parents=True, exist_ok=True)
+        (root / part / "all_data_0.json").write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+@pytest.mark.parametrize("place", ["femnist", "femnist/data", "."])
+def test_femnist_knows_its_writers_in_both_parts(tmp_path, place):
+    bytes_ = pixels(4, 784)
+    train = leaf({"f2": (bytes_[:2] / 255, [61, 0]), "f1": (bytes_[2:3] / 255, [5])})
+    write_leaf(tmp_path / place, train, leaf({"f2": (bytes_[3:] / 255, [7])}))
+    data = femnist.load(root=str(tmp_path))
+    assert data.x.dtype == np.uint8 and np.array_equal(data.x.reshape(4, 784), bytes_)
+    assert data.x.shape == (4, 1, 28, 28) and data.num_classes == 62 and data.train_size == 3
+    assert data.y.tolist() == [61, 0, 5, 7]
+    assert data.writers is not None and data.writers.tolist() == [1, 1, 0, 1]
+
+
+def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):
+    x = np.linspace(-1, 1, 784)[None]
+    write_leaf(tmp_path, leaf({"a": (x, [1])}), leaf({"a": (x, [1])}))
+    data = femnist.load(root=str(tmp_path))
+    assert data.x.dtype == np.float32 and data.x[0].ravel() == pytest.approx(x[0])
+
+
+GOOD = leaf({"a": (np.zeros((1, 784)), [3])})
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        ("{", "all_data_0.json is not a readable JSON file"),
+        ({"users": []}, "not in LEAF's format: expected the keys users and user_data"),
+        ({"users": ["b"], "user_data": {}}, "user 'b' is listed in users, but not in user_data"),
+        ({"users": [], "user_data": {}}, "holds no examples"),
+        ({"users": ["b"], "user_data": {"b": {"x": []}}}, "user_data of 'b' needs x"),
+        (leaf({"b": (np.zeros((1, 9)), [3])}), r"x of user 'b' has shape \(1, 9\), expected finite numbers \[1, 784\]"),
+        (leaf({"b": (np.zeros((1, 784)), [3, 4])}), r"expected finite numbers \[2, 784\]"),
+        (leaf({"b": (np.full((1, 784), np.nan), [3])}), "expected finite numbers"),
+        (leaf({"b": (np.zeros((1, 784)), [62])}), r"y of user 'b' is int64 62\.\.62, expected integers 0\.\.61"),
+        (leaf({"b": (np.zeros((1, 784)), [1.5])}), "y of user 'b' is float64"),
+    ],
+)
+def test_femnist_errors(tmp_path, train, says):
+    write_leaf(tmp_path, train, GOOD)
+    with pytest.raises(SettingsError, match=says):
+        femnist.load(root=str(tmp_path))
+
+
+def test_femnist_that_is_not_there(tmp_path):
+    with pytest.raises(SettingsError, match="femnist was not found: expected train.*LEAF.*data.root=DIR") as caught:
+        femnist.load(root=str(tmp_path))
+    assert "download" not in str(caught.value)

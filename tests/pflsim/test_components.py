@@ -1,0 +1,147 @@
+"""From a part's config to the part."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from textwrap import dedent
+from typing import Protocol
+
+import pytest
+
+from pflsim.components import bind, bind_method, check_part, resolve, settings_of
+from pflsim.errors import SettingsError
+
+NUMBERS = itertools.count()
+PARTS = """
+    from typing import Literal
+    def box(width, *, height: int = 2, colours: tuple[str, ...] = ("red",), kind: Literal["big", "small"] = "big"):
+        return width, height, colours, kind
+    def needy(*, path: str): return path
+    class Client:
+        def __init__(self, net, *, lam: float = 1.0, alpha: float, unit: Literal["module", "tensor"]):
+            self.got = net, lam, alpha, unit
+    class Server:
+        def fuse(self): ...
+        def __init__(self, *, alpha: float = 5.0, sigma: float = 7.0, unit: Literal["module", "tensor"] = "module"):
+            self.got = alpha, sigma, unit
+    class Twice:
+        def __init__(self, *, lam: float = 1.0): ...
+    class Otherwise:
+        def __init__(self, *, lam: int): ...
+    CONSTANT = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of made-up parts, under a name of its own."""
+    name = f"parts_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(dedent(PARTS))
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def method(module: str, client: str = "Client", server: str = "Server", **settings: object) -> dict[str, object]:
+    sides = {"client": {"_target_": f"{module}.{client}"}, "server": {"_target_": f"{module}.{server}"}}
+    return {**sides, **settings}
+
+
+def test_bind_fills_in_the_settings(module: str) -> None:
+    made = bind({"_target_": f"{module}.box", "colours": ["blue", "green"], "kind": "small"})
+    assert made(9) == (9, 2, ("blue", "green"), "small")
+    assert pickle.loads(pickle.dumps(made))(9) == made(9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heigth": 3}, r"model\.heigth: no such setting; did you mean height\?"),
+        ({"kind": "bigg"}, r"model\.kind='bigg' is not one of its choices; did you mean big\? valid: big, small"),
+        ({"width": 3}, r"model\.width: no such setting"),
+    ],
+)
+def test_bind_refuses(module: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        bind({"_target_": f"{module}.box", **settings}, field="model")
+
+
+def test_required_settings_must_be_given(module: str) -> None:
+    with pytest.raises(SettingsError, match=r"data\.path has no default; give it a value: data\.path="):
+        bind({"_target_": f"{module}.needy"}, field="data")
+    assert bind({"_target_": f"{module}.needy", "path": "x"}, field="data")() == "x"
+
+
+def test_a_part_must_name_its_target() -> None:
+    with pytest.raises(SettingsError, match="data: does not say what to build"):
+        bind({"root": "x"}, field="data")
+    with pytest.raises(SettingsError, match=r"client\._target_ and server\._target_"):
+        check_part({"client": {"_target_": "a.b"}}, "method")
+
+
+def test_each_side_of_a_method_gets_what_it_names(module: str) -> None:
+    client, server = bind_method(method(module, alpha=3.0, unit="tensor"))
+    assert client("net").got == ("net", 1.0, 3.0, "tensor")
+    assert server().got == (3.0, 7.0, "tensor")
+
+
+def test_a_default_reaches_the_side_that_does_not_declare_it(module: str) -> None:
+    client, server = bind_method(method(module))
+    assert client("net").got == ("net", 1.0, 5.0, "module")
+    assert server().got == (5.0, 7.0, "module")
+
+
+def test_a_method_has_one_place_per_default(module: str) -> None:
+    both = {"client": f"{module}.Client", "server": f"{module}.Twice"}
+    with pytest.raises(SettingsError, match="'lam' is a parameter of both .* each with a default"):
+        settings_of(both)
+    with pytest.raises(SettingsError, match="'lam' is a parameter of both .* different types"):
+        settings_of({**both, "server": f"{module}.Otherwise"})
+
+
+def test_settings_of_a_method_are_flat(module: str) -> None:
+    node = method(module)
+    node["client"] = {"_target_": f"{module}.Client", "lam": 2.0}
+    with pytest.raises(SettingsError, match=r"method\.client\.lam: .* beside client and server: method\.lam"):
+        bind_method(node)
+    with pytest.raises(SettingsError, match="expected client and server"):
+        bind_method({"_target_": f"{module}.box"})
+    with pytest.raises(SettingsError, match="expected one _target_"):
+        bind(method(module, alpha=1.0))
+
+
+class Fuses(Protocol):
+    """What the made-up server can do."""
+
+    def fuse(self) -> None:
+        """Nothing."""
+
+
+def test_kinds(module: str) -> None:
+    client = resolve(f"{module}.Client")
+    assert isinstance(client, type)
+    assert resolve(f"{module}.Client", kind=client) is client
+    with pytest.raises(SettingsError, match="Server' is no Client"):
+        resolve(f"{module}.Server", kind=client)
+    with pytest.raises(SettingsError, match="box' is no Client"):
+        resolve(f"{module}.box", kind=client)
+    assert resolve(f"{module}.Server", kind=Fuses)
+    with pytest.raises(SettingsError, match="Client' is no Fuses"):
+        bind_method(method(module, alpha=1.0), server_kind=Fuses, client_kind=Fuses)
+
+
+def test_resolve_names_what_is_near(module: str) -> None:
+    with pytest.raises(SettingsError, match=r"no class or function 'Clent'; did you mean Client\?"):
+        resolve(f"{module}.Clent")
+    with pytest.raises(SettingsError, match="not a class or function"):
+        resolve(f"{module}.CONSTANT")
+
+
+def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_part.py").write_text("import surely_not_installed\ndef f(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
+        resolve("broken_part.f")

@@ -1,0 +1,222 @@
+"""Attentive mixing against NumPy in float64, and its properties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pflsim.errors import SettingsError
+from pflsim.fusion.attentive import COLUMNS, attention_weights, check_self_weight, mix, squared_distances
+
+FLATS = hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 7)), elements=st.floats(-100, 100, width=32))
+
+
+def reference_distances(flat: np.ndarray) -> np.ndarray:
+    rows = flat.astype(np.float64)
+    return ((rows[:, None] - rows[None]) ** 2).sum(-1)
+
+
+def reference_weights(distances: np.ndarray, alpha: float, sigma: float) -> np.ndarray:
+    """pFedCFR eq. 10, entry by entry."""
+    clients = len(distances)
+    zeta = np.zeros((clients, clients))
+    for n in range(clients):
+        for m in range(clients):
+            if m != n:
+                zeta[n, m] = alpha * math.exp(-distances[n, m] / sigma) / sigma
+        zeta[n, n] = 1 - zeta[n].sum()
+    return zeta
+
+
+@pytest.mark.parametrize("width", [1, 5, COLUMNS, COLUMNS + 1, 2 * COLUMNS + 7])
+def test_distances_golden(width: int) -> None:
+    flat = np.random.default_rng(0).normal(size=(5, width)).astype(np.float32)
+    distances = squared_distances(torch.from_numpy(flat))
+    assert distances.dtype == torch.float64
+    np.testing.assert_allclose(distances.numpy(), reference_distances(flat), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distances_of_near_twins_keep_their_digits(dtype: type) -> None:
+    """Far from zero and from the third client, two clients differ in the last digits only."""
+    flat = np.full((3, 1000), 1000.0, dtype=dtype)
+    flat[1] = np.nextafter(flat[1], dtype(2000))
+    flat[2] = -1000
+    distances = squared_distances(torch.from_numpy(flat)).numpy()
+    step = float(np.spacing(dtype(1000)))
+    assert distances[0, 1] == pytest.approx(1000 * step**2, rel=1e-12)
+    np.testing.assert_allclose(distances, reference_distances(flat), rtol=1e-12)
+
+
+@given(FLATS, st.randoms(use_true_random=False))
+def test_distances_are_symmetric_and_follow_a_permutation_to_the_bit(flat: np.ndarray, random) -> None:
+    rows = torch.from_numpy(flat)
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    distances = squared_distances(rows)
+    assert torch.equal(distances, distances.T)
+    assert torch.equal(distances.diagonal(), torch.zeros(len(rows), dtype=torch.float64))
+    assert torch.equal(squared_distances(rows[order]), distances[order][:, order])
+    assert (distances >= 0).all()
+
+
+def test_distances_of_a_single_client() -> None:
+    assert torch.equal(squared_distances(torch.rand(1, 9)), torch.zeros(1, 1, dtype=torch.float64))
+
+
+def test_distances_do_not_depend_on_memory_layout() -> None:
+    rows = torch.rand(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    strided = torch.empty(50, 8, dtype=torch.float64)[:, ::2].T.copy_(rows)
+    assert not strided.is_contiguous()
+    assert torch.equal(squared_distances(strided), squared_distances(rows))
+
+
+def test_weights_golden() -> None:
+    distances = reference_distances(np.random.default_rng(2).normal(size=(6, 4)))
+    zeta = attention_weights(torch.from_numpy(distances), alpha=0.7, sigma=5.0)
+    np.testing.assert_allclose(zeta.numpy(), reference_weights(distances, 0.7, 5.0), rtol=1e-12)
+
+
+def test_weights_by_hand() -> None:
+    zeta = attention_weights(torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64), alpha=1.0, sigma=2.0)
+    away = 0.5 * math.exp(-1)
+    torch.testing.assert_close(zeta, torch.tensor([[1 - away, away], [away, 1 - away]], dtype=torch.float64))
+
+
+@given(FLATS, st.floats(0, 1), st.floats(1e-3, 1e6))
+def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
+    """Within the bound (N−1)·α/σ ≤ 1, at any distance."""
+    clients = len(flat)
+    alpha = load * sigma / max(clients - 1, 1)
+    zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=alpha, sigma=sigma)
+    check_self_weight(clients, alpha, sigma)
+    assert (zeta >= 0).all()
+    torch.testing.assert_close(zeta.sum(1), torch.ones(clients, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@given(FLATS, st.floats(0, 50), st.floats(1e-3, 1e6))
+def test_clamped_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
+    zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=load * sigma, sigma=sigma, clamp=True)
+    assert (zeta >= 0).all()
+    torch.testing.assert_close(zeta.sum(1), torch.ones(len(flat), dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_clamp_by_hand() -> None:
+    """Rows 0 and 1 are twins, whose self weights 1 − 1.5 − 1.5/e² are cut to zero; row 2 stays as it is."""
+    distances = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 2.0], [2.0, 2.0, 0.0]], dtype=torch.float64)
+    near, far = 1.5, 1.5 * math.exp(-2)
+    zeta = attention_weights(distances, alpha=1.5, sigma=1.0, clamp=True)
+    total = near + far
+    expected = [[0, near / total, far / total], [near / total, 0, far / total], [far, far, 1 - 2 * far]]
+    torch.testing.assert_close(zeta, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_clamp_changes_nothing_where_nothing_is_negative() -> None:
+    distances = squared_distances(torch.rand(5, 3))
+    plain = attention_weights(distances, alpha=0.2, sigma=1.0)
+    assert torch.equal(attention_weights(distances, alpha=0.2, sigma=1.0, clamp=True), plain)
+
+
+def test_large_sigma_with_fixed_ratio_gives_equal_weights() -> None:
+    distances = squared_distances(torch.rand(5, 30))
+    zeta = attention_weights(distances, alpha=0.1 * 1e15, sigma=1e15)
+    expected = torch.full((5, 5), 0.1, dtype=torch.float64).fill_diagonal_(0.6)
+    torch.testing.assert_close(zeta, expected, rtol=0, atol=1e-12)
+
+
+def test_ratio_one_over_n_in_the_limit_is_the_uniform_mean() -> None:
+    zeta = attention_weights(squared_distances(torch.rand(4, 3)), alpha=0.25 * 1e15, sigma=1e15)
+    torch.testing.assert_close(zeta, torch.full((4, 4), 0.25, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_nearer_clients_weigh_more() -> None:
+    zeta = attention_weights(squared_distances(torch.tensor([[0.0], [1.0], [3.0]])), alpha=0.3, sigma=2.0)
+    assert zeta[0, 1] > zeta[0, 2] > 0
+
+
+def test_negative_self_weight_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"\(N-1\)\*alpha/sigma <= 1; N=3.*alpha <= 0\.5.*clamp=true"):
+        attention_weights(torch.zeros(3, 3, dtype=torch.float64), alpha=0.6, sigma=1.0)
+
+
+def test_the_bound_itself_is_admissible() -> None:
+    check_self_weight(4, 1 / 3, 1.0)
+    zeta = attention_weights(torch.zeros(4, 4, dtype=torch.float64), alpha=1 / 3, sigma=1.0)
+    assert (zeta >= 0).all()
+
+
+def test_check_self_weight() -> None:
+    check_self_weight(20, 1e4, 1e6)
+    check_self_weight(101, 1e4, 1e6)
+    check_self_weight(500, 1e4, 1e6, clamp=True)
+    check_self_weight(1, 1e9, 1.0)
+    message = (
+        r"\(N-1\)\*alpha/sigma <= 1; N=102, alpha=10000, sigma=1e\+06 make it 1\.01\. Take alpha <= 9900\.99.*clamp"
+    )
+    with pytest.raises(SettingsError, match=message):
+        check_self_weight(102, 1e4, 1e6)
+
+
+@pytest.mark.parametrize(("alpha", "sigma"), [(-1.0, 1.0), (1.0, 0.0), (1.0, -2.0), (float("nan"), 1.0)])
+def test_scales_out_of_range(alpha: float, sigma: float) -> None:
+    with pytest.raises(SettingsError, match="alpha >= 0 and sigma > 0"):
+        check_self_weight(1, alpha, sigma, clamp=True)
+    with pytest.raises(SettingsError, match="alpha >= 0 and sigma > 0"):
+        attention_weights(torch.zeros(1, 1, dtype=torch.float64), alpha=alpha, sigma=sigma)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 2), (COLUMNS + 5,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mix_golden(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    rng = np.random.default_rng(3)
+    stack = torch.from_numpy(rng.normal(size=(4, *shape))).to(dtype)
+    zeta = rng.dirichlet(np.ones(4), size=3)
+    mixed = mix(torch.from_numpy(zeta), stack)
+    assert mixed.dtype == dtype
+    expected = np.einsum("rn,n...->r...", zeta, stack.double().numpy())
+    torch.testing.assert_close(mixed, torch.from_numpy(expected).to(dtype))
+
+
+@given(FLATS, st.floats(0, 1))
+def test_mix_is_convex_and_follows_a_permutation(flat: np.ndarray, load: float) -> None:
+    stack = torch.from_numpy(flat).double()
+    alpha = 50.0 * load / max(len(flat) - 1, 1)
+    zeta = attention_weights(squared_distances(stack), alpha=alpha, sigma=50.0)
+    mixed = mix(zeta, stack)
+    slack = 1e-11 * stack.abs().amax(0) + 1e-300
+    assert (mixed >= stack.amin(0) - slack).all()
+    assert (mixed <= stack.amax(0) + slack).all()
+    back = list(reversed(range(len(flat))))
+    again = mix(attention_weights(squared_distances(stack[back]), alpha=alpha, sigma=50.0), stack[back])
+    torch.testing.assert_close(again, mixed[back], rtol=1e-12, atol=1e-11)
+
+
+def test_identical_clients_stay_identical() -> None:
+    stack = torch.randn(50, generator=torch.Generator().manual_seed(0)).expand(7, 50)
+    zeta = attention_weights(squared_distances(stack), alpha=1.0, sigma=10.0)
+    assert torch.equal(mix(zeta, stack), stack)
+
+
+def test_one_client_is_identity_to_the_bit() -> None:
+    stack = torch.randn(1, 33, dtype=torch.float64)
+    zeta = attention_weights(squared_distances(stack), alpha=1.0, sigma=1.0)
+    assert torch.equal(mix(zeta, stack), stack)
+
+
+def test_inputs_are_left_alone() -> None:
+    stack = torch.rand(3, 4, dtype=torch.float64)
+    kept = stack.clone()
+    distances = squared_distances(stack)
+    distances_kept = distances.clone()
+    zeta = attention_weights(distances, alpha=1.5, sigma=1.0, clamp=True)
+    zeta_kept = zeta.clone()
+    mix(zeta, stack).zero_()
+    assert torch.equal(stack, kept)
+    assert torch.equal(distances, distances_kept)
+    assert torch.equal(zeta, zeta_kept)

@@ -1,0 +1,118 @@
+"""From named tensors to stacks and back, unit by unit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pflsim.fusion.attentive import attention_weights, squared_distances
+from pflsim.fusion.layerwise import flatten_unit, mix_unit, stack
+from pflsim.types import Unit
+
+UNIT = Unit("bn", ("bn.weight", "bn.scale"), ("bn.mean",))
+
+
+def clients(count: int = 4, dtype: torch.dtype = torch.float32) -> list[dict[str, Tensor]]:
+    g = torch.Generator().manual_seed(5)
+    return [
+        {
+            "bn.weight": torch.randn(2, 3, generator=g).to(dtype),
+            "bn.scale": torch.randn((), generator=g).to(dtype),
+            "bn.mean": torch.randn(3, generator=g).to(dtype),
+            "other": torch.randn(5, generator=g).to(dtype),
+        }
+        for _ in range(count)
+    ]
+
+
+def test_stack_keeps_the_order_given() -> None:
+    weights = clients()
+    stacked = stack(weights, "bn.weight")
+    assert stacked.shape == (4, 2, 3)
+    for row, tensors in zip(stacked, weights, strict=True):
+        assert torch.equal(row, tensors["bn.weight"])
+    stacked.zero_()
+    assert weights[0]["bn.weight"].abs().sum() > 0
+
+
+def test_stack_of_counters() -> None:
+    assert stack([{"n": torch.tensor(3)}, {"n": torch.tensor(4)}], "n").tolist() == [3, 4]
+
+
+def test_flatten_takes_parameters_only_in_the_order_of_the_unit() -> None:
+    weights = clients()
+    flat = flatten_unit(weights, UNIT)
+    expected = np.stack([np.append(w["bn.weight"].numpy().ravel(), w["bn.scale"].numpy()) for w in weights])
+    np.testing.assert_array_equal(flat.numpy(), expected)
+
+
+def test_flatten_keeps_the_widest_type() -> None:
+    weights = [{"a": torch.ones(2), "b": torch.full((1,), 1 / 3, dtype=torch.float64)}]
+    flat = flatten_unit(weights, Unit("u", ("a", "b")))
+    assert flat.dtype == torch.float64
+    assert flat[0, 2].item() == 1 / 3
+
+
+def test_mix_golden() -> None:
+    """The whole way in NumPy: distances over parameters, weights of eq. 10, mixed parameters and buffers."""
+    weights = clients(dtype=torch.float64)
+    zeta = attention_weights(squared_distances(flatten_unit(weights, UNIT)), alpha=2.0, sigma=9.0)
+    received = mix_unit(weights, UNIT, zeta)
+
+    rows = np.stack([np.append(w["bn.weight"].numpy().ravel(), w["bn.scale"].numpy()) for w in weights])
+    expected_zeta = 2.0 / 9.0 * np.exp(-((rows[:, None] - rows[None]) ** 2).sum(-1) / 9.0)
+    np.fill_diagonal(expected_zeta, 0)
+    np.fill_diagonal(expected_zeta, 1 - expected_zeta.sum(1))
+    for n, tensors in enumerate(received):
+        assert list(tensors) == ["bn.weight", "bn.scale", "bn.mean"]
+        for key, tensor in tensors.items():
+            expected = sum(expected_zeta[n, m] * w[key].numpy() for m, w in enumerate(weights))
+            np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_buffers_do_not_move_the_weights() -> None:
+    weights = clients()
+    moved = [w | {"bn.mean": w["bn.mean"] + n} for n, w in enumerate(weights)]
+    assert torch.equal(flatten_unit(weights, UNIT), flatten_unit(moved, UNIT))
+
+
+def test_mix_for_fewer_receivers() -> None:
+    weights = clients()
+    zeta = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    (received,) = mix_unit(weights, UNIT, zeta)
+    assert all(torch.equal(received[key], weights[1][key]) for key in UNIT.keys)
+
+
+def test_nothing_is_shared_or_changed() -> None:
+    weights = clients()
+    kept = [{k: v.clone() for k, v in w.items()} for w in weights]
+    received = mix_unit(weights, UNIT, torch.eye(4, dtype=torch.float64))
+    pointers = {t.untyped_storage().data_ptr() for tensors in (*received, *weights) for t in tensors.values()}
+    assert len(pointers) == 4 * 3 + 4 * 4
+    assert all(t.untyped_storage().nbytes() == t.nbytes for tensors in received for t in tensors.values())
+    for tensors in received:
+        for tensor in tensors.values():
+            tensor.zero_()
+    flatten_unit(weights, UNIT).zero_()
+    assert all(torch.equal(w[k], v) for w, before in zip(weights, kept, strict=True) for k, v in before.items())
+
+
+def test_a_missing_tensor_is_named() -> None:
+    weights = clients()
+    del weights[2]["bn.scale"]
+    for call in (
+        lambda: stack(weights, "bn.scale"),
+        lambda: flatten_unit(weights, UNIT),
+        lambda: mix_unit(weights, UNIT, torch.eye(4)),
+    ):
+        with pytest.raises(ValueError, match=r"bn\.scale.*positions \[2\]"):
+            call()
+
+
+def test_shapes_that_differ_are_named() -> None:
+    weights = clients()
+    weights[3]["bn.weight"] = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match=r"bn\.weight: shape \(2, 4\) at position 3, \(2, 3\) at position 0"):
+        flatten_unit(weights, UNIT)

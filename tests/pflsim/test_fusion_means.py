@@ -1,0 +1,129 @@
+"""Means against NumPy in float64, and their properties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pflsim.fusion.means import uniform_mean, weighted_mean
+
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
+SINGLE = st.floats(-1e3, 1e3, width=32)
+STACKS = SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=SINGLE))
+
+
+@st.composite
+def stacks_and_weights(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
+    stack = draw(STACKS)
+    weights = draw(hnp.arrays(np.float64, stack.shape[0], elements=st.floats(0.01, 1e4)))
+    return stack, weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 2)])
+def test_golden(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    stack = torch.from_numpy(rng.normal(size=(4, *shape))).to(dtype)
+    weights = np.array([600.0, 20.0, 35.0, 1.0])
+    expected = np.tensordot(weights / weights.sum(), stack.double().numpy(), axes=1)
+    mean = weighted_mean(stack, torch.from_numpy(weights))
+    assert mean.dtype == dtype
+    assert mean.shape == shape
+    torch.testing.assert_close(mean, torch.from_numpy(np.asarray(expected)).to(dtype))
+
+
+def test_uniform_golden() -> None:
+    stack = np.random.default_rng(1).normal(size=(5, 3))
+    np.testing.assert_allclose(uniform_mean(torch.from_numpy(stack)).numpy(), stack.mean(0), rtol=1e-14)
+
+
+def test_accumulates_in_float64() -> None:
+    """In float32 the small terms would vanish beside the large one."""
+    stack = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24)])
+    assert uniform_mean(stack).item() == 0.5
+
+
+@given(stacks_and_weights(), st.randoms(use_true_random=False))
+def test_order_of_clients_does_not_matter(case: tuple[np.ndarray, np.ndarray], random) -> None:
+    stack, weights = map(torch.from_numpy, case)
+    order = list(range(len(weights)))
+    random.shuffle(order)
+    one, other = weighted_mean(stack.double(), weights), weighted_mean(stack.double()[order], weights[order])
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-11)
+
+
+@given(stacks_and_weights(), st.integers(-20, 20))
+def test_scale_of_weights_does_not_matter(case: tuple[np.ndarray, np.ndarray], power: int) -> None:
+    stack, weights = map(torch.from_numpy, case)
+    assert torch.equal(weighted_mean(stack, weights), weighted_mean(stack, weights * 2.0**power))
+
+
+@given(hnp.arrays(np.float32, SHAPES, elements=st.floats(width=32, allow_nan=False)), st.floats(1e-300, 1e300))
+def test_one_client_is_identity_to_the_bit(values: np.ndarray, weight: float) -> None:
+    tensor, weights = torch.from_numpy(values), torch.tensor([weight], dtype=torch.float64)
+    assert torch.equal(weighted_mean(tensor[None], weights), tensor)
+    assert torch.equal(weighted_mean(tensor[None].double() / 3, weights), tensor.double() / 3)
+
+
+@given(stacks_and_weights())
+def test_convex_bounds(case: tuple[np.ndarray, np.ndarray]) -> None:
+    stack, weights = map(torch.from_numpy, case)
+    mean = weighted_mean(stack.double(), weights)
+    slack = 1e-12 * stack.double().abs().amax(0)
+    assert (mean >= stack.double().amin(0) - slack).all()
+    assert (mean <= stack.double().amax(0) + slack).all()
+
+
+@given(STACKS, st.integers(1, 5))
+def test_identical_clients_stay_identical(values: np.ndarray, clients: int) -> None:
+    tensor = torch.from_numpy(values)
+    weights = torch.arange(1, clients + 1, dtype=torch.float64) / 3
+    assert torch.equal(weighted_mean(torch.stack([tensor] * clients), weights), tensor)
+
+
+def test_a_client_of_weight_zero_does_not_count() -> None:
+    stack = torch.tensor([[1.0, 2.0], [5.0, 6.0]])
+    assert torch.equal(weighted_mean(stack, torch.tensor([0.0, 2.0], dtype=torch.float64)), stack[1])
+
+
+def test_example_counts_are_weights() -> None:
+    assert weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3, 1])).item() == 1.0
+
+
+def test_inputs_are_left_alone() -> None:
+    stack, weights = torch.rand(3, 2), torch.rand(3, dtype=torch.float64)
+    before = stack.clone(), weights.clone()
+    mean = weighted_mean(stack, weights)
+    mean.zero_()
+    single = weighted_mean(stack[:1].double(), weights[:1])
+    single.zero_()
+    assert torch.equal(stack, before[0])
+    assert torch.equal(weights, before[1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([0.0, 0.0], "sum to zero"),
+        ([1.0, -0.5], "not negative"),
+        ([1.0, float("nan")], "finite"),
+        ([1.0, float("inf")], "finite"),
+    ],
+)
+def test_bad_weights(weights: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        weighted_mean(torch.zeros(2, 3), torch.tensor(weights, dtype=torch.float64))
+
+
+def test_no_clients() -> None:
+    with pytest.raises(ValueError, match="at least one client"):
+        uniform_mean(torch.zeros(0, 3))
+
+
+def test_integer_counters_are_refused() -> None:
+    with pytest.raises(TypeError):
+        uniform_mean(torch.tensor([1, 2]))

@@ -1,0 +1,79 @@
+"""Results are equal to the bit inline, one client per actor, packed, with 1, 2 and 4 actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import Records, World, dropout_mlp, plan, same, states, world
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from pflsim.settings import Placement
+from pflsim.simulation import Simulation
+from pflsim.trace import read_message
+from ray_actors.placement import Supply, lay_out
+from ray_actors.pool import Pool
+from ray_actors.remote import RayExecutor
+
+CLIENTS = 4
+PLACEMENTS = {
+    "one actor": Placement(actors=1),
+    "packed": Placement(),
+    "one client per actor": Placement(clients_per_actor=1),
+}
+
+
+def worlds() -> Iterator[World]:
+    training = Training(lr=0.1, batch_size=4, momentum=0.5)
+    yield world(
+        partial(PFedCFR, alpha=100.0, r="body", unit="module"),
+        PFedCFRServer(alpha=100.0, sigma=1e3),
+        training=training,
+        model=dropout_mlp,
+        init="per_client",
+    )
+    yield world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp)
+
+
+def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
+    """Everything a run leaves, without its times."""
+    listener = Records()
+    folder.mkdir()
+    traced = plan(CLIENTS, 3, splits=("test", "val"), received=True, trace_rounds=(2,))
+    Simulation(executor, traced, folder, listener).run()
+    rows = [r.evaluations for r in listener.records]
+    losses = [[(t.client, t.steps, t.losses, t.up_bytes) for t in r.reports] for r in listener.records]
+    traffic = [dict(r.down_bytes) for r in listener.records]
+    return states(executor), rows, losses, traffic
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_equal_to_the_bit(name: str, pool: Pool, tmp_path: Path) -> None:
+    layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
+    for number, w in enumerate(worlds()):
+        executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+        executor.start()
+        inline = outcome(w.inline(), tmp_path / f"inline{number}")
+        remote = outcome(executor, tmp_path / f"ray{number}")
+        assert same(inline[0], remote[0])
+        assert inline[1:] == remote[1:]
+        _same_traces(tmp_path / f"inline{number}", tmp_path / f"ray{number}")
+
+
+def _same_traces(one: Path, other: Path) -> None:
+    names = sorted(p.name for p in (one / "trace" / "round_0002").iterdir())
+    assert names == sorted(p.name for p in (other / "trace" / "round_0002").iterdir())
+    assert len(names) == 2 * CLIENTS + 1
+    for name in names:
+        if not name.startswith("server"):
+            a, b = (read_message(f / "trace" / "round_0002" / name) for f in (one, other))
+            assert a.weights.keys() == b.weights.keys()
+            assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)

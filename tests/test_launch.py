@@ -1,0 +1,297 @@
+"""The command line, in this process, with the run itself replaced."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+
+import pytest
+
+import launch
+from pflsim.errors import SettingsError
+from pflsim.settings import Settings
+
+NUMBERS = itertools.count()
+PARTS = """
+    from typing import Literal
+    import not_there_and_never_imported
+    Size = int | float | str
+    def load(*, root: str | None = None, size: Size = 3, shape: tuple[int, ...] = (1, 2), flag: bool = False): ...
+    class Client:
+        def __init__(self, net, *, lam: float = 1.0, alpha: float, unit: Literal["module", "tensor"]): ...
+    class Server:
+        def __init__(self, *, alpha: float = 5.0, unit: Literal["module", "tensor"] = "module", must: int): ...
+"""
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings that were run."""
+    found: list[Settings] = []
+    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=found.append))
+    return found
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A config folder of the user's, with a method and data of their own."""
+    name = f"mine_{next(NUMBERS)}"
+    folder = tmp_path / "my configs"
+    files = {
+        f"../{name}.py": PARTS,
+        "method/own.yaml": f"client: {{_target_: {name}.Client}}\nserver: {{_target_: {name}.Server}}\nmust: 4\n",
+        "method/own_strong.yaml": "defaults: [own]\nlam: 9.0\n",
+        "method/incomplete.yaml": f"client: {{_target_: {name}.Client}}\nserver: {{_target_: {name}.Server}}\n",
+        "method/bad_key.yaml": f"client: {{_target_: {name}.Client}}\nserver: {{_target_: {name}.Server}}\nlamb: 1\n",
+        "method/bad_yaml.yaml": "client: [",
+        "data/own.yaml": f"_target_: {name}.load\nroot: ${{oc.env:HOME}}\n",
+        "data/bad_target.yaml": f"_target_: {name}.laod\n",
+        "data/bad_type.yaml": f"_target_: {name}.load\nflag: perhaps\n",
+        "experiment/ours.yaml": "# @package _global_\ndefaults:\n  - override /method: own\nrounds: 7\nmethod: {lam: 3}\n",
+        "experiment/typo.yaml": "# @package _global_\nround: 7\n",
+    }
+    for path, text in files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    return str(folder)
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> Refused:
+    """Launches with arguments that must be refused; returns what was said."""
+
+    def launch_with(*arguments: str) -> str:
+        assert launch.main(arguments) == 2
+        said = capsys.readouterr()
+        assert not said.out and not runs
+        assert said.err.startswith("error: ") and "Traceback" not in said.err
+        return said.err
+
+    return launch_with
+
+
+def test_the_default_run(runs: list[Settings]) -> None:
+    assert launch.main([]) == 0
+    (settings,) = runs
+    assert type(settings) is Settings and type(settings.method) is dict and type(settings.trace.rounds) is list
+    assert settings.method["client"] == {"_target_": "lightning_modules.methods.pfedcfr.PFedCFR"}
+    assert settings.names["method"] == "pfedcfr" and settings.names["data"] == "digits"
+    assert "hydra" not in settings.names
+
+
+def test_overrides_reach_the_run(runs: list[Settings]) -> None:
+    line = "method=fedprox method.mu=1 partition=dirichlet partition.alpha=0.5 lr=1 trace.rounds=[1,2] eval.on=all"
+    assert launch.main([*line.split(), "placement=one_per_client", "local_steps=5"]) == 0
+    (settings,) = runs
+    assert settings.method["mu"] == 1.0 and isinstance(settings.method["mu"], float)
+    assert settings.partition["alpha"] == 0.5 and settings.lr == 1.0
+    assert settings.trace.rounds == [1, 2] and settings.placement.clients_per_actor == 1
+    assert settings.local_steps == 5 and settings.local_epochs is None
+
+
+def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str) -> None:
+    assert launch.main(["--config-dir", mine, "method=own", "data=own", "data.size=0.5", "data.shape=[3]"]) == 0
+    (settings,) = runs
+    assert {k: v for k, v in settings.method.items() if k not in ("client", "server")} == {
+        "lam": 1.0, "alpha": 5.0, "unit": "module", "must": 4,
+    }  # fmt: skip
+    assert settings.data["size"] == 0.5 and settings.data["shape"] == [3] and settings.data["root"] == str(Path.home())
+    assert "not_there_and_never_imported" not in sys.modules
+
+
+def test_a_file_may_build_on_another(runs: list[Settings], mine: str, refused: Refused) -> None:
+    assert launch.main(["--config-dir", mine, "method=own_strong", "method.alpha=2"]) == 0
+    settings = runs.pop()
+    assert (settings.method["lam"], settings.method["alpha"], settings.method["must"]) == (9.0, 2.0, 4)
+    assert settings.names["method"] == "own_strong"
+    assert "method.lamb: no such setting" in refused("--config-dir", mine, "method=own_strong", "method.lamb=2")
+
+
+def test_experiments(runs: list[Settings], mine: str) -> None:
+    assert launch.main(["--config-dir", mine, "+experiment=ours", "rounds=8"]) == 0
+    assert launch.main(["--config-dir", mine, "+experiment=ours"]) == 0
+    assert [r.rounds for r in runs] == [8, 7] and runs[0].method["lam"] == 3.0
+    assert runs[0].names["experiment"] == "ours"
+
+
+@pytest.mark.parametrize("data", ["mnist", "fashion_mnist"])
+def test_table_two_of_pfedcfr(runs: list[Settings], data: str) -> None:
+    assert launch.main([f"+experiment=pfedcfr_table2_{data}"]) == 0
+    (s,) = runs
+    assert (s.clients, s.rounds, s.local_steps, s.lr) == (20, 100, 10, 0.005)
+    parts = (s.names["method"], s.names["data"], s.names["partition"], s.names["model"])
+    assert parts == ("pfedcfr", data, "label_lognormal", "dnn")
+    assert (s.method["r"], s.partition["classes"]) == (1, 2)
+
+
+def test_interpolation(runs: list[Settings], refused: Refused) -> None:
+    assert launch.main(["lr=${method.mu}", "run_dir=runs/mine-${seed}", "seed=3"]) == 0
+    settings = runs.pop()
+    assert settings.lr == settings.method["mu"] and settings.run_dir == "runs/mine-3"
+    assert "lr: Interpolation key 'nope' not found" in refused("lr=${nope}")
+    assert refused("clients=${method.unit}").startswith("error: clients: ")
+
+
+def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["method=local,fedavg", "seed=0,1", "-m", "rounds=3"]) == 0
+    assert [(r.names["method"], r.seed, r.rounds) for r in runs] == [
+        ("local", 0, 3), ("local", 1, 3), ("fedavg", 0, 3), ("fedavg", 1, 3),
+    ]  # fmt: skip
+    assert "[4/4] method=fedavg seed=1 rounds=3" in capsys.readouterr().out
+
+
+def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
+    assert launch.main(["-m", "method=glob(fed*)"]) == 0
+    assert [r.names["method"] for r in runs] == ["fedamp", "fedavg", "fedprox"]
+
+
+def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
+    assert "method=fedva: there is no method of that name; did you mean fedavg" in refused("-m", "method=local,fedva")
+    assert "clients=x: " in refused("-m", "seed=0,1", "clients=3,x")
+    assert "rounds=0: expected" in refused("-m", "rounds=5,0")
+    assert "run_dir=x is the folder of 2 runs" in refused("-m", "seed=0,1", "run_dir=x")
+    assert "a sweep takes a list" in refused("-m", "lr=interval(0,1)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lr_deca=1"], "lr_deca: no such setting. Did you mean lr_decay?"),
+        (["alpha=1"], "alpha: no such setting. Did you mean method.alpha?"),
+        (["method.alph=1"], "Did you mean method.alpha"),
+        (["method.alph=1"], "The settings of method: method.lam, method.mu"),
+        (["placement.theads=2"], "Did you mean placement.threads"),
+        (["methd=fedavg"], "Did you mean method"),
+        (["+foo=1"], "foo: no such setting"),
+        (["++method.foo=1"], "method.foo: no such setting"),
+        (["foo.bar=1"], "foo.bar: no such setting"),
+        (
+            ["clients=abc"],
+            "clients=abc: Value 'abc' of type 'str' could not be converted to Integer (without it: clients=10",
+        ),
+        (["clients=1.5"], "clients=1.5: "),
+        (["clients=null"], "clients=null: field 'clients' is not Optional"),
+        (["lr="], "lr=: Value ''"),
+        (["eval.received=perhaps"], "not a valid bool"),
+        (["trace.rounds=1"], "trace.rounds=1: "),
+        (["trace.rounds=[a]"], "trace.rounds=[a]: "),
+        (["model.hidden=10"], "model.hidden=10: "),
+        (["placement=2"], "there is no placement of that name; valid: auto, one_per_client, packed"),
+        (["method.unit=modul"], "method.unit='modul' is not one of its choices; did you mean module"),
+        (["method=fedpox"], "method=fedpox: there is no method of that name; did you mean fedprox"),
+        (["data=digit"], "did you mean digits"),
+        (["model=resnet"], "did you mean resnet18"),
+        (["partition=dirichle"], "did you mean dirichlet"),
+        (["split=offical"], "did you mean official"),
+        (["method=null"], "method=null: there is no method of that name"),
+        (["~method"], "~method: there is no method of that name"),
+        (["~clients"], "~clients: a setting cannot be taken away"),
+        (["+method=fedavg"], "method"),
+        (["experiment=pfedcfr_table2_mnist"], "write +experiment=pfedcfr_table2_mnist"),
+        (["+experiment=nope"], "+experiment=nope: there is no experiment of that name; valid: "),
+        (["foo"], "'foo' is not of the form KEY=VALUE or GROUP=NAME"),
+        (["a b"], "'a b' is not of the form"),
+        (["lr=[1"], "'lr=[1' is not of the form"),
+        (["=3"], "'=3' is not of the form"),
+        (["seed=0,1"], "--multirun"),
+        (["hydra.run.dir=x"], "hydra.run.dir=x: "),
+        (["names.method=x"], "names.method: no such setting"),
+        (["method.client._target_=nowhere.Client"], "there is no module 'nowhere'"),
+        (["local_steps=1", "local_epochs=1"], "both say how long"),
+        (["fraction=0.01"], "selects nobody"),
+        (["--config-dir", "nowhere"], "there is no such folder"),
+    ],
+)
+def test_mistakes_are_explained(refused: Refused, arguments: list[str], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+def test_all_bad_overrides_are_named(refused: Refused) -> None:
+    said = refused("clients=abc", "rounds=3", "lr_deca=1")
+    assert "clients=abc" in said and "lr_deca" in said and "rounds" not in said
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("method=incomplete", "method.must has no default; give it a value: method.must=..."),
+        ("method=bad_key", "bad_key.yaml: Key 'lamb' not in"),
+        ("method=bad_yaml", "bad_yaml.yaml: "),
+        ("data=bad_target", "did you mean load?"),
+        ("data=bad_type", "bad_type.yaml: Value 'perhaps'"),
+        ("+experiment=typo", "Key 'round' not in 'Settings'"),
+        ("method=onw", "did you mean own"),
+    ],
+)
+def test_mistakes_in_files_name_the_file(refused: Refused, mine: str, choice: str, said: str) -> None:
+    assert said in refused("--config-dir", mine, choice)
+
+
+def test_a_settings_error_of_the_run_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(settings: Settings) -> None:
+        raise SettingsError("no such file: put it there")
+
+    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    assert launch.main([]) == 2
+    assert capsys.readouterr().err == "error: no such file: put it there\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: Settings) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    with pytest.raises(ValueError, match="a bug"):
+        launch.main([])
+
+
+def test_interruption_and_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: Settings) -> int:
+        if settings.seed == 1:
+            raise KeyboardInterrupt
+        return settings.seed
+
+    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    assert launch.main(["seed=1"]) == 130
+    assert launch.main(["-m", "seed=0,3,1"]) == 3
+
+
+def test_show_config(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> None:
+    assert launch.main(["--cfg", "job", "method=fedprox", "lr=${method.mu}"]) == 0
+    assert "lr: ${method.mu}" in capsys.readouterr().out
+    assert launch.main(["--cfg", "job", "--resolve", "method=fedprox", "lr=${method.mu}"]) == 0
+    assert "lr: 0.001" in capsys.readouterr().out
+    assert not runs
+
+
+def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    assert launch.main(["--help", "--config-dir", mine]) == 0
+    said = capsys.readouterr().out
+    for file in launch.CONFIGS.glob("*/*.yaml"):
+        assert file.stem in said and file.parent.name in said
+    assert "own_strong" in said and "placement.actors_per_gpu=1" in said and "seed=0" in said
+
+
+def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(["-m", "seed=0,1"]) == 0
+    assert launch.main([]) == 0
+    assert Path.cwd() == tmp_path and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", sorted(launch.CONFIGS.glob("*/*.yaml")), ids=lambda f: f"{f.parent.name}/{f.stem}")
+def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plus = "+" if file.parent.name in ("experiment", "cluster") else ""
+    assert launch.main([f"{plus}{file.parent.name}={file.stem}", "--cfg", "job"]) == 0
+    assert f"{file.parent.name}: {file.stem}\n" in capsys.readouterr().out

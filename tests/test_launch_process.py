@@ -1,0 +1,40 @@
+"""The command line as a user runs it: exit status, streams, from another folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run launch.py in a folder."""
+    command = [sys.executable, "-W", "error", str(LAUNCH), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_help(tmp_path: Path) -> None:
+    done = started(tmp_path, "--help")
+    assert done.returncode == 0 and "usage: python launch.py" in done.stdout and not done.stderr
+
+
+def test_a_mistake_ends_with_status_2_and_one_message(tmp_path: Path) -> None:
+    done = started(tmp_path, "method=fedpox")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("error: method=fedpox: ") and len(done.stderr.splitlines()) == 1
+    assert started(tmp_path, "--bogus").returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(LAUNCH.parent)!r})\n"
+        "import launch\n"
+        "assert launch.main(['--help']) == 0 and launch.main(['--cfg', 'job']) == 0\n"
+        "heavy = {'torch', 'lightning', 'ray', 'numpy', 'scipy', 'torchvision'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
