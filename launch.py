@@ -128,7 +128,9 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
     try:
         config = compose("config", list(overrides), return_hydra_config=True)
         choices = config.hydra.runtime.choices
-        names = {group: choices[group] for group in choices if not group.startswith("hydra/") and choices[group]}
+        names = {
+            group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]
+        }
         with open_dict(config):
             del config["hydra"]
             config.names = names

@@ -20,8 +20,10 @@ FORMAT = 1
 
 
 def plain(value: object) -> Any:
-    """Turn a state (frozen dataclasses, mappings, sequences, tensors, numbers, strings) into what `torch.load` reads with
-    weights_only. A dataclass becomes a mapping of its fields.
+    """Turn a state into what `torch.load` reads with weights_only.
+
+    A state is made of frozen dataclasses (each becomes a mapping of its fields), mappings, sequences, tensors, numbers
+    and strings.
 
     Raises:
         TypeError: something else is in it.

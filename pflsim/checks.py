@@ -47,8 +47,8 @@ def check(settings: Settings) -> None:
     problems = list(_not_finite(values))
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
-    problems += [*_choices(values), *_length(settings), *_cohort(settings, broken), *_place(settings.placement, settings)]
-    problems += list(_rounds(settings))
+    problems += [*_choices(values), *_length(settings), *_cohort(settings, broken)]
+    problems += [*_place(settings.placement, settings), *_rounds(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -63,8 +63,8 @@ def check_sweep(runs: Sequence[Settings]) -> None:
     for folder in named:
         if named.count(folder) > 1:
             raise SettingsError(
-                f"run_dir={folder} is the folder of {named.count(folder)} runs of this sweep; leave run_dir out, or give "
-                "each its own with what differs, for example run_dir='runs/mine-${seed}'"
+                f"run_dir={folder} is the folder of {named.count(folder)} runs of this sweep; leave run_dir out, or "
+                "give each its own with what differs, for example run_dir='runs/mine-${seed}'"
             )
 
 

@@ -1,8 +1,8 @@
 """From the config of a part to the thing itself.
 
-A part (method, data, partition, split, model) names a class or function under `_target_`; its settings are the keyword-only
-parameters of that target, and the simulator supplies the positional ones when it calls what `bind` returns. A method is a
-pair: `client` and `server` each name a target, and the settings of both lie flat beside them.
+A part (method, data, partition, split, model) names a class or function under `_target_`; its settings are the
+keyword-only parameters of that target, and the simulator supplies the positional ones when it calls what `bind`
+returns. A method is a pair: `client` and `server` each name a target, and the settings of both lie flat beside them.
 """
 
 from __future__ import annotations

@@ -122,15 +122,20 @@ def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = 
     if threshold == "body":
         inside = [i for i, unit in enumerate(layout) if any(k == head or k.startswith(head + ".") for k in unit.keys)]
         return inside[0] if inside else depth
-    if isinstance(threshold, str) or isinstance(threshold, bool):
+    if isinstance(threshold, str | bool):
         raise SettingsError(f"threshold {threshold!r} is neither a count, a fraction nor 'body'")
     if isinstance(threshold, float):
         if not 0.0 <= threshold <= 1.0:
-            raise SettingsError(f"threshold {threshold} is not a fraction between 0.0 and 1.0; whole units are written as an integer")
+            raise SettingsError(
+                f"threshold {threshold} is not a fraction between 0.0 and 1.0; whole units are written as an integer"
+            )
         return int(threshold * depth + 0.5)
     if not 0 <= threshold <= depth:
         names = ", ".join(unit.name for unit in layout)
-        raise SettingsError(f"threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); give 0 to {depth}")
+        raise SettingsError(
+            f"threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); "
+            f"give 0 to {depth}"
+        )
     return threshold
 
 
@@ -151,5 +156,6 @@ def load(module: nn.Module, tensors: Tensors) -> None:
         for name, value in tensors.items():
             target = own[name]
             if target.shape != value.shape:
-                raise ValueError(f"{name}: the module has shape {tuple(target.shape)}, the message {tuple(value.shape)}")
+                shapes = f"the module has shape {tuple(target.shape)}, the message {tuple(value.shape)}"
+                raise ValueError(f"{name}: {shapes}")
             target.copy_(value)

@@ -43,6 +43,6 @@ def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schem
         make = known[name].default_factory
         nested = isinstance(make, type) and is_dataclass(make)
         if nested and not isinstance(value, Mapping):
-            raise SettingsError(f"{prefix}{name}={value!r}: expected its settings, for example {prefix}{name}.KEY=VALUE")
+            raise SettingsError(f"{prefix}{name}={value!r}: expected {prefix}{name}.KEY=VALUE")
         values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]
     return schema(**values)

@@ -1,7 +1,7 @@
 """The settings of a class or function, read from its source without importing it.
 
-A setting is a keyword-only parameter. Reading the source keeps the command line quick (nothing of torch is loaded to check
-a key) and free of side effects.
+A setting is a keyword-only parameter. Reading the source keeps the command line quick (nothing of torch is loaded to
+check a key) and free of side effects.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Parameter:
     """One setting of a callable.
 
     Args:
-        annotation: its type: int, float, str, bool, unions of them, None, list[...], tuple[...], dict[...], Literal[...].
+        annotation: its type: int, float, str, bool, None, list[...], tuple[...], dict[...], Literal[...], and unions.
         default: the literal in the signature; None and meaningless where `required`.
         required: whether a value must be given.
     """
@@ -267,9 +267,7 @@ def _subscript(source: Source, name: str, inner: ast.expr, where: str) -> Any:
     items = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
     if name == "Literal":
         return Literal[tuple(_literal(source, item, where) for item in items)]
-    arguments = [
-        ... if isinstance(i, ast.Constant) and i.value is Ellipsis else _type(source, i, where) for i in items
-    ]
+    arguments = [... if isinstance(i, ast.Constant) and i.value is Ellipsis else _type(source, i, where) for i in items]
     if name == "Optional":
         return typing.Optional[arguments[0]]  # noqa: UP007, UP045
     if name == "Union":

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pflsim.signatures import find_source
 
-TEXT = """pflsim: personalised federated learning, simulated. Every client trains its own model; the report says how well it
-does for every one of them.
+TEXT = """pflsim: personalised federated learning, simulated. Every client trains its own model; the report
+says how well each of them does.
 
 usage: python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]
 

@@ -51,7 +51,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "data/own.yaml": f"_target_: {name}.load\nroot: ${{oc.env:HOME}}\n",
         "data/bad_target.yaml": f"_target_: {name}.laod\n",
         "data/bad_type.yaml": f"_target_: {name}.load\nflag: perhaps\n",
-        "experiment/ours.yaml": "# @package _global_\ndefaults:\n  - override /method: own\nrounds: 7\nmethod: {lam: 3}\n",
+        "experiment/ours.yaml": "# @package _global_\ndefaults: [override /method: own]\nrounds: 7\nmethod: {lam: 3}\n",
         "experiment/typo.yaml": "# @package _global_\nround: 7\n",
     }
     for path, text in files.items():

@@ -14,6 +14,7 @@ import torch
 import yaml
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
 
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.layers import norm2d
@@ -199,6 +200,25 @@ def test_pfedpm_features_are_maps_of_one_shape(channels: int) -> None:
     net = MapCnn(MNIST, 10, hidden_channels=channels)
     assert net.feature_shape == (20, 4, 4)
     assert net.get_parameter("body.conv1.weight").shape[0] == channels
+
+
+def test_cnn_computes_what_it_says() -> None:
+    net = Cnn(DIGITS, 3, channels=[4, 6], kernel=3, padding=1, hidden=5).double()
+    p = dict(net.named_parameters())
+    x = torch.rand(2, *DIGITS, dtype=torch.float64)
+    maps = x
+    for conv in ("body.conv1", "body.conv2"):
+        maps = F.conv2d(maps, p[f"{conv}.weight"], p[f"{conv}.bias"], padding=1)
+        maps = maps.clamp(min=0).unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
+    features = F.linear(maps.flatten(1), p["body.fc.weight"], p["body.fc.bias"]).clamp(min=0)
+    torch.testing.assert_close(net(x), F.linear(features, p["head.weight"], p["head.bias"]))
+
+
+def test_alexnet_layers() -> None:
+    order = [m for m in make("alexnet", CIFAR).body.modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d | nn.Linear)]
+    kinds = ["conv", "pool", "conv", "pool", "conv", "conv", "conv", "pool", "fc", "fc"]
+    short = {nn.Conv2d: "conv", nn.MaxPool2d: "pool", nn.Linear: "fc"}
+    assert [short[type(m)] for m in order] == kinds
 
 
 def test_cnn_norms() -> None:

@@ -55,6 +55,8 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
         ({"local_epochs": 0}, "local_epochs=0"),
         ({"lr": 0.0}, "lr=0.0: expected a number above 0"),
         ({"lr": math.nan}, "lr=nan: expected a finite number"),
+        ({"lr": -math.inf}, "lr=-inf: expected a finite number"),
+        ({"momentum": math.nan}, "momentum=nan: expected a finite number"),
         ({"lr_decay": -0.5}, "lr_decay=-0.5"),
         ({"lr_decay": math.inf}, "lr_decay=inf"),
         ({"momentum": 1.0}, r"momentum=1.0: expected a number in \[0, 1\)"),

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -54,6 +54,7 @@ def test_distances_of_near_twins_keep_their_digits(dtype: type) -> None:
     np.testing.assert_allclose(distances, reference_distances(flat), rtol=1e-12)
 
 
+@settings(deadline=None)
 @given(FLATS, st.randoms(use_true_random=False))
 def test_distances_are_symmetric_and_follow_a_permutation_to_the_bit(flat: np.ndarray, random) -> None:
     rows = torch.from_numpy(flat)
@@ -89,6 +90,7 @@ def test_weights_by_hand() -> None:
     torch.testing.assert_close(zeta, torch.tensor([[1 - away, away], [away, 1 - away]], dtype=torch.float64))
 
 
+@settings(deadline=None)
 @given(FLATS, st.floats(0, 1), st.floats(1e-3, 1e6))
 def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
     """Within the bound (N−1)·α/σ ≤ 1, at any distance."""
@@ -100,6 +102,7 @@ def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float)
     torch.testing.assert_close(zeta.sum(1), torch.ones(clients, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(FLATS, st.floats(0, 50), st.floats(1e-3, 1e6))
 def test_clamped_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
     zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=load * sigma, sigma=sigma, clamp=True)
@@ -173,16 +176,18 @@ def test_scales_out_of_range(alpha: float, sigma: float) -> None:
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 2), (COLUMNS + 5,)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_mix_golden(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("receivers", [3, 4])
+def test_mix_golden(shape: tuple[int, ...], dtype: torch.dtype, receivers: int) -> None:
     rng = np.random.default_rng(3)
     stack = torch.from_numpy(rng.normal(size=(4, *shape))).to(dtype)
-    zeta = rng.dirichlet(np.ones(4), size=3)
+    zeta = rng.dirichlet(np.ones(4), size=receivers)
     mixed = mix(torch.from_numpy(zeta), stack)
     assert mixed.dtype == dtype
     expected = np.einsum("rn,n...->r...", zeta, stack.double().numpy())
     torch.testing.assert_close(mixed, torch.from_numpy(expected).to(dtype))
 
 
+@settings(deadline=None)
 @given(FLATS, st.floats(0, 1))
 def test_mix_is_convex_and_follows_a_permutation(flat: np.ndarray, load: float) -> None:
     stack = torch.from_numpy(flat).double()

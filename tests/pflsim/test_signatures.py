@@ -65,7 +65,7 @@ def test_types_and_defaults(package: Package) -> None:
     assert found["a"] == Parameter(int, None, True)
     assert found["b"] == Parameter(float, -0.5, False)
     assert found["e"] == Parameter(int | None, None, False)
-    assert found["f"].annotation == int | float, str
+    assert found["f"].annotation == int | float | str
     assert found["g"] == Parameter(list[int], [1], False)
     assert found["h"] == Parameter(tuple[int, ...], (1, 2), False)
     assert found["i"] == Parameter(Literal["p", "q"], "p", False)

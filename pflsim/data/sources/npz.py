@@ -61,16 +61,14 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise SettingsError(f"data.path={path}: no such file (looked for {path.resolve()})")
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
-        with archive:
+        with path.open("rb") as file:  # opened here: NumPy leaves its own handle open when the archive is broken
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
             missing = [key for key in KEYS if key not in archive.files]
             if missing:
-                raise SettingsError(
-                    f"{path}: no array {', '.join(missing)}; expected {', '.join(KEYS)}, found "
-                    f"{', '.join(archive.files)}"
-                )
+                found = ", ".join(archive.files)
+                raise SettingsError(f"{path}: no array {', '.join(missing)}; expected {', '.join(KEYS)}, found {found}")
             return {key: _array(path, key, archive) for key in KEYS}
     except SettingsError:
         raise

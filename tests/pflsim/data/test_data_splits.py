@@ -167,6 +167,7 @@ def test_official_names_the_client_that_cannot_be_tested():
 
 def test_official_by_writer_tests_on_the_writers_own_examples():
     data = make()
+    assert data.writers is not None
     rule = partial(splits.official, test_by="writers")
     partition = federate(data, partitions.by_writer, rule, 8, 0)
     for client in range(8):
@@ -195,17 +196,21 @@ def test_merged_splits_each_client_class_by_class(fraction):
 
 def test_counts_are_exact_and_in_the_clients_own_distribution():
     data = make(4000, 1000)
-    rule = partial(splits.counts, train=200, test=40, validation=0.1)
-    wide = partial(partitions.dirichlet, alpha=1.0, min_examples=240)
-    partition = federate(data, wide, rule, 10, 2)
+    dealt = []
+
+    def spy(labels, *rest):
+        parts = partitions.dirichlet(labels, *rest, alpha=1.0, min_examples=240)
+        dealt.extend(np.bincount(labels[rows], minlength=10) / len(rows) for rows in parts)
+        return parts
+
+    partition = federate(data, spy, partial(splits.counts, train=200, test=40, validation=0.1), 10, 2)
     assert [len(r) for r in partition.train] == [180] * 10
     assert [len(r) for r in partition.val] == [20] * 10
     assert [len(r) for r in partition.test] == [40] * 10
-    parts = wide(data.y, 10, 10, np.random.default_rng(0), None)
-    assert len(parts) == 10
-    train = (class_counts(data, partition, "train") + class_counts(data, partition, "val")) / 200
-    test = class_counts(data, partition, "test") / 40
-    assert np.abs(train - test).max() <= 1 / 40 + 1 / 200
+    train = class_counts(data, partition, "train") + class_counts(data, partition, "val")
+    test = class_counts(data, partition, "test")
+    assert np.abs(train + test - 240 * np.array(dealt)).max() <= 1
+    assert np.abs(test - 40 * np.array(dealt)).max() <= 1.2
 
 
 def test_counts_names_the_client_with_too_few():
@@ -226,6 +231,11 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
         else:
             assert len(val) >= 1
             assert abs(len(val) - validation * n) <= 1
+
+
+def test_a_large_validation_share_still_leaves_a_training_example():
+    partition = federate(make(240, 240), partitions.iid, partial(splits.official, validation=0.99), 120, 0)
+    assert [len(rows) for rows in partition.train] == [1] * 120
 
 
 def test_validation_is_stratified():

@@ -41,7 +41,8 @@ def test_digits_are_the_1797_with_a_fixed_stratified_split():
     data = digits.load()
     assert data.x.shape == (1797, 1, 8, 8) and data.x.dtype == np.uint8 and data.x.max() == 16 == data.scale
     train = np.bincount(data.y[: data.train_size], minlength=10)
-    every = np.bincount(load_digits().target)
+    images, labels = load_digits(return_X_y=True)
+    every = np.bincount(labels)
     assert (np.bincount(data.y) == every).all()
     assert (np.abs(train - 0.8 * every) <= 0.5).all()
     again = digits.load()
@@ -50,8 +51,8 @@ def test_digits_are_the_1797_with_a_fixed_stratified_split():
     def pairs(x, y):
         return sorted((int(label), image.tobytes()) for image, label in zip(x, y, strict=True))
 
-    original = load_digits()
-    assert pairs(data.x[:, 0], data.y) == pairs(original.images.astype(np.uint8), original.target)
+    original = images.astype(np.uint8).reshape(-1, 8, 8)
+    assert pairs(data.x[:, 0], data.y) == pairs(original, labels)
 
 
 def test_standardize_makes_training_inputs_zero_mean_unit_deviation():

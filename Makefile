@@ -1,0 +1,30 @@
+# make run | test | check | format | clean; ARGS="..." is passed on.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: run test check format clean
+.DEFAULT_GOAL := run
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, {sys.executable} is older: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
+	$(BIN)/python launch.py $(ARGS)
+
+test: .venv/.installed  ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.installed  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

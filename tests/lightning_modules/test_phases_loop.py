@@ -1,0 +1,312 @@
+"""Batches, schedules and the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.loop import batch_indices, train
+from lightning_modules.losses import cross_entropy
+from lightning_modules.nets.net import Net
+from lightning_modules.phases import Alternate, Phase, Schedule, Stage, stages
+from lightning_modules.training import Training
+from pflsim.data.federated import Examples
+from pflsim.params import BODY, HEAD, Selector
+from pflsim.seeding import seeded_global
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(n: int, batch_size: int, epochs: int | None = None, steps: int | None = None) -> list[Tensor]:
+    return list(batch_indices(n, Stage((Phase(),), epochs, steps), batch_size, generator()))
+
+
+# Batches
+
+
+@given(n=st.integers(0, 40), batch_size=st.integers(1, 12), epochs=st.integers(0, 3))
+def test_an_epoch_is_every_example_once(n: int, batch_size: int, epochs: int) -> None:
+    drawn = draw(n, batch_size, epochs=epochs)
+    per_pass = -(-n // batch_size)
+    assert len(drawn) == epochs * per_pass
+    for first in range(0, len(drawn), per_pass or 1):
+        one = drawn[first : first + per_pass]
+        assert all(len(index) == batch_size for index in one[:-1])
+        assert sorted(torch.cat(one).tolist()) == list(range(n))
+
+
+@given(n=st.integers(1, 40), batch_size=st.integers(1, 12), steps=st.integers(0, 30))
+def test_steps_go_on_beyond_one_pass(n: int, batch_size: int, steps: int) -> None:
+    drawn = draw(n, batch_size, steps=steps)
+    assert len(drawn) == steps
+    passes = draw(n, batch_size, epochs=-(-steps // -(-n // batch_size)))
+    assert all(torch.equal(a, b) for a, b in zip(drawn, passes, strict=False))  # the same passes, cut short
+
+
+def test_small_shards() -> None:
+    assert draw(0, 4, epochs=2) == draw(0, 4, steps=5) == []
+    assert [index.tolist() for index in draw(1, 4, steps=3)] == [[0], [0], [0]]
+    assert [len(index) for index in draw(3, 8, epochs=2)] == [3, 3]
+    assert [len(index) for index in draw(5, 2, epochs=1)] == [2, 2, 1]
+
+
+def test_order_is_the_generators_and_new_in_every_pass() -> None:
+    first, second = draw(50, 50, epochs=2)
+    assert not torch.equal(first, second)
+    torch.rand(3)
+    assert torch.equal(first, draw(50, 50, epochs=1)[0])
+
+
+def test_epochs_and_steps_together_end_with_the_earlier() -> None:
+    assert len(draw(10, 5, epochs=1, steps=9)) == 2
+    assert len(draw(10, 5, epochs=9, steps=3)) == 3
+
+
+# Schedules
+
+A, B = Phase("a"), Phase("b")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "laid"),
+    [
+        ((A,), [("a", 3, None)]),
+        ((Phase("a", epochs=2), B), [("a", 2, None), ("b", 3, None)]),
+        ((Phase("a", steps=5), Phase("b", epochs=0)), [("a", None, 5), ("b", 0, None)]),
+        ((Alternate((A, B)),), [("ab", 3, None)]),
+        ((Alternate((Phase("a", steps=9), B), epochs=2), A), [("ab", 2, None), ("a", 3, None)]),
+        ((Alternate((A, B), steps=4),), [("ab", None, 4)]),
+        ((Alternate((A, B), "epoch", epochs=2),), [("a", 1, None), ("b", 1, None)] * 2),
+        ((Alternate((A, B), "epoch"),), [("a", 1, None), ("b", 1, None)] * 3),
+        ((Alternate((A, B), "epoch", steps=4),), [("a", None, 4), ("b", None, 4)]),
+        ((), []),
+    ],
+)
+def test_stages(schedule: Schedule, laid: list[tuple[str, int | None, int | None]]) -> None:
+    made = stages(schedule, Training(local_epochs=3))
+    assert [("".join(p.name for p in s.phases), s.epochs, s.steps) for s in made] == laid
+
+
+def test_local_steps_go_before_local_epochs() -> None:
+    training = Training(local_epochs=3, local_steps=7)
+    both = stages((A, Phase("b", epochs=1)), training)
+    assert [(s.epochs, s.steps) for s in both] == [(None, 7), (1, None)]
+
+
+# The loop
+
+PLAIN = (Phase(),)
+
+
+class Client(ClientModule):
+    """Two objectives, any schedule; remembers every batch it was asked about."""
+
+    def __init__(self, schedule: Schedule = PLAIN, **training: Any):
+        with seeded_global(0, "test"):
+            body = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+            super().__init__(Net(body, nn.Linear(4, 2), (4,)), Training(**{"lr": 0.5, "batch_size": 4, **training}))
+        self._schedule, self.seen = schedule, []
+
+    def schedule(self) -> Schedule:
+        return self._schedule
+
+    def objective(self, batch: Batch) -> Terms:
+        self.seen.append(("ce", batch[0], self.net.body[0].weight.detach().clone()))  # type: ignore[index]
+        return {"ce": cross_entropy(self.net(batch[0]), batch[1])}
+
+    def pull(self, batch: Batch) -> Terms:
+        self.seen.append(("pull", batch[0], self.net.body[0].weight.detach().clone()))  # type: ignore[index]
+        features = self.net.body(batch[0])
+        return {"near": features.square().mean() / 2, "far": features.abs().mean()}
+
+
+def examples(n: int = 10) -> Examples:
+    x = torch.randn(n, 3, generator=generator(1))
+    return Examples(x, (x[:, 0] > 0).long())
+
+
+def values(module: ClientModule) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+def moved(module: ClientModule, before: dict[str, Tensor]) -> set[str]:
+    return {key for key, value in module.state_dict().items() if not torch.equal(value, before[key])}
+
+
+BODY_KEYS = {"net.body.0.weight", "net.body.0.bias"}
+HEAD_KEYS = {"net.head.weight", "net.head.bias"}
+TURNS = (Phase("body", "pull", BODY), Phase("head", "objective", HEAD))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("selector", "keys"),
+    [(BODY, BODY_KEYS), (HEAD, HEAD_KEYS), (Selector(("net.head.bias",)), {"net.head.bias"})],
+)
+def test_a_phase_moves_its_own_parameters_only(selector: Selector, keys: set[str], decay: float) -> None:
+    module = Client((Phase(trainable=selector),), weight_decay=decay, momentum=0.9)
+    before = values(module)
+    train(module, examples(), generator())
+    assert moved(module, before) == keys
+    assert all(p.grad is None for p in module.parameters())
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def sgd(parameters: list[Tensor], loss: Tensor, lr: float) -> None:
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= lr * gradient
+
+
+def by_hand(turns: list[list[str]], data: Examples, lr: float, batch_size: int) -> list[Tensor]:
+    """Body and head in plain tensors: for every pass over the data, which of them step on each of its batches."""
+    w, b, v, c = (p.detach().clone().requires_grad_() for p in Client().net.parameters())
+    order = generator(9)
+    for turn in turns:
+        for index in torch.randperm(len(data), generator=order).split(batch_size):
+            x, y = data.x[index], data.y[index]
+            if "body" in turn:
+                features = torch.tanh(x @ w.T + b)
+                sgd([w, b], features.square().mean() / 2 + features.abs().mean(), lr)
+            if "head" in turn:
+                logits = torch.tanh(x @ w.T + b) @ v.T + c
+                sgd([v, c], -logits.log_softmax(1)[torch.arange(len(y)), y].mean(), lr)
+    return [w, b, v, c]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "turns"),
+    [
+        ((Alternate(TURNS, epochs=2),), [["body", "head"]] * 2),
+        ((Alternate(TURNS, "epoch", epochs=2),), [["body"], ["head"]] * 2),
+        (tuple(reversed(TURNS)), [["head"], ["body"]]),
+    ],
+)
+def test_alternation_against_plain_tensors(schedule: Schedule, turns: list[list[str]]) -> None:
+    module = Client(schedule, lr=0.3)
+    train(module, examples(), generator(9))
+    for ours, theirs in zip(module.net.parameters(), by_hand(turns, examples(), 0.3, 4), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_alternation_by_batch_sees_the_same_batch_and_the_new_parameters() -> None:
+    module = Client((Alternate(TURNS, steps=3),))
+    train(module, examples(), generator())
+    assert [kind for kind, _, _ in module.seen] == ["pull", "ce"] * 3
+    for (_, batch, before), (_, again, after) in zip(module.seen[::2], module.seen[1::2], strict=True):
+        assert torch.equal(batch, again) and not torch.equal(before, after)
+
+
+def rate(module: Client, n: int = 4) -> float:
+    """The learning rate of a single step of the head's bias."""
+    before = values(module)["net.head.bias"]
+    x, y = examples(n).batch(slice(None))
+    gradient = torch.autograd.grad(cross_entropy(module.net(x), y), module.net.head.bias)[0]  # type: ignore[arg-type]
+    train(module, examples(n), generator())
+    return float(((before - module.state_dict()["net.head.bias"]) / gradient).mean())
+
+
+@pytest.mark.parametrize(
+    ("lr", "decay", "round_number", "expected"),
+    [(None, 1.0, 5, 0.5), (0.125, 1.0, 5, 0.125), (None, 0.5, 1, 0.5), (None, 0.5, 4, 0.0625), (0.25, 0.5, 2, 0.125)],
+)
+def test_rate_by_phase_and_round(lr: float | None, decay: float, round_number: int, expected: float) -> None:
+    module = Client((Phase(trainable=HEAD, lr=lr),), lr_decay=decay)
+    module.round_number = round_number
+    assert rate(module) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_optimiser_is_fresh_in_every_round() -> None:
+    """Momentum of one round does not reach into the next."""
+    module, other = Client(momentum=0.9), Client(momentum=0.9)
+    train(module, examples(), generator(0))
+    other.load_state_dict(module.state_dict())
+    train(module, examples(), generator(1))
+    train(other, examples(), generator(1))
+    assert not moved(module, values(other))
+
+
+def test_momentum_lasts_through_a_round() -> None:
+    plain, heavy = Client(local_epochs=3), Client(local_epochs=3, momentum=0.9)
+    for module in (plain, heavy):
+        train(module, examples(), generator())
+    assert moved(plain, values(heavy))
+
+
+def test_losses_are_means_over_the_steps() -> None:
+    """Every step counts the same, a short batch too; the loss is the one before the step."""
+    module = Client((Phase("only", "pull", BODY, epochs=2),))
+    kept: dict[str, list[float]] = {"near": [], "far": []}
+    inner: Callable[[Batch], Terms] = module.pull
+
+    def pull(batch: Batch) -> Terms:
+        terms = inner(batch)
+        for name, value in terms.items():
+            kept[name].append(float(value.detach()))
+        return terms
+
+    module.pull = pull  # type: ignore[method-assign]
+    steps, losses = train(module, examples(), generator())
+    assert steps == 6
+    assert losses == {name: pytest.approx(sum(v) / 6, rel=1e-6) for name, v in kept.items()}
+
+
+def test_loss_terms_of_several_phases_are_told_apart() -> None:
+    module = Client((Alternate((Phase("body", trainable=BODY), Phase("head", trainable=HEAD))),))
+    steps, losses = train(module, examples(), generator())
+    assert steps == 3 and set(losses) == {"body/ce", "head/ce"}
+    assert losses["head/ce"] < losses["body/ce"]  # it is taken after the body's step on the same batch
+
+
+@pytest.mark.parametrize("schedule", [PLAIN, (Alternate(TURNS, "epoch"),)])
+def test_without_examples_nothing_happens(schedule: Schedule) -> None:
+    module = Client(schedule)
+    before = values(module)
+    assert train(module, examples(0), generator()) == (0, {})
+    assert not moved(module, before)
+
+
+def test_one_example_is_enough() -> None:
+    module = Client(local_steps=3)
+    assert train(module, examples(1), generator())[0] == 3
+
+
+class Normed(ClientModule):
+    """With batch normalisation right on the inputs, so that its statistics are the data's own."""
+
+    def __init__(self) -> None:
+        with seeded_global(0, "test"):
+            super().__init__(Net(nn.BatchNorm1d(3), nn.Linear(3, 2), (3,)), Training())
+
+
+@pytest.mark.parametrize(("n", "batch_size"), [(20, 256), (201, 50), (257, 256)])
+def test_recalibrate_measures_all_examples_alike(n: int, batch_size: int) -> None:
+    """Also where the last batch would be of one example, and where the rows are sorted by class."""
+    module = Normed().eval()
+    data = examples(n)
+    data = Examples(data.x[data.x[:, 0].argsort()] + torch.tensor([5.0, 0, 0]), data.y)
+    before = values(module)
+    module.recalibrate(data, batch_size)
+    norm = module.net.body
+    assert not module.training and not norm.training and norm.momentum == 0.1
+    torch.testing.assert_close(norm.running_mean, data.x.mean(0), rtol=0.02, atol=0.05)
+    torch.testing.assert_close(norm.running_var, data.x.var(0), rtol=0.15, atol=0.05)
+    assert moved(module, before) == {f"net.body.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
+
+
+def test_recalibrate_without_examples_changes_nothing() -> None:
+    module = Normed()
+    module.net.body.running_mean.fill_(3)  # type: ignore[union-attr]
+    before = values(module)
+    module.recalibrate(examples(0))
+    assert not moved(module, before)

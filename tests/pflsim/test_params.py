@@ -1,0 +1,169 @@
+"""Selectors, fusion units, thresholds, snapshots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pflsim.errors import SettingsError
+from pflsim.params import BODY, HEAD, NET, NOTHING, Selector, load, resolve_threshold, snapshot, units
+from pflsim.types import Unit
+
+
+class Odd(nn.Module):
+    """Names that lie: `bn` is a convolution, `thing` is batch normalisation, `body2` is not in `body`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Module()
+        self.net.body = nn.Sequential()
+        self.net.body.bn = nn.Conv2d(1, 2, 3)
+        self.net.body.thing = nn.BatchNorm2d(2)
+        self.net.body2 = nn.Linear(2, 2)
+        self.net.head = nn.Linear(2, 3)
+        self.net.register_buffer("table", torch.zeros(2))
+        self.net.register_buffer("passing", torch.zeros(2), persistent=False)
+        self.other = nn.Linear(1, 1)
+
+
+CONV = ("net.body.bn.weight", "net.body.bn.bias")
+NORM = ("net.body.thing.weight", "net.body.thing.bias")
+STATS = ("net.body.thing.running_mean", "net.body.thing.running_var")
+BODY2 = ("net.body2.weight", "net.body2.bias")
+LAST = ("net.head.weight", "net.head.bias")
+
+
+@pytest.mark.parametrize(
+    ("selector", "parameters", "buffers"),
+    [
+        (NOTHING, (), ()),
+        (NET, CONV + NORM + BODY2 + LAST, ("net.table", *STATS)),
+        (BODY, CONV + NORM, STATS),
+        (HEAD, LAST, ()),
+        (Selector(("net.head", "net.body")), CONV + NORM + LAST, STATS),  # the module's order, not the selector's
+        (Selector(("net.head.bias",)), LAST[1:], ()),
+        (Selector(("net",), "without"), CONV + BODY2 + LAST, ("net.table",)),
+        (Selector(("net",), "only"), NORM, STATS),
+        (Selector(("",), "without"), CONV + BODY2 + LAST + ("other.weight", "other.bias"), ("net.table",)),
+        (Selector(("nowhere",)), (), ()),
+    ],
+)
+def test_selectors(selector: Selector, parameters: tuple[str, ...], buffers: tuple[str, ...]) -> None:
+    """Norms by class, whole path components, persistent floating point buffers only (no counter)."""
+    assert selector.parameters(Odd()) == parameters
+    assert selector.buffers(Odd()) == buffers
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(3), nn.InstanceNorm2d(3, affine=True), nn.GroupNorm(1, 3), nn.LayerNorm(3), nn.RMSNorm(3)]
+)
+def test_every_norm_is_one(norm: nn.Module) -> None:
+    assert Selector(("",), "without").parameters(nn.Sequential(norm)) == ()
+    assert "weight" in Selector(("",), "only").parameters(norm)  # also when it is the module itself
+
+
+def layout(by: Any, selector: Selector = NET) -> tuple[Unit, ...]:
+    module = Odd()
+    return units(module, selector.parameters(module), selector.buffers(module), by)
+
+
+def test_units_by_module() -> None:
+    assert layout("module", BODY) == (Unit("net.body.bn", CONV), Unit("net.body.thing", NORM, STATS))
+    assert [u.name for u in layout("module")] == ["net.body.bn", "net.body.thing", "net.body2", "net.head"]
+
+
+def test_units_by_tensor() -> None:
+    """A norm's statistics go with its weight, once."""
+    alone = {u.name: u for u in layout("tensor")}
+    assert tuple(alone) == CONV + NORM + BODY2 + LAST
+    assert alone[NORM[0]] == Unit(NORM[0], NORM[:1], STATS)
+    assert alone[NORM[1]] == Unit(NORM[1], NORM[1:])
+
+
+def test_the_model_as_one_unit() -> None:
+    assert layout("model") == (Unit("model", CONV + NORM + BODY2 + LAST, ("net.table", *STATS)),)
+    assert layout("model", NOTHING) == layout("module", NOTHING) == layout("tensor", NOTHING) == ()
+
+
+@pytest.mark.parametrize("by", ["module", "tensor", "model"])
+def test_units_are_a_partition_of_what_is_shared(by: Any) -> None:
+    """Nothing that travels is left without a unit, and nothing is fused twice."""
+    module = nn.Sequential(nn.BatchNorm2d(1, affine=False), nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False), Odd())
+    everything = Selector(("",))
+    parameters, buffers = everything.parameters(module), everything.buffers(module)
+    laid = units(module, parameters, buffers, by)
+    assert sorted(key for unit in laid for key in unit.keys) == sorted(parameters + buffers)
+    assert all(unit.parameters for unit in laid)
+    if by == "module":
+        assert laid[0].buffers[:4] == ("0.running_mean", "0.running_var", "2.running_mean", "2.running_var")
+
+
+def test_unit_kinds_are_three() -> None:
+    with pytest.raises(SettingsError, match="module, tensor, model"):
+        layout("layer")
+
+
+FOUR = tuple(Unit(name, (f"{name}.weight",)) for name in ("net.body.a", "net.body.b", "net.header", "net.head"))
+
+
+@pytest.mark.parametrize(
+    ("threshold", "units_before"),
+    [(0, 0), (4, 4), (1, 1), (0.0, 0), (1.0, 4), (0.5, 2), (0.374, 1), (0.375, 2), ("body", 3)],
+)
+def test_thresholds(threshold: int | float | str, units_before: int) -> None:
+    """An integer is a count and 1.0 is everything; `net.header` is not in `net.head`."""
+    assert resolve_threshold(threshold, FOUR) == units_before
+
+
+def test_body_without_a_head_is_everything() -> None:
+    assert resolve_threshold("body", FOUR[:3]) == 3
+
+
+@pytest.mark.parametrize(
+    ("threshold", "message"),
+    [
+        (5, "beyond the model's depth: it has 4 fusion units .*net.body.a.*give 0 to 4"),
+        (-1, "beyond the model's depth"),
+        (1.5, "fraction"),
+        (-0.1, "fraction"),
+        (float("nan"), "fraction"),
+        ("head", "neither a count"),
+        (True, "neither a count"),
+    ],
+)
+def test_threshold_errors(threshold: int | float | str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        resolve_threshold(threshold, FOUR)
+
+
+def test_snapshot_never_aliases() -> None:
+    module = nn.Linear(3, 2)
+    taken = snapshot({**module.state_dict(keep_vars=True), "view": module.weight[0]})
+    kept = {name: tensor.clone() for name, tensor in taken.items()}
+    with torch.no_grad():
+        module.weight.add_(1)
+        module.bias.mul_(0)
+    assert all(torch.equal(taken[name], kept[name]) for name in kept)
+    assert not any(tensor.requires_grad for tensor in taken.values())
+    assert taken["view"].untyped_storage().nbytes() == 3 * 4
+
+
+def test_load_copies_into_the_modules_own_tensors() -> None:
+    module = nn.BatchNorm1d(2)
+    weight, bias = module.weight, module.bias.detach().clone()
+    values = {"weight": torch.tensor([3.0, 4.0]), "running_mean": torch.tensor([1.0, 2.0])}
+    load(module, values)
+    values["weight"].zero_()
+    assert module.weight is weight and weight.tolist() == [3.0, 4.0] and weight.requires_grad
+    assert module.running_mean is not None and module.running_mean.tolist() == [1.0, 2.0]
+    assert torch.equal(module.bias, bias)
+
+
+def test_load_errors() -> None:
+    with pytest.raises(KeyError, match="nobody"):
+        load(nn.Linear(2, 2), {"nobody": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"bias: the module has shape \(2,\), the message \(1,\)"):
+        load(nn.Linear(2, 2), {"bias": torch.zeros(1)})  # would broadcast

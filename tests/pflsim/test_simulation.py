@@ -1,0 +1,176 @@
+"""The order of events of a round, as an executor sees it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import Records
+
+from pflsim.checkpoint import read_state
+from pflsim.execution import Judge, Sent, Trained
+from pflsim.messages import Message, Uplink
+from pflsim.simulation import Plan, Simulation
+from pflsim.trace import read_message, read_server
+from pflsim.types import EvalRow, Tensors, TrainReport
+
+
+class Handle:
+    """Something that can be watched."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class Recorder:
+    """An executor of three clients that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.alive: list[weakref.ref[Handle]] = []
+        self.fused = 0
+
+    def handle(self, content: Any) -> Handle:
+        made = Handle(content)
+        self.alive.append(weakref.ref(made))
+        return made
+
+    def start(self) -> None: ...
+
+    def send(self, clients: Sequence[int]) -> Sent[Handle]:
+        self.events.append(("send", tuple(clients)))
+        messages = {c: Message(weights={"w": torch.tensor([float(self.fused), c])}) for c in clients}
+        return Sent({c: self.handle(m) for c, m in messages.items()}, dict.fromkeys(clients, 8))
+
+    def train(self, round_number: int, sent: Sent[Handle]) -> Trained[Handle]:
+        self.events.append(("train", round_number, tuple(sent.downlinks)))
+        ups = [[Uplink(weights={"w": torch.ones(1)}, client=c, num_examples=c + 1)] for c in reversed(sent.downlinks)]
+        return Trained([self.handle(up) for up in ups], tuple(TrainReport(c, c + 1, 1) for c in sent.downlinks))
+
+    def fuse(self, trained: Trained[Handle]) -> None:
+        self.events.append(("fuse", len(trained.uplinks)))
+        self.fused += 1
+
+    def evaluate(self, judge: Judge) -> list[EvalRow]:
+        assert not any(ref() for ref in self.alive), "the messages of the round are still held"
+        self.events.append(("evaluate", judge.model, judge.phase, judge.clients, judge.splits, judge.round_number))
+        return [] if judge.model == "global" else [EvalRow(c, "test", "personal", judge.phase, 1, 2, 0.5) for c in (0,)]
+
+    def downlink(self, handle: Handle) -> Message:
+        return handle.content
+
+    def uplinks(self, handle: Handle) -> Sequence[Uplink]:
+        return handle.content
+
+    def server_numbers(self) -> Tensors:
+        self.events.append(("numbers", self.fused))
+        return {"fused": torch.tensor(self.fused)}
+
+    def server_state(self) -> object:
+        self.events.append(("save", self.fused))
+        return {"fused": self.fused}
+
+    def client_states(self) -> Iterator[tuple[int, Tensors]]:
+        yield from ((c, {"w": torch.zeros(1)}) for c in range(3))
+
+    def close(self) -> None: ...
+
+
+PLAN = Plan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
+
+
+def simulate(folder: Path, **settings: Any) -> tuple[Recorder, Records]:
+    recorder, records = Recorder(), Records()
+    Simulation(recorder, replace(PLAN, **settings), folder, records).run()
+    return recorder, records
+
+
+def rounds_with(recorder: Recorder, kind: str) -> list[int]:
+    """The rounds in which something was asked for."""
+    found, current = [], 0
+    for event in recorder.events:
+        current = event[1] if event[0] == "train" else current
+        if event[0] == kind and (not found or found[-1] != current):
+            found.append(current)
+    return found
+
+
+def test_events_of_a_round(tmp_path: Path) -> None:
+    recorder, _ = simulate(tmp_path, cohorts=((0, 2),), trace_rounds=(1,), received=True, splits=("test", "val"))
+    everyone, both = (0, 1, 2), ("test", "val")
+    assert recorder.events == [
+        ("send", (0, 2)),
+        ("train", 1, (0, 2)),
+        ("fuse", 2),
+        ("numbers", 1),
+        ("evaluate", "personal", "trained", everyone, both, 1),
+        ("evaluate", "personal", "received", everyone, both, 1),
+        ("evaluate", "global", "received", everyone, both, 1),
+        ("save", 1),
+    ]
+
+
+def test_record_of_a_round(tmp_path: Path) -> None:
+    _, records = simulate(tmp_path)
+    assert [(r.round, r.cohort) for r in records.records] == list(enumerate(PLAN.cohorts, start=1))
+    first = records.records[0]
+    assert [report.client for report in first.reports] == [0, 2]
+    assert first.down_bytes == {0: 8, 2: 8}
+    assert first.evaluations == (EvalRow(0, "test", "personal", "trained", 1, 2, 0.5),)
+    assert list(first.seconds) == ["downlink", "train", "fuse", "evaluate"]
+    assert list(records.records[-1].seconds) == ["downlink", "train", "fuse", "evaluate", "checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (5, [5]), (9, [5]), (0, [5])]
+)
+def test_what_is_due_and_always_in_the_last_round(tmp_path: Path, every: int, rounds: list[int]) -> None:
+    recorder, records = simulate(tmp_path, eval_every=every, checkpoint_every=every, checkpoint_keep=2)
+    assert rounds_with(recorder, "evaluate") == rounds_with(recorder, "save") == rounds
+    assert [r.round for r in records.records if r.evaluations] == rounds
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == [f"round_{number:04d}" for number in rounds[-2:]]
+    assert read_state(tmp_path / "checkpoints" / kept[-1], "server") == {"fused": 5}
+
+
+def test_only_participants_are_judged_where_that_is_asked_for(tmp_path: Path) -> None:
+    recorder, _ = simulate(tmp_path, eval_all=False)
+    judged = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
+    assert judged == list(PLAN.cohorts)
+
+
+def test_a_model_is_not_judged_twice(tmp_path: Path) -> None:
+    recorder, _ = simulate(tmp_path, cohorts=((0,),), judged_phase="received", received=True)
+    judged = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
+    assert judged == [("personal", "received"), ("global", "received")]
+
+
+def test_trace_of_the_rounds_asked_for_only(tmp_path: Path) -> None:
+    """The downlinks as they were before the fusion, the server's numbers as they are after it."""
+    recorder, records = simulate(tmp_path, trace_rounds=(1, 3))
+    assert rounds_with(recorder, "numbers") == [1, 3]
+    assert [("trace" in r.seconds) for r in records.records] == [True, False, True, False, False]
+    trace = tmp_path / "trace"
+    assert sorted(path.name for path in trace.iterdir()) == ["round_0001", "round_0003"]
+    files = {path.name for path in (trace / "round_0003").iterdir()}
+    assert files == {f"{way}_00{c}.safetensors" for way in ("up", "down") for c in (0, 1)} | {"server.safetensors"}
+    assert read_message(trace / "round_0003" / "down_001.safetensors").weights["w"].tolist() == [2, 1]
+    up = read_message(trace / "round_0003" / "up_001.safetensors")
+    assert isinstance(up, Uplink) and (up.client, up.num_examples) == (1, 2)
+    assert read_server(trace / "round_0003" / "server.safetensors")[0]["fused"] == 3
+
+
+def test_nothing_is_written_without_trace_and_before_the_last_round(tmp_path: Path) -> None:
+    class Stop(Records):
+        def round(self, record: Any) -> None:
+            super().round(record)
+            if record.round == 4:
+                assert list(tmp_path.iterdir()) == []
+
+    Simulation(Recorder(), PLAN, tmp_path, Stop()).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]

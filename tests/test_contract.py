@@ -1,0 +1,241 @@
+"""What every method keeps, over every file in configs/method: found on disk, so a new method is held to it at once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning import Trainer
+from support import rounds, same, states
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.base import ClientModule
+from lightning_modules.loop import batch_indices, train
+from pflsim.checkpoint import plain as plain_state
+from pflsim.data.federated import Examples
+from pflsim.execution import Judge
+from pflsim.messages import Message
+from pflsim.seeding import seeded_global, torch_generator
+from pflsim.threads import torch_threads
+from ray_actors.inline import InlineExecutor
+from ray_actors.placement import Layout
+from ray_actors.pool import Pool
+from ray_actors.prepare import Job, prepare
+from ray_actors.remote import RayExecutor
+
+METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
+SMALL = ["data=digits", "clients=4", "rounds=2", "local_epochs=2", "batch_size=16", "model.hidden=[8]", "lr=0.05"]
+
+
+@cache
+def job(method: str, *overrides: str) -> Job:
+    """A small run of a method, from its YAML."""
+    with composing([CONFIGS]):
+        return prepare(plain(composed([f"method={method}", *SMALL, *overrides], [CONFIGS])))
+
+
+def inline(made: Job) -> InlineExecutor:
+    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor.start()
+    return executor
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_every_part_of_a_method_has_its_name(method: str) -> None:
+    """Client file, server file and YAML are named alike, where they exist."""
+    client = CONFIGS.parent / "lightning_modules" / "methods" / f"{method}.py"
+    assert client.exists()
+    assert f"lightning_modules.methods.{method}." in (CONFIGS / "method" / f"{method}.yaml").read_text()
+
+
+def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
+    made = job(method)
+    executor, module = inline(made), made.recipe.build()
+    shared = set(module.shared_parameters()) | set(module.shared_buffers())
+    for t in (1, 2):
+        sent = executor.send(range(4))
+        trained = executor.train(t, sent)
+        for client, handle in sent.downlinks.items():
+            message = executor.downlink(handle)
+            assert set(message.weights) <= shared
+            assert sent.down_bytes[client] == counted(message)
+        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+        assert [up.client for up in ups] == [0, 1, 2, 3]
+        for up, report in zip(ups, trained.reports, strict=True):
+            assert set(up.weights) <= shared
+            assert report.up_bytes == counted(up)
+            assert up.num_examples == len(made.partition.train[up.client])
+        executor.fuse(trained)
+
+
+def counted(message: Message) -> int:
+    """The size of a message by NumPy's account."""
+    arrays = [t.numpy() for t in (*message.weights.values(), *message.extra.values())]
+    size = sum(a.size * a.dtype.itemsize for a in arrays) + 8 * len(message.numbers)
+    if message.prototypes is not None:
+        held = int((message.prototypes.counts.numpy() > 0).sum())
+        size += held * (message.prototypes.means.shape[1] + 1) * 4
+    return size
+
+
+def test_losses_are_named_and_finite(method: str) -> None:
+    for report in rounds(inline(job(method)), 2, 4):
+        assert report.losses and report.steps > 0
+        assert all(isinstance(v, float) and v == v for v in report.losses.values())
+
+
+def test_training_changes_the_model_and_helps(method: str) -> None:
+    executor = inline(job(method, "lr=0.2"))
+    before = total_loss(executor)
+    rounds(executor, 2, 4)
+    assert total_loss(executor) < before
+
+
+def total_loss(executor: InlineExecutor) -> float:
+    return sum(row.loss for row in executor.evaluate(Judge("personal", "trained", (0, 1, 2, 3), ("train",))))
+
+
+def test_evaluation_changes_nothing(method: str) -> None:
+    judged, left_alone = inline(job(method)), inline(job(method))
+    for t in (1, 2):
+        for executor in (judged, left_alone):
+            rounds_from(executor, t)
+        before = states(judged), plain_state(judged.server.state)
+        for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
+            judge = Judge(model, phase, (0, 1, 2, 3), ("test", "val"))  # type: ignore[arg-type]
+            assert judged.evaluate(judge) == judged.evaluate(judge)
+        assert same(before[0], states(judged))
+        assert equal(before[1], plain_state(judged.server.state))
+    assert same(states(judged), states(left_alone)), "a run with evaluations differs from one without"
+
+
+def rounds_from(executor: InlineExecutor, t: int) -> None:
+    """Round t with everyone."""
+    trained = executor.train(t, executor.send(range(4)))
+    executor.fuse(trained)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equal to the bit, through mappings and lists."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def test_states_survive_saving(method: str) -> None:
+    """The server's state and the clients' come back equal with weights_only, and a client goes on from its own."""
+    executor = inline(job(method))
+    rounds(executor, 1, 4)
+    saved = {"server": executor.server_state(), "clients": {c: dict(s) for c, s in executor.client_states()}}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert equal(saved["server"], loaded["server"])
+    assert same(saved["clients"], loaded["clients"])
+
+    other = inline(job(method))
+    other.host.states = loaded["clients"]
+    sent = executor.send(range(4))
+    for e in (executor, other):
+        e.train(2, sent)
+    assert same(states(executor), states(other))
+
+
+def test_partial_participation(method: str) -> None:
+    """Half of the clients a round; those who are absent keep their state."""
+    executor = inline(job(method))
+    for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
+        before = states(executor)
+        executor.fuse(executor.train(t, executor.send(cohort)))
+        after = states(executor)
+        for client in range(4):
+            assert (client in cohort) != same({0: before[client]}, {0: after[client]})
+
+
+def test_batch_norm(method: str) -> None:
+    """A model with running statistics works under every setting for them, and counters never travel."""
+    for buffers in ("aggregate", "local", "recalibrate"):
+        executor = inline(batch_norm_job(method, buffers))
+        rounds(executor, 2, 4)
+        for message in executor.server.downlinks(range(4)).values():
+            assert not any("num_batches" in key for key in message.weights)
+            travels = any("running" in key for key in message.weights)
+            assert travels == (buffers == "aggregate" and bool(executor.host.module.shared_parameters()))
+
+
+def batch_norm_job(method: str, buffers: str) -> Job:
+    small = [o for o in SMALL if not o.startswith("model.")]
+    model = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
+    with composing([CONFIGS]):
+        return prepare(plain(composed([f"method={method}", *small, *model, f"buffers={buffers}"], [CONFIGS])))
+
+
+def test_equal_on_actors(method: str, pool: Pool) -> None:
+    made = job(method)
+    executor = RayExecutor(
+        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout(((0, 3), (1, 2)), 1, 0), pool
+    )
+    executor.start()
+    alone = inline(made)
+    for e in (executor, alone):
+        rounds(e, 2, 4, fraction=0.75)
+    assert same(states(executor), states(alone))
+    assert equal(executor.server_state(), alone.server_state())
+
+
+class Epochs:
+    """A loader that gives the loop's own batches, a new permutation for every pass."""
+
+    def __init__(self, module: ClientModule, examples: Examples):
+        (stage,) = {(s.epochs, s.steps): s for s in module.stages()}.values()
+        generator = torch_generator(0, "batches", 0, 1)
+        self.indices = list(batch_indices(len(examples), stage, 16, generator))
+        self.module, self.examples, self.length = module, examples, -(-len(examples) // 16)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        first = self.module.trainer.current_epoch * self.length
+        return (self.examples.batch(i) for i in self.indices[first : first + self.length])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_trainer_gives_the_same_weights(method: str, tmp_path: Path) -> None:
+    made = job(method)
+    executor = inline(made)
+    rounds(executor, 1, 4)
+    own = executor.host.shards[0]
+    downlink = executor.downlink(executor.send([0]).downlinks[0])
+    ours, theirs = made.recipe.build(), made.recipe.build()
+    for module in (ours, theirs):
+        module.load_state_dict(dict(executor.host.states[0]))
+        module.receive(downlink)
+    with torch_threads(1), seeded_global(0, "train", 0, 1):
+        train(ours, own.train, torch_generator(0, "batches", 0, 1))
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with torch_threads(1), seeded_global(0, "train", 0, 1):
+        trainer.fit(theirs, train_dataloaders=Epochs(theirs, own.train))
+    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
