@@ -84,7 +84,7 @@ class Settings:
     local_steps: int | None = None
     """Local mini-batch steps a round, instead of local_epochs."""
     batch_size: int = 20
-    lr: float = 0.01
+    lr: float = 0.1
     lr_decay: float = 1.0
     """The learning rate of round t is lr · lr_decay^(t−1)."""
     momentum: float = 0.0

@@ -33,6 +33,7 @@ class Plan:
         trace_rounds: rounds whose messages are written out.
         checkpoint_every, checkpoint_keep: as in the settings.
         header: what a checkpoint says of the run.
+        units: names of the fusion units, in their order, for the trace.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Plan:
     checkpoint_every: int = 0
     checkpoint_keep: int = 1
     header: Mapping[str, str | int] | None = None
+    units: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -125,8 +127,10 @@ class Simulation(Generic[Handle]):
                 write_message(folder, round_number, "up", up.client, up, method, up.num_examples)
         for client, handle in sent.downlinks.items():
             message = self.executor.downlink(handle)
-            write_message(folder, round_number, "down", client, message, method, examples[client])
-        write_server(folder, round_number, self.executor.server_numbers(), {"method": method})
+            write_message(folder, round_number, "down", client, message, method, examples.get(client, 0))
+        write_server(
+            folder, round_number, self.executor.server_numbers(), {"method": method, "units": ",".join(self.plan.units)}
+        )
 
     def _save(self, round_number: int) -> None:
         write_checkpoint(

@@ -1,6 +1,6 @@
 """Names that every part shares.
 
-Shapes are written with one legend: N clients, K clients in a round, C classes, D feature width, B batch, L fusion units.
+One legend for shapes: N clients, K clients in a round, C classes, D feature width, B batch, L fusion units.
 """
 
 from __future__ import annotations

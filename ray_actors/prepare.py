@@ -15,6 +15,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
+from pflsim.params import UnitKind
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
@@ -82,7 +83,15 @@ def prepare(settings: Settings) -> Job:
     sizes = [len(rows) for rows in partition.train]
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
     return Job(
-        settings, dataset, partition, recipe, rule, federation, _plan(settings, partition, module, meta), meta, work
+        settings,
+        dataset,
+        partition,
+        recipe,
+        rule,
+        federation,
+        _plan(settings, partition, module, meta, rule.unit),
+        meta,
+        work,
     )
 
 
@@ -132,7 +141,7 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
     )
 
 
-def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta) -> Plan:
+def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, unit: UnitKind) -> Plan:
     splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
     rounds = range(1, settings.rounds + 1)
     return Plan(
@@ -148,6 +157,7 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         checkpoint_every=settings.checkpoint.every,
         checkpoint_keep=settings.checkpoint.keep,
         header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
+        units=tuple(u.name for u in module.layout(unit)),
     )
 
 

@@ -77,7 +77,7 @@ class RayExecutor:
 
     def evaluate(self, judge: Judge) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""
-        handles: Mapping[int, ObjectRef] = {}
+        handles: Mapping[int, Any] = {}
         if judge.model == "global":
             message = ray.get(self.server.send_global.remote())
             if message is None:

@@ -32,9 +32,14 @@ class Federation:
 
 
 class ServerRule(ABC, Generic[State]):
-    """A method's server. The state is a frozen dataclass of tensors, numbers and mappings of them; nothing is changed in
-    place, so that a state can be saved, compared and gone back to.
+    """A method's server.
+
+    The state is a frozen dataclass of tensors, numbers and mappings of them; nothing is changed in place, so that a
+    state can be saved, compared and gone back to.
     """
+
+    unit: UnitKind = "module"
+    """What a fusion unit is to this rule."""
 
     @abstractmethod
     def init(self, federation: Federation) -> State:

@@ -68,7 +68,7 @@ class PFedCFR(ServerRule[State]):
     ):
         self.attention = Attention(alpha, sigma, clamp)
         self.r = r
-        self.unit: UnitKind = unit
+        self.unit = unit
 
     def init(self, federation: Federation) -> State:
         """Everyone's initial model, and the units on either side of the threshold."""
