@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
-from support import Records, World, dropout_mlp, plan, same, states, world
+from support import Records, World, dropout_mlp, plan, rounds, same, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
@@ -77,3 +79,27 @@ def _same_traces(one: Path, other: Path) -> None:
             a, b = (read_message(f / "trace" / "round_0002" / name) for f in (one, other))
             assert a.weights.keys() == b.weights.keys()
             assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+
+
+def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
+    """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
+    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))
+    assert len(layout.groups) == 4 and layout.num_gpus == 0.5
+    w = next(worlds())
+    executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+    executor.start()
+    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.hosts])
+    assert sorted(ids[0] for ids in shown) == [0, 0, 1, 1] and all(len(ids) == 1 for ids in shown)
+    inline = w.inline()
+    for e in (executor, inline):
+        rounds(e, 2, CLIENTS)
+    assert same(states(executor), states(inline))
+
+
+def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: Pool) -> None:
+    """Devices come from the settings; there is no silent way back to the CPU."""
+    w = next(worlds())
+    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2), Supply(cpus=2, gpus=2))
+    parts = (replace(w.recipe, device="cuda:0"), w.dataset, w.partition, w.rule, w.federation)
+    with pytest.raises(RuntimeError, match="torch sees none"):
+        RayExecutor(*parts, layout, pool).start()
