@@ -237,7 +237,7 @@ def typed(config: DictConfig, part: str, name: str) -> DictConfig:
             rows.append((side, make_dataclass(side, [(TARGET, str, target)]), MISSING))
         else:
             rows.append((TARGET, str, target))
-    for key, parameter in settings_of(targets).items():
+    for key, parameter in settings_of(targets, part).items():
         default = MISSING if parameter.required else parameter.default
         if isinstance(default, list | tuple | dict):
             default = field(default_factory=lambda d=default: dict(d) if isinstance(d, dict) else list(d))

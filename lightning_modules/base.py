@@ -60,6 +60,9 @@ class ClientModule(LightningModule):
     judged_phase: ClassVar[Literal["trained", "received"]] = "trained"
     """When a personal model is judged: after local training, or as the server sent it."""
 
+    compares_features: ClassVar[bool] = False
+    """Whether features of different clients meet, so that they need the same shape."""
+
     def __init__(self, net: Net, training: Training):
         super().__init__()
         self.automatic_optimization = False  # several optimisers may take turns on one batch

@@ -24,6 +24,7 @@ __all__ = [
     "Parameter",
     "bind",
     "bind_method",
+    "bind_variants",
     "check_part",
     "resolve",
     "settings_of",
@@ -34,6 +35,8 @@ __all__ = [
 PARTS = ("method", "data", "partition", "split", "model")
 TARGET = "_target_"
 SIDES = ("client", "server")
+ADDED = {"model": {"variants": Parameter(list[dict[str, Any]], [], False)}}
+"""Settings that the simulator itself has for a part, beside those of its target."""
 
 
 def targets_of(node: Mapping[str, Any], part: str = "part") -> dict[str, str]:
@@ -56,14 +59,14 @@ def targets_of(node: Mapping[str, Any], part: str = "part") -> dict[str, str]:
     raise SettingsError(f"{part}: does not say what to build; its YAML file must give {wanted}")
 
 
-def settings_of(targets: Mapping[str, str]) -> dict[str, Parameter]:
-    """The settings of a part: the keyword-only parameters of all its targets.
+def settings_of(targets: Mapping[str, str], part: str = "part") -> dict[str, Parameter]:
+    """The settings of a part: the keyword-only parameters of all its targets, and what the simulator adds to the part.
 
     Raises:
         SettingsError: two targets name a parameter and both give it a default, or give it different types.
     """
-    merged: dict[str, Parameter] = {}
-    owner: dict[str, str] = {}
+    merged: dict[str, Parameter] = dict(ADDED.get(part, {}))
+    owner: dict[str, str] = dict.fromkeys(merged, "the simulator")
     for target in targets.values():
         for name, found in signature_of(target).items():
             known = merged.get(name)
@@ -92,7 +95,7 @@ def check_part(node: Mapping[str, Any], part: str = "part") -> dict[str, Paramet
         SettingsError: an unknown setting, a required one without a value, or a value that is not among its choices.
     """
     targets = targets_of(node, part)
-    known = settings_of(targets)
+    known = settings_of(targets, part)
     kept = (TARGET,) if "" in targets else SIDES
     for name in node:
         if name not in known and name not in kept:
@@ -155,8 +158,22 @@ def bind(node: Mapping[str, Any], field: str = "part", kind: type | None = None)
     targets = targets_of(node, field)
     if "" not in targets:
         raise SettingsError(f"{field}: expected one _target_, found {', '.join(targets)}")
-    known = check_part(node, field)
+    known = {name: p for name, p in check_part(node, field).items() if name not in ADDED.get(field, {})}
     return partial(resolve(targets[""], kind), **_values(node, known))
+
+
+def bind_variants(node: Mapping[str, Any], kind: type | None = None) -> tuple[partial[Any], ...]:
+    """Import the model in each of its variants; without any, the model alone.
+
+    Args:
+        node: a model's `_target_` and settings; `variants` is a list of settings that replace those of the model.
+        kind: see `resolve`.
+
+    Raises:
+        SettingsError: see `check_part` and `resolve`.
+    """
+    common = {key: value for key, value in node.items() if key != "variants"}
+    return tuple(bind({**common, **variant}, "model", kind) for variant in node.get("variants") or [{}])
 
 
 def bind_method(

@@ -59,6 +59,10 @@ class Executor(Protocol[Handle]):
         """Have those clients receive, train and reply."""
         ...
 
+    def open(self, clients: Sequence[int]) -> Trained[Handle]:
+        """Have clients reply as they are, before the first round."""
+        ...
+
     def fuse(self, trained: Trained[Handle]) -> None:
         """Have the server fuse the replies, in the order of the client ids."""
         ...

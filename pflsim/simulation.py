@@ -32,6 +32,7 @@ class Plan:
         eval_all: judge all clients, not only those of the round.
         trace_rounds: rounds whose messages are written out.
         checkpoint_every, checkpoint_keep: as in the settings.
+        opening: all clients reply once before round 1.
         header: what a checkpoint says of the run.
         units: names of the fusion units, in their order, for the trace.
     """
@@ -47,6 +48,7 @@ class Plan:
     trace_rounds: tuple[int, ...] = ()
     checkpoint_every: int = 0
     checkpoint_keep: int = 1
+    opening: bool = False
     header: Mapping[str, str | int] | None = None
     units: tuple[str, ...] = ()
 
@@ -78,7 +80,9 @@ class Simulation(Generic[Handle]):
         self.executor, self.plan, self.folder, self.listener = executor, plan, folder, listener
 
     def run(self) -> None:
-        """All rounds."""
+        """All rounds; round 0 is the opening, where the method has one."""
+        if self.plan.opening:
+            self.listener.round(self._opening())
         for round_number, cohort in enumerate(self.plan.cohorts, start=1):
             self.listener.round(self._round(round_number, cohort))
 
@@ -101,6 +105,16 @@ class Simulation(Generic[Handle]):
             with _timed(seconds, "checkpoint"):
                 self._save(round_number)
         return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds)
+
+    def _opening(self) -> RoundRecord:
+        seconds: dict[str, float] = {}
+        everyone = tuple(range(self.plan.clients))
+        with _timed(seconds, "opening"):
+            replied = self.executor.open(everyone)
+            self.executor.fuse(replied)
+        if 0 in self.plan.trace_rounds:
+            self._trace(0, Sent({}, {}), replied)
+        return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
 
     def _is_due(self, round_number: int, every: int) -> bool:
         return round_number == self.plan.rounds or (every > 0 and round_number % every == 0)

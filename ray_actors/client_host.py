@@ -26,7 +26,8 @@ from ray_actors.recipe import Recipe
 
 
 class ClientHost:
-    """Holds the data and the private states of its clients; one module does the work for all of them in turn.
+    """Holds the data and the private states of its clients; one module (of each variant of the model) works for
+    all of them in turn.
 
     What a client computes depends on its own state, its data, what it receives and (seed, client, round) alone, so it
     does not matter which host it lives on, or with whom.
@@ -46,9 +47,13 @@ class ClientHost:
                 "placement.gpus asks for a GPU, but torch sees none on this node; set placement.device=cpu"
             )
         with torch_threads(recipe.threads):
-            self.module: ClientModule = recipe.build()
-            self.states: dict[int, Tensors] = {c: recipe.initial_state(c, self.module) for c in clients}
-            self.module.to(self.device)
+            self.modules = {v: recipe.build(v) for v in sorted({recipe.variant_of(c) for c in clients})}
+            self.states: dict[int, Tensors] = {
+                c: recipe.initial_state(c, self.modules[recipe.variant_of(c)]) for c in clients
+            }
+        for module in self.modules.values():
+            module.to(self.device)
+        self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: _on(shard(dataset, partition, c), self.device) for c in clients}
 
     def ready(self) -> list[int]:
@@ -87,6 +92,23 @@ class ClientHost:
             self.states[client] = snapshot(self.module.state_dict())
         up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
         return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds)
+
+    def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
+        """Have clients reply as they are, before the first round; changes nothing."""
+        replies = [self._open(client) for client in clients]
+        return [up for up, _ in replies], [report for _, report in replies]
+
+    def _open(self, client: int) -> tuple[Uplink, TrainReport]:
+        own = self.shards[client]
+        with (
+            _told(client, 0, "opening"),
+            torch_threads(self.recipe.threads),
+            seeded_global(self.recipe.seed, "open", client, 0),
+        ):
+            self._wake(client, 0)
+            self.module.eval()
+            uplink = self.module.reply(own)
+        return uplink, TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink))
 
     def evaluate(
         self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message
@@ -138,6 +160,7 @@ class ClientHost:
         return self.states
 
     def _wake(self, client: int, round_number: int) -> None:
+        self.module = self.modules[self.recipe.variant_of(client)]
         self.module.clear_anchors()
         self.module.load_state_dict(dict(self.states[client]))
         self.module.round_number = round_number

@@ -43,6 +43,11 @@ class InlineExecutor:
         uplinks, reports = self.host.train(round_number, clients, range(len(clients)), *messages)  # type: ignore[arg-type]
         return Trained([uplinks], tuple(reports))
 
+    def open(self, clients: Sequence[int]) -> Trained[Content]:
+        """Reply, in turn."""
+        uplinks, reports = self.host.open(clients)
+        return Trained([uplinks], tuple(reports))
+
     def fuse(self, trained: Trained[Content]) -> None:
         """Fuse."""
         self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]

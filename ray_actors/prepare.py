@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.components import bind, bind_method
+from pflsim.components import bind, bind_method, bind_variants
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
-from pflsim.params import UnitKind
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
@@ -64,7 +64,7 @@ def prepare(settings: Settings) -> Job:
     training = _training(settings)
     recipe = Recipe(
         client=make_client,
-        model=bind(settings.model, field="model", kind=Net),
+        models=bind_variants(settings.model, kind=Net),
         training=training,
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
@@ -75,10 +75,14 @@ def prepare(settings: Settings) -> Job:
         eval_batch_size=settings.eval.batch_size,
     )
     with torch_threads(recipe.threads):
-        module = recipe.build()
+        variants = [recipe.build(v) for v in range(min(len(recipe.models), settings.clients))]
+    module = variants[0]
+    check_variants(part_name(settings, "method"), variants)
     rule: ServerRule[Any] = make_rule()
-    federation = _federation(settings.seed, partition, module)
+    federation = _federation(settings, partition, module)
     rule.init(federation)
+    if 0 in settings.trace.rounds and not rule.opening:
+        raise SettingsError("trace.rounds: round 0 is the opening, which this method has not; rounds count from 1")
     meta = _meta(settings, dataset, partition, module)
     sizes = [len(rows) for rows in partition.train]
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
@@ -89,7 +93,7 @@ def prepare(settings: Settings) -> Job:
         recipe,
         rule,
         federation,
-        _plan(settings, partition, module, meta, rule.unit),
+        _plan(settings, partition, module, meta, rule),
         meta,
         work,
     )
@@ -116,12 +120,16 @@ def _device(settings: Settings) -> str:
     return "cuda:0" if choice == "cuda" else "cpu"
 
 
-def _federation(seed: int, partition: Partition, module: ClientModule) -> Federation:
+def _federation(settings: Settings, partition: Partition, module: ClientModule) -> Federation:
     return Federation(
         clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(partition.train)),
         initial=module.shared_tensors(),
         layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
-        seed=seed,
+        seed=settings.seed,
+        rounds=settings.rounds,
+        num_classes=module.net.num_classes,
+        feature_width=module.net.feature_width,
+        head=deepcopy(module.net.head),
     )
 
 
@@ -141,12 +149,12 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
     )
 
 
-def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, unit: UnitKind) -> Plan:
+def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]) -> Plan:
     splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
     rounds = range(1, settings.rounds + 1)
     return Plan(
         method=meta.method,
-        cohorts=tuple(cohort(settings.seed, t, settings.clients, settings.fraction) for t in rounds),
+        cohorts=tuple(_cohort(settings, t, rule) for t in rounds),
         clients=settings.clients,
         splits=splits,
         judged_phase=module.judged_phase,
@@ -157,8 +165,39 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         checkpoint_every=settings.checkpoint.every,
         checkpoint_keep=settings.checkpoint.keep,
         header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
-        units=tuple(u.name for u in module.layout(unit)),
+        opening=rule.opening,
+        units=tuple(u.name for u in module.layout(rule.unit)),
     )
+
+
+def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
+    if rule.everyone(round_number, settings.rounds):
+        return tuple(range(settings.clients))
+    return cohort(settings.seed, round_number, settings.clients, settings.fraction)
+
+
+def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
+    """Hold models of several kinds to what the method needs of them; client i < len(variants) has variant i.
+
+    Raises:
+        SettingsError: what is averaged, or compared, has not the same shape everywhere; names the client.
+    """
+    first = variants[0]
+    shapes = {key: tuple(value.shape) for key, value in first.shared_tensors().items()}
+    for client, module in enumerate(variants):
+        other = {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
+        if other != shapes:
+            key = next(k for k in {**shapes, **other} if shapes.get(k) != other.get(k))
+            raise SettingsError(
+                f"{method} fuses weights, so all clients need one architecture: {key} has shape {shapes.get(key)} at "
+                f"client 0, but {other.get(key)} at client {client}; leave model.variants empty, or choose a method "
+                "that exchanges prototypes"
+            )
+        if module.compares_features and module.net.feature_width != first.net.feature_width:
+            raise SettingsError(
+                f"{method} compares features, so all clients need the same feature shape: client 0 has "
+                f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
+            )
 
 
 def part_name(settings: Settings, group: str) -> str:

@@ -20,7 +20,8 @@ class Recipe:
 
     Args:
         client: (net, training) → module; a class with its settings bound.
-        model: (input_shape, num_classes) → net; a class with its settings bound.
+        models: (input_shape, num_classes) → net; classes with their settings bound, one for each variant of the model.
+            Client i has variant i mod len(models).
         training: the run's local training settings.
         input_shape, num_classes: of the data.
         seed: the run's seed.
@@ -31,7 +32,7 @@ class Recipe:
     """
 
     client: Callable[[Net, Training], ClientModule]
-    model: Callable[[tuple[int, ...], int], Net]
+    models: tuple[Callable[[tuple[int, ...], int], Net], ...]
     training: Training
     input_shape: tuple[int, ...]
     num_classes: int
@@ -41,16 +42,20 @@ class Recipe:
     threads: int = 1
     eval_batch_size: int = 1024
 
-    def build(self, client: int = -1) -> ClientModule:
-        """A new module on the CPU; its values are a function of (seed, client) alone, -1 for the common ones."""
+    def variant_of(self, client: int) -> int:
+        """Which of the models a client has."""
+        return client % len(self.models)
+
+    def build(self, variant: int = 0, client: int = -1) -> ClientModule:
+        """A new module on the CPU; its values are a function of (seed, variant, client), -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
-            return self.client(self.model(self.input_shape, self.num_classes), self.training)
+            return self.client(self.models[variant](self.input_shape, self.num_classes), self.training)
 
     def initial_state(self, client: int, common: ClientModule) -> Tensors:
-        """A client's private state before the first round; `common` is a module as `build()` makes it."""
+        """A client's private state before the first round; `common` is a module as `build(variant)` makes it."""
         state = snapshot(common.state_dict())
         if self.init == "per_client":
             shared = set(common.shared.parameters(common)) | set(common.shared.buffers(common))
-            own = snapshot(self.build(client).state_dict())
+            own = snapshot(self.build(self.variant_of(client), client).state_dict())
             state.update({key: value for key, value in own.items() if key not in shared})
         return state

@@ -60,16 +60,16 @@ class RayExecutor:
 
     def train(self, round_number: int, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
         """Train on all hosts at once and wait for their reports; the uplinks stay where they are."""
-        uplinks: list[ObjectRef] = []
-        pending: list[ObjectRef] = []
+        started = []
         for host, clients in self._by_host(sent.downlinks):
             positions, unique = _unique([sent.downlinks[c] for c in clients])
             task = host.train.options(num_returns=2)
-            up, report = task.remote(round_number, clients, positions, *unique)
-            uplinks.append(up)
-            pending.append(report)
-        reports: list[TrainReport] = [r for part in ray.get(pending) for r in part]
-        return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)))
+            started.append(task.remote(round_number, clients, positions, *unique))
+        return _trained(started)
+
+    def open(self, clients: Sequence[int]) -> Trained[ObjectRef]:
+        """Have all hosts reply at once."""
+        return _trained([host.open.options(num_returns=2).remote(mine) for host, mine in self._by_host(clients)])
 
     def fuse(self, trained: Trained[ObjectRef]) -> None:
         """Hand the references to the server and wait for it."""
@@ -120,6 +120,12 @@ class RayExecutor:
         for client in sorted(clients):
             groups.setdefault(self._host_of[client], []).append(client)
         return [(self.hosts[index], mine) for index, mine in groups.items()]
+
+
+def _trained(started: Sequence[Sequence[ObjectRef]]) -> Trained[ObjectRef]:
+    """Wait for the reports of tasks that return (uplinks, reports); the uplinks stay where they are."""
+    reports: list[TrainReport] = [r for part in ray.get([report for _, report in started]) for r in part]
+    return Trained([uplinks for uplinks, _ in started], tuple(sorted(reports, key=lambda r: r.client)))
 
 
 def _unique(refs: Sequence[ObjectRef]) -> tuple[list[int], list[ObjectRef]]:

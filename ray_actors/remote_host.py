@@ -27,6 +27,10 @@ class RemoteHost:
         """As `ClientHost.train`."""
         return self.host.train(round_number, clients, positions, *downlinks)
 
+    def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
+        """As `ClientHost.open`."""
+        return self.host.open(clients)
+
     def evaluate(
         self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message
     ) -> list[EvalRow]:

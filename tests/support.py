@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -79,7 +80,7 @@ def world(
     rows = partition(data, sizes)
     made = Recipe(
         client=client,
-        model=model or partial(Mlp, hidden=[5]),
+        models=(model or partial(Mlp, hidden=[5]),),
         training=training or Training(lr=0.1, batch_size=4),
         input_shape=data.input_shape,
         num_classes=data.num_classes,
@@ -91,6 +92,10 @@ def world(
         initial=module.shared_tensors(),
         layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
         seed=made.seed,
+        rounds=10,
+        num_classes=data.num_classes,
+        feature_width=module.net.feature_width,
+        head=deepcopy(module.net.head),
     )
     return World(data, rows, made, rule, federation)
 

@@ -44,4 +44,4 @@ class AlexNet(Net):
         for number, outputs in enumerate((hidden, hidden), start=1):
             layers[f"fc{number}"] = nn.Linear(inputs * height * width if number == 1 else hidden, outputs)
             layers[f"fc{number}_relu"] = nn.ReLU(inplace=True)
-        super().__init__(nn.Sequential(layers), nn.Linear(hidden, num_classes), (hidden,))
+        super().__init__(nn.Sequential(layers), nn.Linear(hidden, num_classes), (hidden,), num_classes)

@@ -53,7 +53,7 @@ class Cnn(Net):
             fc=nn.Linear(math.prod(maps), hidden),
             relu=nn.ReLU(inplace=True),
         )
-        super().__init__(nn.Sequential(layers), nn.Linear(hidden, num_classes), (hidden,))
+        super().__init__(nn.Sequential(layers), nn.Linear(hidden, num_classes), (hidden,), num_classes)
 
 
 class MapCnn(Net):
@@ -102,4 +102,4 @@ class MapCnn(Net):
             relu=nn.ReLU(inplace=True),
             fc2=nn.Linear(hidden, num_classes),
         )
-        super().__init__(nn.Sequential(OrderedDict(stages)), nn.Sequential(head), maps)
+        super().__init__(nn.Sequential(OrderedDict(stages)), nn.Sequential(head), maps, num_classes)

@@ -34,4 +34,4 @@ class Mlp(Net):
             layers[f"fc{number}"] = nn.Linear(width, outputs)
             layers[f"relu{number}"] = nn.ReLU(inplace=True)
             width = outputs
-        super().__init__(nn.Sequential(layers), nn.Linear(width, num_classes), (width,))
+        super().__init__(nn.Sequential(layers), nn.Linear(width, num_classes), (width,), num_classes)

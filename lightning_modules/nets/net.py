@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 
@@ -15,13 +17,20 @@ class Net(nn.Module):
         body: [B, *input_shape] → features [B, *feature_shape].
         head: features [B, *feature_shape] → logits [B, C].
         feature_shape: shape of one example's features.
+        num_classes: C.
     """
 
-    def __init__(self, body: nn.Module, head: nn.Module, feature_shape: tuple[int, ...]):
+    def __init__(self, body: nn.Module, head: nn.Module, feature_shape: tuple[int, ...], num_classes: int):
         super().__init__()
         self.body = body
         self.head = head
         self.feature_shape = feature_shape
+        self.num_classes = num_classes
+
+    @property
+    def feature_width(self) -> int:
+        """D, the width of flattened features."""
+        return math.prod(self.feature_shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [B, *input_shape] → logits [B, C]."""

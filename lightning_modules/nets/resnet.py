@@ -56,7 +56,7 @@ class ResNet18(Net):
             inputs = outputs
         layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
         layers["flatten"] = nn.Flatten()
-        super().__init__(nn.Sequential(layers), nn.Linear(inputs, num_classes), (inputs,))
+        super().__init__(nn.Sequential(layers), nn.Linear(inputs, num_classes), (inputs,), num_classes)
         for module in self.body.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

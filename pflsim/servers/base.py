@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from torch import nn
+
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.types import ClientInfo, Tensors, Unit
@@ -23,12 +25,20 @@ class Federation:
         initial: the shared tensors everyone starts from.
         layouts: the fusion units of what is shared, for each kind of unit.
         seed: the run's seed.
+        rounds: how many rounds are planned.
+        num_classes: C.
+        feature_width: D, the width of flattened features.
+        head: a copy of the initial classifier, D features → C logits, for rules that train one; None: not known.
     """
 
     clients: tuple[ClientInfo, ...]
     initial: Tensors
     layouts: Mapping[UnitKind, tuple[Unit, ...]] = field(default_factory=dict)
     seed: int = 0
+    rounds: int = 1
+    num_classes: int = 0
+    feature_width: int = 0
+    head: nn.Module | None = None
 
 
 class ServerRule(ABC, Generic[State]):
@@ -40,6 +50,13 @@ class ServerRule(ABC, Generic[State]):
 
     unit: UnitKind = "module"
     """What a fusion unit is to this rule."""
+    opening: bool = False
+    """Whether all clients reply once before round 1, as they are, and the rule fuses that."""
+
+    def everyone(self, round_number: int, rounds: int) -> bool:
+        """Whether all clients take part in this round, however few the settings ask for; a fixed rule."""
+        del round_number, rounds
+        return False
 
     @abstractmethod
     def init(self, federation: Federation) -> State:

@@ -1,0 +1,44 @@
+"""Class means of features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pflsim.data.federated import Examples
+from pflsim.messages import Prototypes
+
+
+def class_means(
+    features: Callable[[Tensor], Tensor], examples: Examples, num_classes: int, batch_size: int = 1024
+) -> Prototypes:
+    """Mean feature of every class over all examples, in one clean pass without gradients (FedFCD eq. 3).
+
+    Args:
+        features: inputs [B, ...] → features [B, ...], flattened to [B, D] here; of a module in evaluation mode.
+        examples: the client's training shard.
+        num_classes: C.
+        batch_size: examples per forward pass.
+
+    Returns:
+        Means [C, D] in the features' dtype, summed in float64, and counts [C]; a class without examples has count 0.
+
+    Raises:
+        ValueError: there are no examples, so that D is not known.
+    """
+    if not len(examples):
+        raise ValueError("class means need at least one example")
+    sums, counts = None, torch.zeros(num_classes, dtype=torch.int64)
+    with torch.no_grad():
+        for index in torch.arange(len(examples)).split(batch_size):
+            inputs, labels = examples.batch(index)
+            found = features(inputs).flatten(1)
+            if sums is None:
+                sums = torch.zeros(num_classes, found.shape[1], dtype=torch.float64, device=found.device)
+            sums.index_add_(0, labels, found.double())
+            counts += torch.bincount(labels, minlength=num_classes).cpu()
+    assert sums is not None
+    means = sums / counts.clamp(min=1).to(sums.device)[:, None]
+    return Prototypes(means.to(found.dtype).cpu(), counts)

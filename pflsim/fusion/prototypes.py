@@ -1,0 +1,42 @@
+"""Fusion of class prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from pflsim.messages import Prototypes
+
+Weighting = Literal["samples", "uniform"]
+
+
+def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples") -> Prototypes:
+    """Class by class the mean of the clients' means, over the clients that hold the class.
+
+    C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij ("samples": FedFCD eq. 5, pFedPM eq. 7, without the further division by the number of
+    clients that both print and no prototype survives), or the plain mean over those clients ("uniform").
+
+    Args:
+        sent: K prototypes, means [C, D] and counts [C], in the order of the client ids.
+        weighting: samples or uniform.
+
+    Returns:
+        Means [C, D] in the dtype sent, accumulated in float64; counts [C], the examples behind each.
+
+    Raises:
+        ValueError: nothing was sent, or shapes differ.
+    """
+    if not sent:
+        raise ValueError("no prototypes to fuse")
+    shapes = {tuple(p.means.shape) for p in sent}
+    if len(shapes) > 1:
+        raise ValueError(f"prototypes of different shapes cannot be fused: {sorted(shapes)}")
+    means = torch.stack([p.means for p in sent]).double()  # [K, C, D]
+    counts = torch.stack([p.counts for p in sent]).double()  # [K, C]
+    weights = counts if weighting == "samples" else (counts > 0).double()
+    # A missing class has any number in its row, even NaN: it must not count by 0 · NaN.
+    kept = torch.where((counts > 0)[..., None], means, torch.zeros((), dtype=torch.float64))
+    fused = torch.einsum("kc,kcd->cd", weights, kept) / weights.sum(0).clamp(min=1)[:, None]
+    return Prototypes(fused.to(sent[0].means.dtype), counts.sum(0).long())
