@@ -146,4 +146,7 @@ def _place(placement: Placement, settings: Settings) -> Iterator[str]:
 def _rounds(settings: Settings) -> Iterator[str]:
     for number in settings.trace.rounds:
         if not 0 <= number <= settings.rounds:
-            yield f"trace.rounds={settings.trace.rounds}: round {number} is not one of 1 to {settings.rounds} (0 is the opening of methods that have one)"
+            yield (
+                f"trace.rounds={settings.trace.rounds}: round {number} is not one of 1 to {settings.rounds} "
+                "(0 is the opening of methods that have one)"
+            )

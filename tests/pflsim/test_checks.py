@@ -86,7 +86,7 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
         ({"placement__actors_per_gpu": 0}, "placement.actors_per_gpu=0"),
         ({"placement__device": "cuda"}, "placement.gpus=0: no actor would be given a GPU"),
         ({"placement__object_store_mb": 1}, "placement.object_store_mb=1"),
-        ({"trace__rounds": [0]}, "round 0 is not one of 1 to 20"),
+        ({"trace__rounds": [-1]}, "round -1 is not one of 1 to 20"),
         ({"trace__rounds": [1, 21]}, "round 21 is not"),
     ],
 )
