@@ -72,7 +72,7 @@ class Console:
 
     def round(self, metrics: RoundMetrics) -> None:
         """Print a round's line; the traffic is that of the round."""
-        self._seconds = [*self._seconds[-9:], metrics.total_seconds]
+        self._seconds.append(metrics.total_seconds)
         self._print(self.line(metrics))
 
     def line(self, metrics: RoundMetrics) -> str:
@@ -107,12 +107,14 @@ class Console:
         with rich.capture() as captured:
             rich.print(self._table(summary))
         self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-        per_round = f" ({format_seconds(summary.seconds / summary.rounds)} a round)" if summary.rounds else ""
+        rounds = sum(self._seconds)
+        each = f", {format_seconds(rounds / len(self._seconds))} a round" if self._seconds else ""
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
                     f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip
         self._print(f"traffic      up {up}, down {down}")
-        self._print(f"time         {format_seconds(summary.seconds)}{per_round}")
+        self._print(f"time         {format_seconds(summary.seconds)}: start {format_seconds(max(summary.seconds - rounds, 0))}, "
+                    f"rounds {format_seconds(rounds)}{each}")  # fmt: skip
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, all processes together")
         self._print(f"run folder   {folder}")
         self._print(f"curves       {tensorboard_command(folder)}")
@@ -154,9 +156,10 @@ class Console:
 
     def _eta(self, round_number: int) -> str:
         left = self.meta.rounds - round_number
-        if left <= 0 or not self._seconds:
+        recent = self._seconds[-10:]
+        if left <= 0 or not recent:
             return " " * 9
-        return f"eta {format_seconds(left * sum(self._seconds) / len(self._seconds)):<5}"
+        return f"eta {format_seconds(left * sum(recent) / len(recent)):<5}"
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream, flush=True)

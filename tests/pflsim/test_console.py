@@ -53,7 +53,7 @@ def run(stream, accuracy=FULL, width=None, meta=META, complete=True, folder=Path
     console.start(folder)
     for entry in history:
         console.round(entry)
-    console.end(summarise(meta, history, complete, 16.0, 512.0), folder)
+    console.end(summarise(meta, history, complete, 20.0, 512.0), folder)
     return stream.getvalue()
 
 
@@ -99,7 +99,7 @@ def test_the_end_says_all_of_it_in_80_columns():
         assert part in text
     assert "* pfedcfr is judged by its personal model, after local training" in text
     assert "up 20 B, down 20 B" in text
-    assert "16 s (0.8 s a round)" in text
+    assert "20 s: start 4.0 s, rounds 16 s, 0.8 s a round" in text
     assert "512 MB" in text
     assert "run folder   runs/x" in text
     assert text.rstrip().endswith("--logdir runs/x")
