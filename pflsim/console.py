@@ -113,7 +113,8 @@ class Console:
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
                     f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip
         self._print(f"traffic      up {up}, down {down}")
-        self._print(f"time         {format_seconds(summary.seconds)}: start {format_seconds(max(summary.seconds - rounds, 0))}, "
+        start = format_seconds(max(summary.seconds - rounds, 0))
+        self._print(f"time         {format_seconds(summary.seconds)}: start {start}, "
                     f"rounds {format_seconds(rounds)}{each}")  # fmt: skip
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, all processes together")
         self._print(f"run folder   {folder}")

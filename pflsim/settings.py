@@ -41,7 +41,7 @@ class Eval:
     on: str = "all"
     """all clients, or participants of the round."""
     received: bool = False
-    """Also judge the personal model as the server sends it, before local training."""
+    """Judge the personal model both as the server sends it and after local training, whichever the method reports."""
     batch_size: int = 1024
     """Examples per forward pass."""
 
@@ -53,7 +53,7 @@ class Checkpoint:
     every: int = 0
     """Save after every so many rounds; 0: only after the last."""
     keep: int = 1
-    """How many checkpoints to keep, the newest first."""
+    """How many checkpoints to keep, the newest ones."""
 
 
 @dataclass

@@ -43,9 +43,9 @@ class ClientHost:
         self.recipe = recipe
         self.device = torch.device(recipe.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError(
-                "placement.gpus asks for a GPU, but torch sees none on this node; set placement.device=cpu"
-            )
+            raise RuntimeError("placement.gpus asks for a GPU, but torch sees none on this node; set placement.gpus=0")
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(recipe.gpu_share, self.device)
         with torch_threads(recipe.threads):
             self.modules = {v: recipe.build(v) for v in sorted({recipe.variant_of(c) for c in clients})}
             self.states: dict[int, Tensors] = {

@@ -14,8 +14,22 @@ from pflsim.settings import Placement
 from ray_actors.placement import Supply
 
 
+def supply(placement: Placement) -> Supply:
+    """What there will be to place on: what a running Ray has, or else what ours will be started with."""
+    free = psutil.virtual_memory().available / 2**20
+    if not ray.is_initialized():
+        return Supply(_cpus(placement), placement.gpus, free)
+    resources = ray.cluster_resources()
+    return Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
+
+
+def _cpus(placement: Placement) -> int:
+    """As told, or the CPUs that this process may use."""
+    return placement.cpus or len(os.sched_getaffinity(0))
+
+
 @contextmanager
-def local_ray(placement: Placement) -> Iterator[Supply]:
+def local_ray(placement: Placement) -> Iterator[None]:
     """A Ray of our own on this machine for the block, with declared CPUs and GPUs.
 
     One that this process is already connected to is used as it is and left running.
@@ -29,16 +43,14 @@ def local_ray(placement: Placement) -> Iterator[Supply]:
         ray.init(
             address="local",
             _node_ip_address="127.0.0.1",  # nothing outside this machine can reach it
-            num_cpus=placement.cpus or len(os.sched_getaffinity(0)),
+            num_cpus=_cpus(placement),
             num_gpus=placement.gpus,
             object_store_memory=placement.object_store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
         )
     try:
-        resources = ray.cluster_resources()
-        free = psutil.virtual_memory().available / 2**20
-        yield Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
+        yield
     finally:
         if mine:
             ray.shutdown()

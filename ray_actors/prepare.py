@@ -7,6 +7,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
@@ -71,6 +73,7 @@ def prepare(settings: Settings) -> Job:
         seed=settings.seed,
         init=cast(Any, settings.init),
         device=_device(settings),
+        gpu_share=1 / settings.placement.actors_per_gpu,
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
     )
@@ -117,6 +120,11 @@ def _device(settings: Settings) -> str:
     choice = settings.placement.device
     if choice == "auto":
         choice = "cuda" if settings.placement.gpus else "cpu"
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            f"placement.gpus={settings.placement.gpus}, but torch sees no GPU on this machine: set placement.gpus=0 to "
+            "train on the CPU"
+        )
     return "cuda:0" if choice == "cuda" else "cpu"
 
 

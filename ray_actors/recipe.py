@@ -27,6 +27,7 @@ class Recipe:
         seed: the run's seed.
         init: initial values of what is not shared: the same for all, or per client.
         device: torch device of the computation, e.g. "cpu" or "cuda:0".
+        gpu_share: the share of a GPU's memory that a host may take.
         threads: torch threads of the computation.
         eval_batch_size: examples per forward pass in evaluation.
     """
@@ -39,6 +40,7 @@ class Recipe:
     seed: int
     init: Literal["same", "per_client"] = "same"
     device: str = "cpu"
+    gpu_share: float = 1.0
     threads: int = 1
     eval_batch_size: int = 1024
 

@@ -14,7 +14,7 @@ from ray_actors.recipe import Recipe
 
 
 class RemoteHost:
-    """Starts empty, so that its imports run beside the driver's, and can be settled anew for the next run."""
+    """Starts empty; is settled for a run, and can be settled anew for the next."""
 
     def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> list[int]:
         """Build the host of these clients in place of any that was here; returns the clients."""

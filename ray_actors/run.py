@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pflsim.checks import check
 from pflsim.console import Console
@@ -21,6 +22,9 @@ from pflsim.types import RoundRecord
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, describe, prepare
 
+if TYPE_CHECKING:
+    from ray_actors.placement import Layout
+
 
 def run(settings: Settings) -> Summary:
     """Run the settings and leave a run folder; returns what summary.json says.
@@ -30,34 +34,42 @@ def run(settings: Settings) -> Summary:
     """
     check(settings)
     job = prepare(settings)
-    with executor_of(job) as executor:
-        folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
-        _write_head(folder, job)
-        console = Console(job.meta)
-        console.start(folder)
-        tracker = Tracker(folder, job.meta)
-        try:
-            with tracker:
-                executor.start()
-                Simulation(executor, job.plan, folder, _Listener(tracker, console)).run()
-        finally:
-            console.end(tracker.close(complete=False), folder)
+    opened = executor_of(job)
+    folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
+    _write_head(folder, job)
+    console = Console(job.meta)
+    console.start(folder)
+    tracker = Tracker(folder, job.meta)
+    try:
+        with tracker, opened as executor:
+            executor.start()
+            Simulation(executor, job.plan, folder, _Listener(tracker, console)).run()
+    finally:
+        console.end(tracker.close(complete=False), folder)
     return tracker.close(complete=True)
 
 
-@contextmanager
-def executor_of(job: Job) -> Iterator[Executor]:
-    """The executor that the settings ask for, not yet started; its actors end with the block."""
+def executor_of(job: Job) -> AbstractContextManager[Executor]:
+    """The executor that the settings ask for, not yet started: Ray comes up, and goes, with the block.
+
+    Raises:
+        SettingsError: the placement cannot be met; nothing was started.
+    """
     if job.settings.executor == "inline":
-        yield InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
-        return
-    from ray_actors.cluster import local_ray
+        return nullcontext(InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation))
+    from ray_actors.cluster import supply
     from ray_actors.placement import lay_out
+
+    return _on_ray(job, lay_out(job.work, job.settings.placement, supply(job.settings.placement)))
+
+
+@contextmanager
+def _on_ray(job: Job, layout: Layout) -> Iterator[Executor]:
+    from ray_actors.cluster import local_ray
     from ray_actors.pool import Pool
     from ray_actors.remote import RayExecutor
 
-    with local_ray(job.settings.placement) as supply:
-        layout = lay_out(job.work, job.settings.placement, supply)
+    with local_ray(job.settings.placement):
         pool = Pool()
         try:
             yield RayExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation, layout, pool)

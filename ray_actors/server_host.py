@@ -28,7 +28,7 @@ class ServerHost:
     def downlinks(self, clients: Sequence[int]) -> dict[int, Message]:
         """The messages to these clients."""
         with torch_threads(self.threads):
-            return {client: self.rule.downlink(self.state, client) for client in clients}
+            return self.rule.downlinks(self.state, clients)
 
     def fuse(self, *uplinks: Sequence[Uplink]) -> int:
         """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival; returns how many."""
