@@ -135,6 +135,11 @@ class ClientModule(LightningModule):
         if n:  # every so-many-th row: batches of one size, as each counts the same, and of all classes
             update_bn((examples.batch(torch.arange(first, n, passes)) for first in range(passes)), self)
 
+    @property
+    def smallest_batch(self) -> int:
+        """Fewest examples in a training batch: batch normalisation has no variance to measure in a single one."""
+        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()) else 1
+
     def stages(self) -> tuple[Stage, ...]:
         """The schedule, laid out with the run's numbers."""
         return stages(self.schedule(), self.training_settings)

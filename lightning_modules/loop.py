@@ -12,7 +12,9 @@ from lightning_modules.phases import Stage
 from pflsim.data.federated import Examples
 
 
-def batch_indices(n: int, stage: Stage, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def batch_indices(
+    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1
+) -> Iterator[Tensor]:
     """Row numbers of the mini-batches of a stage, from a new permutation for every pass.
 
     Args:
@@ -20,10 +22,17 @@ def batch_indices(n: int, stage: Stage, batch_size: int, generator: torch.Genera
         stage: says for how many epochs (all batches of a pass) or steps (passes go on as needed).
         batch_size: the last batch of a pass may be smaller.
         generator: decides the permutations.
+        smallest: a last batch with fewer examples is left out (those of a pass; another pass leaves others out).
     """
     taken, passes = 0, 0
-    while n and (stage.steps is None or taken < stage.steps) and (stage.epochs is None or passes < stage.epochs):
+    while (
+        n >= smallest
+        and (stage.steps is None or taken < stage.steps)
+        and (stage.epochs is None or passes < stage.epochs)
+    ):
         for index in torch.randperm(n, generator=generator).split(batch_size):
+            if len(index) < smallest:
+                break
             if stage.steps is not None and taken == stage.steps:
                 return
             yield index
@@ -34,7 +43,8 @@ def batch_indices(n: int, stage: Stage, batch_size: int, generator: torch.Genera
 def batches(module: ClientModule, examples: Examples, generator: torch.Generator) -> Iterator[tuple[Stage, Batch]]:
     """All mini-batches of a round, each with the stage it belongs to."""
     for stage in module.stages():
-        for index in batch_indices(len(examples), stage, module.training_settings.batch_size, generator):
+        size, smallest = module.training_settings.batch_size, module.smallest_batch
+        for index in batch_indices(len(examples), stage, size, generator, smallest):
             yield stage, examples.batch(index)
 
 

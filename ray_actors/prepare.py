@@ -81,6 +81,7 @@ def prepare(settings: Settings) -> Job:
         variants = [recipe.build(v) for v in range(min(len(recipe.models), settings.clients))]
     module = variants[0]
     check_variants(part_name(settings, "method"), variants)
+    check_batches(module, partition, settings.batch_size)
     rule: ServerRule[Any] = make_rule()
     federation = _federation(settings, partition, module)
     rule.init(federation)
@@ -206,6 +207,23 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
                 f"{method} compares features, so all clients need the same feature shape: client 0 has "
                 f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
             )
+
+
+def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:
+    """Hold the shards and the batch size to the smallest batch that the model can be trained on.
+
+    Raises:
+        SettingsError: batches, or a client's whole shard, are too small; names the client.
+    """
+    least = module.smallest_batch
+    if batch_size < least:
+        raise SettingsError(f"batch_size={batch_size}: a model with batch normalisation needs at least {least}")
+    short = [client for client, rows in enumerate(partition.train) if len(rows) < least]
+    if short:
+        raise SettingsError(
+            f"client {short[0]} has {len(partition.train[short[0]])} training examples, and a model with batch "
+            f"normalisation needs at least {least}: use fewer clients, split.validation=0, or a model without it"
+        )
 
 
 def part_name(settings: Settings, group: str) -> str:

@@ -52,6 +52,14 @@ def test_steps_go_on_beyond_one_pass(n: int, batch_size: int, steps: int) -> Non
     assert all(torch.equal(a, b) for a, b in zip(drawn, passes, strict=False))  # the same passes, cut short
 
 
+def test_a_last_batch_too_small_is_left_out() -> None:
+    """Batch normalisation cannot take one example; the next pass leaves another one out."""
+    found = list(batch_indices(7, Stage((Phase(),), None, 6), 3, generator(), smallest=2))
+    assert [len(i) for i in found] == [3] * 6
+    assert list(batch_indices(1, Stage((Phase(),), 2, None), 3, generator(), smallest=2)) == []
+    assert [len(i) for i in batch_indices(5, Stage((Phase(),), 1, None), 3, generator(), smallest=2)] == [3, 2]
+
+
 def test_small_shards() -> None:
     assert draw(0, 4, epochs=2) == draw(0, 4, steps=5) == []
     assert [index.tolist() for index in draw(1, 4, steps=3)] == [[0], [0], [0]]
@@ -113,7 +121,7 @@ class Client(ClientModule):
     def __init__(self, schedule: Schedule = PLAIN, **training: Any):
         with seeded_global(0, "test"):
             body = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-            super().__init__(Net(body, nn.Linear(4, 2), (4,)), Training(**{"lr": 0.5, "batch_size": 4, **training}))
+            super().__init__(Net(body, nn.Linear(4, 2), (4,), 2), Training(**{"lr": 0.5, "batch_size": 4, **training}))
         self._schedule, self.seen = schedule, []
 
     def schedule(self) -> Schedule:
@@ -286,7 +294,7 @@ class Normed(ClientModule):
 
     def __init__(self) -> None:
         with seeded_global(0, "test"):
-            super().__init__(Net(nn.BatchNorm1d(3), nn.Linear(3, 2), (3,)), Training())
+            super().__init__(Net(nn.BatchNorm1d(3), nn.Linear(3, 2), (3,), 2), Training())
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(20, 256), (201, 50), (257, 256)])

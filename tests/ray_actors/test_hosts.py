@@ -43,7 +43,7 @@ class Split(FedAvgClient):
 def normed(input_shape: tuple[int, ...], classes: int) -> Net:
     """Batch normalisation right on the pixels, and after dropout."""
     body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 4), nn.Dropout(0.2), nn.BatchNorm1d(4))
-    return Net(body, nn.Linear(4, classes), (4,))
+    return Net(body, nn.Linear(4, classes), (4,), classes)
 
 
 MEAN, VAR, COUNTER = (f"net.body.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))
