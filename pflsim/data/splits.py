@@ -54,7 +54,7 @@ def official(
         test = _tests_by_writer(dataset, pool, tests)
     else:
         held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
-        counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes))
+        counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
         test = [tests[part] for part in deal(dataset.y[tests], counts, rng)]
     return _finish(dataset, pool, test, validation, rng)
 

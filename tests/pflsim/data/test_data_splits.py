@@ -140,12 +140,29 @@ def test_own_test_counts_hold_what_they_promise(data):
     possible = _matching(held > 0, there) == clients
     if not possible:
         with pytest.raises(SettingsError, match="no test example for client"):
-            own_test_counts(held, there)
+            own_test_counts(held, there, np.random.default_rng(0))
         return
-    counts = own_test_counts(held, there)
+    counts = own_test_counts(held, there, np.random.default_rng(0))
     assert (counts.sum(axis=0) <= there).all()
     assert (counts[held == 0] == 0).all() and (counts >= 0).all()
     assert (counts.sum(axis=1) >= 1).all()
+
+
+@pytest.mark.parametrize("rule", [partitions.iid, partial(partitions.dominant_classes, dominant=2)])
+def test_the_dealing_of_tests_favours_no_client_id(rule):
+    """Equal clients get equally many, whoever they are, and the spare ones of a class go to others than the last's."""
+    data = make(4000, 300)
+    sizes, gaps = [], []
+    for seed in range(8):
+        partition = federate(data, rule, splits.official, 20, seed)
+        tests = class_counts(data, partition, "test")
+        held = class_counts(data, partition, "train") + class_counts(data, partition, "val")
+        sizes.append(tests.sum(axis=1))
+        shares = held / held.sum(axis=1, keepdims=True) - tests / tests.sum(axis=1, keepdims=True)
+        gaps.append(np.abs(shares).sum(axis=1) / 2)
+    assert np.ptp(np.array(sizes), axis=1).max() <= 3
+    assert np.ptp(np.mean(sizes, axis=0)) < 1
+    assert np.mean(gaps, axis=0).max() < 0.2, "test shards stray from the clients' own label distribution"
 
 
 def _matching(may, there):
