@@ -304,8 +304,20 @@ def _about(override: Override, error: Exception, base: DictConfig, groups: Mappi
             return _message(error)
         before = OmegaConf.select(base, key, throw_on_missing=False)
         now = "" if before is None else f" (without it: {key}={before})"
-        return f"{override.input_line}: {_first_line(cause)}{now}"
+        return f"{override.input_line}: {_in_plain_words(_first_line(cause), key, override)}{now}"
     return unknown_key(key, list(_keys(base, "")), groups)
+
+
+def _in_plain_words(text: str, key: str, override: Override) -> str:
+    """OmegaConf's commonest complaints, said to someone who does not know OmegaConf."""
+    if "is not a ListConfig, list or tuple" in text or "to Sequence" in text:
+        return f"expected a list: {key}=[{override.value()}]"
+    if "not Optional" in text:
+        return "null is no value here; leave it out for its default"
+    for name, kind in (("Integer", "a whole number"), ("Float", "a number"), ("Boolean", "true or false")):
+        if text.endswith(f"could not be converted to {name}"):
+            return f"expected {kind}"
+    return text
 
 
 def _keys(config: DictConfig, prefix: str) -> Iterator[str]:

@@ -30,8 +30,9 @@ AT_LEAST_ONE = (
     "placement.cpus",
     "placement.actors_per_gpu",
     "placement.threads",
+    "checkpoint.keep",
 )
-AT_LEAST_ZERO = ("weight_decay", "checkpoint.every", "checkpoint.keep", "placement.gpus")
+AT_LEAST_ZERO = ("weight_decay", "checkpoint.every", "placement.gpus")
 ABOVE_ZERO = ("lr", "lr_decay")
 SMALLEST_STORE = 75
 """MiB; Ray does not start with less."""
@@ -99,7 +100,7 @@ def _ranges(values: dict[str, Any]) -> Iterator[str]:
     if not 0 <= values["seed"] < 2**63:
         yield f"seed={values['seed']}: expected a whole number from 0 to 2^63 - 1"
     store = values["placement.object_store_mb"]
-    if store < SMALLEST_STORE:
+    if store is not None and store < SMALLEST_STORE:
         yield f"placement.object_store_mb={store}: expected at least {SMALLEST_STORE}, with which Ray can start"
 
 

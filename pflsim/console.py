@@ -102,7 +102,7 @@ class Console:
 
         self._print("")
         if not summary.complete:
-            self._print(f"interrupted after {summary.rounds} of {self.meta.rounds} rounds")
+            self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")
         rich = Rich(file=self.stream, width=self.width, force_terminal=self.terminal, highlight=False)
         with rich.capture() as captured:
             rich.print(self._table(summary))

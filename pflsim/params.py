@@ -106,7 +106,9 @@ def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str])
     return homes
 
 
-def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = "net.head") -> int:
+def resolve_threshold(
+    threshold: Threshold, layout: Sequence[Unit], head: str = "net.head", name: str = "method.r"
+) -> int:
     """Turn a fusion threshold into a number of units: the units 1..r are on its near side.
 
     Args:
@@ -114,6 +116,7 @@ def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = 
             the classifier).
         layout: the L fusion units.
         head: the module name of the classifier, for "body".
+        name: what the setting is called in errors.
 
     Raises:
         SettingsError: beyond the model's depth, or not one of the three forms.
@@ -123,17 +126,17 @@ def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], head: str = 
         inside = [i for i, unit in enumerate(layout) if any(k == head or k.startswith(head + ".") for k in unit.keys)]
         return inside[0] if inside else depth
     if isinstance(threshold, str | bool):
-        raise SettingsError(f"threshold {threshold!r} is neither a count, a fraction nor 'body'")
+        raise SettingsError(f"{name}: threshold {threshold!r} is neither a count, a fraction nor 'body'")
     if isinstance(threshold, float):
         if not 0.0 <= threshold <= 1.0:
             raise SettingsError(
-                f"threshold {threshold} is not a fraction between 0.0 and 1.0; whole units are written as an integer"
+                f"{name}: threshold {threshold} is not a fraction between 0.0 and 1.0; a number of units is an integer"
             )
         return int(threshold * depth + 0.5)
     if not 0 <= threshold <= depth:
-        names = ", ".join(unit.name for unit in layout)
+        names = ", ".join(unit.name for unit in layout[:8]) + (", ..." if depth > 8 else "")
         raise SettingsError(
-            f"threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); "
+            f"{name}: threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); "
             f"give 0 to {depth}"
         )
     return threshold

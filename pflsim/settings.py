@@ -28,8 +28,8 @@ class Placement:
     """auto (cuda where gpus > 0, else cpu), cpu or cuda."""
     threads: int = 1
     """Torch threads per client computation, the same inline and under Ray. Another number may change the last bits."""
-    object_store_mb: int = 256
-    """Size of Ray's shared memory store on this machine, in MiB."""
+    object_store_mb: int | None = None
+    """Size of Ray's shared memory store on this machine, in MiB; null: as the data and the messages need."""
 
 
 @dataclass

@@ -151,7 +151,8 @@ class ClientHost:
             for index in torch.arange(len(examples)).split(self.recipe.eval_batch_size):
                 inputs, labels = examples.batch(index)
                 scores = self.module.predict(inputs)
-                correct += int((scores.argmax(1) == labels).sum())
+                # A model that has diverged knows nothing: argmax of NaN would credit it with one class.
+                correct += int(((scores.argmax(1) == labels) & scores.isfinite().all(1)).sum())
                 loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
         return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss)
 

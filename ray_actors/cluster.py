@@ -29,7 +29,7 @@ def _cpus(placement: Placement) -> int:
 
 
 @contextmanager
-def local_ray(placement: Placement) -> Iterator[None]:
+def local_ray(placement: Placement, store_mb: int) -> Iterator[None]:
     """A Ray of our own on this machine for the block, with declared CPUs and GPUs.
 
     One that this process is already connected to is used as it is and left running.
@@ -45,7 +45,7 @@ def local_ray(placement: Placement) -> Iterator[None]:
             _node_ip_address="127.0.0.1",  # nothing outside this machine can reach it
             num_cpus=_cpus(placement),
             num_gpus=placement.gpus,
-            object_store_memory=placement.object_store_mb * 2**20,
+            object_store_memory=store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
         )

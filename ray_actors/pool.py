@@ -11,7 +11,7 @@ from ray_actors.remote_server import RemoteServer
 
 
 class Pool:
-    """Starts actors and keeps them for the next run that asks for the same; each takes seconds to import its world."""
+    """Starts actors and, while it lives, gives them again to whoever asks for the same: each takes seconds to start."""
 
     def __init__(self) -> None:
         self._hosts: dict[tuple[float, float], list[Any]] = {}

@@ -202,7 +202,7 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
                 f"client 0, but {other.get(key)} at client {client}; leave model.variants empty, or choose a method "
                 "that exchanges prototypes"
             )
-        if module.compares_features and module.net.feature_width != first.net.feature_width:
+        if module.compares_features and module.net.feature_shape != first.net.feature_shape:
             raise SettingsError(
                 f"{method} compares features, so all clients need the same feature shape: client 0 has "
                 f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"

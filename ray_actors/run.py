@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from pflsim.checks import check
 from pflsim.console import Console
 from pflsim.data.record import write_partition
@@ -69,12 +71,24 @@ def _on_ray(job: Job, layout: Layout) -> Iterator[Executor]:
     from ray_actors.pool import Pool
     from ray_actors.remote import RayExecutor
 
-    with local_ray(job.settings.placement):
+    placement = job.settings.placement
+    with local_ray(placement, placement.object_store_mb or store_mb(job)):
         pool = Pool()
         try:
             yield RayExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation, layout, pool)
         finally:
             pool.close()
+
+
+def store_mb(job: Job) -> int:
+    """MiB of shared memory for the data set once and a round's messages both ways, with as much again to spare.
+
+    At most a third of the free memory: beyond that Ray spills to disk, which is slow but works.
+    """
+    message = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
+    largest = max(len(cohort) for cohort in job.plan.cohorts)
+    needed = (2 * job.dataset.x.nbytes + 4 * largest * message) / 2**20
+    return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 
 class _Listener:

@@ -151,11 +151,12 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
     assert launch.main(["-m", "method=glob(fed*)"]) == 0
-    assert [r.names["method"] for r in runs] == ["fedamp", "fedavg", "fedprox"]
+    found = [r.names["method"] for r in runs]
+    assert found == sorted(f.stem for f in (launch.CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
 
 
 def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
-    assert "method=fedva: there is no method of that name; did you mean fedavg" in refused("-m", "method=local,fedva")
+    assert "method=fedva: there is no method of that name; did you mean " in refused("-m", "method=local,fedva")
     assert "clients=x: " in refused("-m", "seed=0,1", "clients=3,x")
     assert "rounds=0: expected" in refused("-m", "rounds=5,0")
     assert "run_dir=x is the folder of 2 runs" in refused("-m", "seed=0,1", "run_dir=x")
@@ -176,11 +177,11 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["foo.bar=1"], "foo.bar: no such setting"),
         (
             ["clients=abc"],
-            "clients=abc: Value 'abc' of type 'str' could not be converted to Integer (without it: clients=10",
+            "clients=abc: expected a whole number (without it: clients=10",
         ),
         (["clients=1.5"], "clients=1.5: "),
-        (["clients=null"], "clients=null: field 'clients' is not Optional"),
-        (["lr="], "lr=: Value ''"),
+        (["clients=null"], "clients=null: null is no value here"),
+        (["lr="], "lr=: expected a number"),
         (["eval.received=perhaps"], "not a valid bool"),
         (["trace.rounds=1"], "trace.rounds=1: "),
         (["trace.rounds=[a]"], "trace.rounds=[a]: "),
@@ -292,6 +293,9 @@ def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("file", sorted(launch.CONFIGS.glob("*/*.yaml")), ids=lambda f: f"{f.parent.name}/{f.stem}")
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plus = "+" if file.parent.name in ("experiment", "cluster") else ""
-    assert launch.main([f"{plus}{file.parent.name}={file.stem}", "--cfg", "job"]) == 0
-    assert f"{file.parent.name}: {file.stem}\n" in capsys.readouterr().out
+    group, name = file.parent.name, file.stem
+    chosen = [f"{'+' if group in ('experiment', 'cluster') else ''}{group}={name}"]
+    if group == "quick":  # it makes an experiment small
+        chosen = [f"+experiment={name}", f"+quick={name}"]
+    assert launch.main([*chosen, "--cfg", "job"]) == 0
+    assert f"{group}: {name}\n" in capsys.readouterr().out

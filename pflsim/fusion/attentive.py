@@ -129,6 +129,6 @@ def _advice(clients: int, alpha: float, sigma: float) -> str:
     bound = (clients - 1) * alpha / sigma
     return (
         f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} make it {bound:.4g}. "
-        f"Take alpha <= {sigma / max(clients - 1, 1):g}, a larger sigma, fewer clients, or clamp=true, which sets "
-        f"negative self weights to zero and renormalises their rows."
+        f"Take method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, fewer clients, or "
+        "method.clamp=true, which sets negative self weights to zero and renormalises their rows."
     )

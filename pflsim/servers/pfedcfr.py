@@ -82,6 +82,8 @@ class PFedCFR(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """The client's own mixture with the common mean."""
+        if not state.mixed:
+            return Message(weights=state.mean)  # the same for everyone, so moved once
         mixture = state.mixtures.get(client)
         if mixture is None:
             mixture = {key: state.initial[key] for unit in state.mixed for key in unit.keys}

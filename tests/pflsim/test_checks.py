@@ -37,7 +37,7 @@ def settings_with(**changes: Any) -> Settings:
         {"placement__actors": 10},
         {"placement__device": "cuda", "placement__gpus": 1},
         {"trace__rounds": [1, 20]},
-        {"checkpoint__every": 0, "checkpoint__keep": 0},
+        {"checkpoint__every": 0, "checkpoint__keep": 1},
     ],
 )
 def test_what_is_right(changes: dict[str, Any]) -> None:

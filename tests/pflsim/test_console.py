@@ -125,10 +125,10 @@ def test_a_method_without_a_global_model_has_one_row_of_dashes():
 
 
 def test_an_interruption_is_said():
-    assert "interrupted after 20 of 20 rounds" in run(io.StringIO(), complete=False)
+    assert "stopped after 20 of 20 rounds" in run(io.StringIO(), complete=False)
     stream = io.StringIO()
     Console(META, stream).end(summarise(META, [], False, 0.1, 1.0), Path("runs/x"))
-    assert "interrupted after 0 of 20 rounds" in stream.getvalue()
+    assert "stopped after 0 of 20 rounds" in stream.getvalue()
 
 
 def test_a_terminal_too_narrow_still_gets_the_accuracy(monkeypatch):

@@ -336,3 +336,11 @@ def test_the_data_set_is_not_a_hosts_to_change() -> None:
     own: Shard = host(made).shards[1]
     own.train.x.zero_()
     assert made.dataset.x[made.partition.train[1]].any()
+
+
+def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
+    made = make()
+    one = host(made)
+    one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
+                  for c, s in one.states.items()}  # fmt: skip
+    assert all(row.correct == 0 and row.total > 0 for row in one.evaluate(PERSONAL, ALL, ()))

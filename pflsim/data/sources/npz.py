@@ -73,14 +73,14 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except SettingsError:
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise SettingsError(f"{path} is not a readable .npz archive ({error}); expected {', '.join(KEYS)}") from error
+        raise SettingsError(f"{path} is not a readable .npz archive; expected one with {', '.join(KEYS)}") from error
 
 
 def _array(path: Path, key: str, archive: np.lib.npyio.NpzFile) -> np.ndarray:
     try:
         return archive[key]
     except ValueError as error:  # object arrays, which only pickle could read
-        raise SettingsError(f"{path}: {key} is not a plain array ({error}); expected numbers") from error
+        raise SettingsError(f"{path}: {key} is not a plain array; expected numbers, not objects") from error
 
 
 def _images(path: str, key: str, x: np.ndarray, layout: str) -> np.ndarray:
