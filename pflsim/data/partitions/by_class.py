@@ -1,4 +1,4 @@
-"""Partitions that choose classes for each client: a few, one, or all with some dominant."""
+"""Partitions by the classes of each client: a few, one, all with some dominant, or as listed."""
 
 from __future__ import annotations
 
@@ -108,6 +108,49 @@ def dominant_classes(
             f"{weights.min() * size:.2f} of each lesser class; use fewer clients or a smaller partition.share"
         )
     return deal(labels, counts, rng)
+
+
+def listed_classes(
+    labels: np.ndarray,
+    num_classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    writers: np.ndarray | None,
+    *,
+    held: list[list[int]],
+) -> list[np.ndarray]:
+    """Give client i the classes held[i], the same number of examples of each, and as many to every other client.
+
+    For a federation whose similarities are known beforehand (pFedLA section 4.3).
+
+    Args:
+        labels: [n] int.
+        num_classes: C.
+        clients: N.
+        rng: chooses the examples.
+        writers: not used.
+        held: for each of the N clients its classes. The number of examples of a class at a client is what the scarcest
+            class allows; examples beyond that go unused.
+
+    Raises:
+        SettingsError: not N lists, a list that is empty or names a class twice, a class that does not exist, or too few
+            examples of a class for all that hold it.
+    """
+    if len(held) != clients:
+        raise SettingsError(f"partition.held lists the classes of {len(held)} clients, but clients={clients}")
+    holds = np.zeros((clients, num_classes), dtype=np.int64)
+    for client, classes in enumerate(held):
+        if not classes or len(set(classes)) < len(classes) or not set(classes) <= set(range(num_classes)):
+            raise SettingsError(
+                f"partition.held: client {client} has {classes}; expected one or more distinct classes, each from 0 to "
+                f"{num_classes - 1}"
+            )
+        holds[client, classes] = 1
+    holders = holds.sum(axis=0)
+    each = (class_sizes(labels, num_classes)[holders > 0] // holders[holders > 0]).min()
+    if not each:
+        raise SettingsError("partition.held: a class has fewer examples than clients that hold it; use fewer clients")
+    return deal(labels, holds * each, rng)
 
 
 def _share(

@@ -15,6 +15,15 @@ from pflsim.data import partitions
 from pflsim.data.partitions import deal
 from pflsim.errors import SettingsError
 
+
+def in_a_ring(labels, num_classes, clients, *rest):
+    """`listed_classes` for any number of clients: neighbours have a class in common."""
+    held = [[i % num_classes, (i + 1) % num_classes] for i in range(clients)]
+    return partitions.listed_classes(labels, num_classes, clients, *rest, held=held)
+
+
+in_a_ring.func = partitions.listed_classes
+
 RULES = {
     "iid": partitions.iid,
     "dirichlet": partial(partitions.dirichlet, alpha=0.3, min_examples=2),
@@ -23,6 +32,8 @@ RULES = {
     "label_lognormal": partitions.label_lognormal,
     "one_class": partitions.one_class,
     "dominant_classes": partitions.dominant_classes,
+    "listed_classes": in_a_ring,
+    "dirichlet_by_client": partial(partitions.dirichlet_by_client, alpha=0.3),
     "n_way_k_shot": partial(partitions.n_way_k_shot, n=3, k=4, std=1.0),
     "by_writer": partitions.by_writer,
 }
@@ -196,6 +207,14 @@ def test_dominant_classes_uses_what_the_scarcest_class_allows():
     assert 480 <= counts.sum(axis=0)[9] <= 500
 
 
+def test_listed_classes_gives_what_is_listed_and_the_same_amount_everywhere():
+    labels = np.concatenate([even_labels(each=60), np.arange(9).repeat(100)])  # class 9 is the scarcest
+    held = [[0, 1, 2], [1, 2, 3], [9], [9], [3]]
+    counts = table(labels, partitions.listed_classes(labels, 10, 5, rng(), None, held=held))
+    assert [np.flatnonzero(row).tolist() for row in counts] == held
+    assert set(counts[counts > 0].tolist()) == {30}  # 60 of class 9 for two
+
+
 def test_n_way_k_shot_scatters_around_n_and_k():
     labels = even_labels(20, each=40_000)
     parts = partitions.n_way_k_shot(labels, 20, 1000, rng(), None, n=10, k=50, std=2.0)
@@ -248,6 +267,11 @@ def test_by_writer_keeps_writers_whole():
         ("dominant_classes", 5, {"share": 0.2}, "share=0.2"),
         ("dominant_classes", 5, {"share": 1.0}, "share=1.0"),
         ("dominant_classes", 300, {}, "cannot all hold all 10 classes"),
+        ("listed_classes", 3, {"held": [[0], [1]]}, "classes of 2 clients, but clients=3"),
+        ("listed_classes", 2, {"held": [[0], []]}, r"client 1 has \[\]"),
+        ("listed_classes", 2, {"held": [[0], [1, 1]]}, r"client 1 has \[1, 1\]"),
+        ("listed_classes", 2, {"held": [[0, 10], [1]]}, r"client 0 has \[0, 10\].* from 0 to 9"),
+        ("listed_classes", 61, {"held": [[0]] * 61}, "fewer examples than clients"),
         ("n_way_k_shot", 20, {"n": 11}, "partition.n=11"),
         ("n_way_k_shot", 20, {"k": 0}, "k=0"),
         ("n_way_k_shot", 20, {"std": -1.0}, "std=-1.0"),

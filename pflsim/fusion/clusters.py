@@ -1,0 +1,90 @@
+"""Clusters of clients: who is alike, and the means within each cluster. Sums run in float64, in the order given."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Num, Shaped
+from scipy.cluster.hierarchy import cut_tree, linkage
+from torch import Tensor
+
+from pflsim.fusion.means import weighted_mean
+
+
+def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
+    """Cosines between K vectors from their inner products.
+
+    FedALP eqs. 3 and 4: `ρ_ij = ⟨Δ_i, Δ_j⟩ / (‖Δ_i‖·‖Δ_j‖)`
+
+    Args:
+        gram: [K, K] inner products of any vectors with each other; those of long vectors may be summed up piece by
+            piece.
+
+    Returns:
+        [K, K] float64 in [−1, 1], symmetric, with 1 on the diagonal. A zero vector has no direction: its cosine with
+        every other is 0.
+    """
+    gram = gram.double()
+    norms = gram.diagonal().sqrt()
+    scale = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
+    similarity = (gram * scale[:, None] * scale[None, :]).clamp(-1, 1)
+    return ((similarity + similarity.T) / 2).fill_diagonal_(1)
+
+
+def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tensor, " N"]:
+    """Cut Ward's hierarchical clustering of N things into exactly M clusters.
+
+    FedALP Algorithm 2, lines 1 and 2.
+
+    Args:
+        similarity: [N, N] cosines, symmetric.
+        clusters: M, 1 to N.
+
+    Returns:
+        [N] int64, the cluster of each: 0 to M−1, numbered in the order of their first members.
+
+    Raises:
+        ValueError: M is not within 1..N, or a similarity is not finite.
+
+    Notes:
+        Ward's method needs Euclidean distances. Cosines have them: two vectors scaled to length 1 are √(2 − 2ρ) apart,
+        so this is Ward's clustering of the directions, computed from ρ alone.
+    """
+    n = similarity.shape[0]
+    if not 1 <= clusters <= n:
+        raise ValueError(f"{clusters} clusters of {n}; expected 1 to {n}")
+    if not similarity.isfinite().all():
+        raise ValueError("similarities must be finite; updates that are not come of training that diverged: lower lr")
+    if n == 1:
+        return torch.zeros(1, dtype=torch.int64)
+    distances = np.sqrt(np.clip(2 - 2 * similarity.double().numpy(), 0, None))
+    tree = linkage(distances[np.triu_indices(n, k=1)], method="ward")
+    labels = cut_tree(tree, n_clusters=clusters)[:, 0]
+    order = {label: rank for rank, label in enumerate(dict.fromkeys(labels.tolist()))}
+    return torch.tensor([order[label] for label in labels.tolist()], dtype=torch.int64)
+
+
+def cluster_means(
+    stack: Float[Tensor, " K *shape"],
+    labels: Int[Tensor, " K"],
+    weights: Num[Tensor, " K"],
+    otherwise: Shaped[Tensor, " M *shape"],
+) -> Float[Tensor, " M *shape"]:
+    """Average K clients' tensors within M clusters.
+
+    `mean_m = Σ_{k∈G_m} (p_k / Σ_{j∈G_m} p_j) · stack_k`
+
+    Args:
+        stack: [K, *shape], one tensor per client.
+        labels: [K], the cluster of each client, 0 to M−1.
+        weights: [K] weights p; only their ratios within a cluster matter.
+        otherwise: [M, *shape], what a cluster gets that has no members among the K.
+
+    Returns:
+        [M, *shape] in the dtype of `otherwise`, accumulated in float64.
+    """
+    means = otherwise.clone()
+    for m in labels.unique().tolist():
+        inside = labels == m
+        means[m] = weighted_mean(stack[inside].to(means.dtype), weights[inside])
+    return means

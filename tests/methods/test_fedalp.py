@@ -1,0 +1,258 @@
+"""The "must hold" lines of FedALP, and what it says to wrong settings."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from support import World, rounds, world
+from torch import Tensor, nn
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.methods.fedalp import FedALP
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.fusion.layerwise import stack
+from pflsim.messages import Uplink
+from pflsim.servers.base import ServerRule
+from pflsim.servers.fedalp import FedALP as Server
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.types import Tensors
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import Job, prepare
+from ray_actors.server_host import identity
+
+TRAINING = Training(lr=0.1, batch_size=4, local_epochs=2)
+WARMUP = 5
+"""T_pre of the small federation: half of its ten rounds."""
+
+
+def wide(kind: type[ClientModule]) -> type[ClientModule]:
+    """The method's client in float64."""
+
+    class Wide(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, net: Net, training: Training):
+            super().__init__(net, training)
+            self.double()
+
+        def objective(self, batch: Batch) -> Terms:
+            return super().objective((batch[0].double(), batch[1]))
+
+    return Wide
+
+
+def global_models(kind: type[ClientModule], rule: ServerRule[Any], fraction: float = 1.0) -> list[Tensors]:
+    """The server's model after each of the five rounds that follow the warm-up."""
+    w = world(wide(kind), rule, training=TRAINING)
+    executor = w.inline()
+    rounds(executor, WARMUP, w.clients)
+    found = []
+    for t in range(WARMUP + 1, 11):
+        cohort = range(w.clients) if fraction == 1 else [(t + i) % w.clients for i in range(2)]
+        executor.fuse(executor.train(t, executor.send(sorted(cohort))))
+        found.append(executor.server.rule.global_weights(executor.server.state))
+    return found
+
+
+def distance(a: Tensors, b: Tensors) -> float:
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+@pytest.mark.parametrize("onto", ["group", "mixture"])
+def test_beta_0_follows_fedavg(onto: Any) -> None:
+    rule = Server(groups=3, beta=0, onto=onto)
+    for ours, theirs in zip(global_models(FedALP, rule), global_models(FedAvg, FedAvgServer()), strict=True):
+        assert all(v.dtype == torch.float64 for v in ours.values())
+        assert distance(ours, theirs) < 1e-12
+
+
+@pytest.mark.parametrize(("beta", "fraction"), [(0.6, 1.0), (1.0, 0.5)])
+def test_one_group_follows_fedavg(beta: float, fraction: float) -> None:
+    """Whatever β: the one group's model is the common one."""
+    ours = global_models(FedALP, Server(groups=1, beta=beta), fraction)
+    theirs = global_models(FedAvg, FedAvgServer(), fraction)
+    assert all(distance(a, b) < 1e-12 for a, b in zip(ours, theirs, strict=True))
+
+
+def test_otherwise_it_does_not() -> None:
+    ours, theirs = global_models(FedALP, Server(groups=3, beta=0.6)), global_models(FedAvg, FedAvgServer())
+    assert distance(ours[0], theirs[0]) < 1e-12, "the groups' models start equal"
+    assert all(distance(a, b) > 1e-4 for a, b in zip(ours[1:], theirs[1:], strict=True))
+
+
+def test_the_warm_up_is_fedavg_to_the_bit() -> None:
+    alp, avg = world(FedALP, Server(), training=TRAINING), world(FedAvg, FedAvgServer(), training=TRAINING)
+    one, other = alp.inline(), avg.inline()
+    for executor in (one, other):
+        rounds(executor, WARMUP, 4)
+    a, b = one.server.rule.global_weights(one.server.state), other.server.rule.global_weights(other.server.state)
+    assert a is not None and b is not None and all(torch.equal(a[k], b[k]) for k in b)
+
+
+@cache
+def digits(*overrides: str) -> Job:
+    chosen = ["method=fedalp", "data=digits", "executor=inline", *overrides]
+    with composing([CONFIGS]):
+        return prepare(plain(composed(chosen, [CONFIGS])))
+
+
+def run(job: Job) -> InlineExecutor:
+    """All rounds with the cohorts of the plan."""
+    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+    executor.start()
+    for t, cohort in enumerate(job.plan.cohorts, start=1):
+        executor.fuse(executor.train(t, executor.send(cohort)))
+    return executor
+
+
+@pytest.mark.parametrize(("fraction", "seed"), [(1.0, 0), (0.3, 1)])
+def test_groups_of_clients_with_one_digit_are_the_digits(fraction: float, seed: int) -> None:
+    job = digits(
+        *["partition=one_class", "clients=30", "rounds=2", "local_epochs=3", "method.groups=10"],
+        *[f"fraction={fraction}", f"seed={seed}"],
+    )
+    held = [int(job.dataset.y[rows[0]]) for rows in job.partition.train]
+    assert len(set(held)) == 10
+    groups = run(job).server_numbers()["groups"].tolist()
+    assert len(set(zip(held, groups, strict=True))) == 10, "a digit has one group, a group one digit"
+    assert [len(c) for c in job.plan.cohorts] == [30, round(30 * fraction)]
+
+
+@pytest.mark.parametrize(
+    ("warmup", "planned", "expected"),
+    [(0.5, 20, 10), (0.4, 100, 40), (0.5, 2, 1), (0.01, 5, 1), (0.99, 5, 4), (0.5, 3, 2)],
+)
+def test_length_of_the_warm_up(warmup: float, planned: int, expected: int) -> None:
+    rule = Server(warmup=warmup)
+    assert [t for t in range(1, planned + 1) if rule.everyone(t, planned)] == [expected]
+
+
+def fused(**settings: Any) -> tuple[World, InlineExecutor]:
+    """A federation after the warm-up and two more rounds."""
+    w = world(FedALP, Server(**settings), training=TRAINING)
+    executor = w.inline()
+    rounds(executor, WARMUP + 2, w.clients)
+    return w, executor
+
+
+def test_a_group_is_sent_one_message() -> None:
+    w, executor = fused(groups=2)
+    messages = executor.server.downlinks(range(4))
+    groups = executor.server.state.groups.tolist()
+    for a in range(4):
+        for b in range(4):
+            assert (identity(messages[a]) == identity(messages[b])) == (groups[a] == groups[b])
+    assert len({identity(m) for m in w.inline().server.downlinks(range(4)).values()}) == 1
+
+
+def test_judged_by_the_mixture_as_received() -> None:
+    _, executor = fused(groups=2)
+    (row,) = executor.evaluate(Judge("personal", "received", (1,), ("test",)))
+    module = executor.host.recipe.build()
+    assert (module.judged_by, module.judged_phase) == ("personal", "received")
+    module.receive(executor.downlink(executor.send([1]).downlinks[1]))
+    inputs, labels = executor.host.shards[1].test.batch(slice(None))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module.eval()(inputs), labels, reduction="sum")
+    assert row.loss == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_group_without_participants_keeps_its_model() -> None:
+    _, executor = fused(groups=2)
+    state = executor.server.state
+    absent = int(state.groups[0])
+    cohort = [i for i in range(4) if int(state.groups[i]) != absent]
+    executor.fuse(executor.train(8, executor.send(cohort)))
+    after = executor.server.state
+    for m in range(2):
+        kept = all(torch.equal(state.models[m][k], after.models[m][k]) for k in after.weights)
+        assert kept == (m == absent)
+    assert any(not torch.equal(state.mixtures[absent][k], after.mixtures[absent][k]) for k in after.weights)
+    nobody = executor.server.rule.fuse(after, [])
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(nobody.models, after.models, strict=True) for k in a)
+
+
+def test_layers_lie_between_the_group_and_the_common_model() -> None:
+    for beta in (0.0, 1.0):
+        _, executor = fused(groups=2, beta=beta)
+        state = executor.server.state
+        assert float(state.psi.max()) == beta
+        for m in range(2):
+            for number, unit in enumerate(state.layout):
+                for key in unit.keys:
+                    if beta == 0 or state.psi[m, number] == 1:
+                        whole = state.weights if beta == 0 else state.models[m]
+                        assert torch.equal(state.mixtures[m][key], whole[key])
+
+
+def test_running_variances_stay_positive() -> None:
+    """A group with hardly any variance, beside one with much: an added-up difference would fall below zero."""
+    job = digits(
+        *["model=cnn_bn", "model.padding=2", "model.channels=[2,2]", "model.hidden=4", "clients=2", "rounds=6"],
+        *["method.groups=2", "method.warmup=0.2", "partition=one_class"],
+    )
+    state, rule = job.rule.init(job.federation), job.rule
+    (key,) = [k for k in state.weights if k.endswith("running_var")][:1]
+    for t in range(1, 7):
+        sent = [{k: v + 0.1 * (i + 1) for k, v in rule.downlink(state, i).weights.items()} for i in range(2)]
+        for i, variance in enumerate((0.01, 50.0 if t < 4 else 0.02)):
+            sent[i][key] = torch.full_like(sent[i][key], variance)
+        state = rule.fuse(state, [Uplink(w, client=i, num_examples=9) for i, w in enumerate(sent)])
+        for i in range(2):
+            found = rule.downlink(state, i).weights[key]
+            assert 0.01 <= float(found.min()) <= float(found.max()) <= 50
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    w, executor = fused(groups=2)
+    state = executor.server.state
+    parts = [state.weights, *state.models, *state.mixtures]
+    before = [{k: v.clone() for k, v in part.items()} for part in parts]
+    ups = [Uplink({k: v + i for k, v in w.federation.initial.items()}, client=i, num_examples=5) for i in range(4)]
+    copies: list[Tensor] = [v.clone() for u in ups for v in u.weights.values()]
+    w.rule.fuse(state, ups)
+    assert all(torch.equal(part[k], copy[k]) for part, copy in zip(parts, before, strict=True) for k in copy)
+    assert all(torch.equal(a, b) for a, b in zip((v for u in ups for v in u.weights.values()), copies, strict=True))
+    stacked = stack(state.models, "net.head.weight")
+    assert len({m["net.head.weight"].untyped_storage().data_ptr() for m in state.models}) == len(stacked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"groups": 0}, "method.groups=0.*at least 1"),
+        ({"groups": 5}, "method.groups=5 is more than clients=4"),
+        ({"beta": -0.1}, r"method.beta=-0.1.*\[0, 1\]"),
+        ({"beta": 1.5}, r"method.beta=1.5.*\[0, 1\]"),
+        ({"beta": float("nan")}, "method.beta=nan"),
+        ({"warmup": 0.0}, "method.warmup=0.0.*share"),
+        ({"warmup": 1.0}, "method.warmup=1.0.*share"),
+        ({"warmup": float("nan")}, "method.warmup=nan"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        world(FedALP, Server(**settings)).inline()
+
+
+def test_a_single_round_is_refused() -> None:
+    with pytest.raises(SettingsError, match="rounds=1.*at least 2"):
+        digits("rounds=1")
+
+
+def test_different_architectures_are_refused() -> None:
+    with pytest.raises(SettingsError, match="fedalp fuses weights.*client 1"):
+        digits("model.variants=[{hidden: [5]}, {hidden: [6]}]")
+
+
+def test_a_diverged_run_says_so() -> None:
+    w = world(partial(FedALP), Server(groups=2), training=Training(lr=1e30, batch_size=4))
+    executor = w.inline()
+    with pytest.raises(ValueError, match="finite.*lower lr"):
+        rounds(executor, WARMUP, 4)

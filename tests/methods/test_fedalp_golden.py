@@ -1,0 +1,206 @@
+"""FedALP's server against an independent NumPy computation in float64, Algorithms 1 and 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import launch
+from pflsim.messages import Uplink
+from pflsim.servers.base import Federation
+from pflsim.servers.fedalp import FedALP, State
+from pflsim.types import ClientInfo, Unit
+
+SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "bn.weight": (3,), "bn.running_var": (3,), "head.weight": (2, 3)}
+UNITS = (
+    Unit("a", ("a.weight", "a.bias")),
+    Unit("bn", ("bn.weight",), ("bn.running_var",)),
+    Unit("head", ("head.weight",)),
+)
+SIZES = (5, 9, 2, 7, 4, 3)
+BETA, GROUPS = 0.7, 3
+Arrays = dict[str, np.ndarray]
+
+
+def values(rng: np.random.Generator, near: Arrays | None = None, scale: float = 1.0) -> Arrays:
+    return {k: (0.0 if near is None else near[k]) + scale * rng.normal(size=s) for k, s in SHAPES.items()}
+
+
+def uplinks(sent: dict[int, Arrays]) -> list[Uplink]:
+    return [
+        Uplink({k: torch.from_numpy(v.copy()) for k, v in w.items()}, client=i, num_examples=SIZES[i])
+        for i, w in sent.items()
+    ]
+
+
+def federation(initial: Arrays, rounds: int = 4) -> Federation:
+    clients = tuple(ClientInfo(i, n) for i, n in enumerate(SIZES))
+    tensors = {k: torch.from_numpy(v) for k, v in initial.items()}
+    return Federation(clients, tensors, {"module": UNITS}, rounds=rounds)
+
+
+def mean(sent: dict[int, Arrays], key: str) -> np.ndarray:
+    """Σ γ_k·w_k with γ_k = n_k / Σ n over the clients given."""
+    total = sum(SIZES[i] for i in sent)
+    return np.sum([SIZES[i] / total * w[key] for i, w in sent.items()], axis=0)
+
+
+def psi_of(updates: dict[int, Arrays], per_entry: bool = False) -> np.ndarray:
+    """Eqs. 5 to 8 for one group."""
+    delta = []
+    for unit in UNITS:
+        flat = np.concatenate([mean(updates, k).ravel() for k in unit.parameters])
+        delta.append(np.sqrt((flat**2).sum()) / (len(flat) if per_entry else 1))
+    return BETA * np.array(delta) / max(delta)
+
+
+def check(found: dict[str, torch.Tensor], expected: Arrays) -> None:
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key].numpy(), value, rtol=1e-11, atol=1e-13, err_msg=key)
+
+
+@pytest.mark.parametrize("onto", ["group", "mixture"])
+@pytest.mark.parametrize(("delta", "seed"), [("norm", 0), ("norm", 1), ("per_entry", 2)])
+def test_server(onto: Any, delta: Any, seed: int) -> None:
+    """Two rounds of warm-up, the grouping, a round with everyone, and one in which a group is absent."""
+    rng = np.random.default_rng(seed)
+    initial = values(rng)
+    rule = FedALP(groups=GROUPS, beta=BETA, delta=delta, onto=onto)
+    state: State = rule.init(federation(initial))
+    assert rule.numbers(state) == {}
+
+    # Round 1: FedAvg over some of the clients.
+    sent = {i: values(rng, initial) for i in (0, 2, 3)}
+    state = rule.fuse(state, uplinks(sent))
+    common = {k: mean(sent, k) for k in SHAPES}
+    check(rule.downlink(state, 5).weights, common)  # type: ignore[arg-type]
+
+    # Round 2 = T_pre: everyone. Three directions, of which clients 0 and 3, 1 and 5, 2 and 4 have one each.
+    pulls = [values(rng) for _ in range(3)]
+    groups = [0, 1, 2, 0, 2, 1]
+    updates = {
+        i: {k: 3 * pulls[g][k] * SIZES[i] + values(rng, scale=0.3)[k] for k in SHAPES} for i, g in enumerate(groups)
+    }
+    sent = {i: {k: common[k] + u[k] for k in SHAPES} for i, u in updates.items()}
+    state = rule.fuse(state, uplinks(sent))
+    common = {k: mean(sent, k) for k in SHAPES}
+    numbers = rule.numbers(state)
+    assert numbers["groups"].tolist() == groups
+    members = [[i for i, g in enumerate(groups) if g == m] for m in range(GROUPS)]
+    psi = np.stack([psi_of({i: updates[i] for i in who}, delta == "per_entry") for who in members])
+    np.testing.assert_allclose(numbers["psi"].numpy(), psi, rtol=1e-11)
+    check(rule.global_weights(state), common)  # type: ignore[arg-type]
+    own = [common] * GROUPS
+    mixed = own
+
+    # Round 3: everyone. Round 4: nobody of group 1, one client of group 2.
+    layer = {k: number for number, unit in enumerate(UNITS) for k in unit.keys}
+    for cohort in (range(6), (0, 3, 4)):
+        for i in range(6):
+            check(rule.downlink(state, i).weights, mixed[groups[i]])  # type: ignore[arg-type]
+        sent = {i: values(rng, mixed[groups[i]]) for i in cohort}
+        before = own
+        own = []
+        for m in range(GROUPS):
+            here = {i: w for i, w in sent.items() if groups[i] == m}
+            if not here:
+                own.append(before[m])
+                continue
+            change = {i: {k: w[k] - mixed[m][k] for k in SHAPES} for i, w in here.items()}
+            base = before[m] if onto == "group" else mixed[m]
+            moved = {k: base[k] + mean(change, k) for k in SHAPES}
+            own.append({**moved, "bn.running_var": mean(here, "bn.running_var")})
+        state = rule.fuse(state, uplinks(sent))
+        weight = [sum(SIZES[i] for i in who) / sum(SIZES) for who in members]
+        common = {k: np.sum([weight[m] * own[m][k] for m in range(GROUPS)], axis=0) for k in SHAPES}
+        mixed = [
+            {k: psi[m, layer[k]] * own[m][k] + (1 - psi[m, layer[k]]) * common[k] for k in SHAPES}
+            for m in range(GROUPS)
+        ]
+        check(rule.global_weights(state), common)  # type: ignore[arg-type]
+        for m in range(GROUPS):
+            found = rule.numbers(state)
+            check({k: found[f"group/{k}"][m] for k in SHAPES}, own[m])
+    for i in range(6):
+        check(rule.downlink(state, i).weights, mixed[groups[i]])  # type: ignore[arg-type]
+
+
+def test_clients_that_are_missing_when_groups_are_made() -> None:
+    """They have the cosine 0 with all others, and do not count in eq. 5."""
+    rng = np.random.default_rng(3)
+    initial = values(rng)
+    rule = FedALP(groups=2, beta=BETA)
+    state = rule.init(federation(initial, rounds=2))
+    updates = {i: values(rng) for i in (0, 3)}
+    updates[1] = {k: 2 * v for k, v in updates[0].items()}
+    state = rule.fuse(state, uplinks({i: {k: initial[k] + u[k] for k in SHAPES} for i, u in sorted(updates.items())}))
+    groups = state.groups.tolist()
+    assert groups[0] == groups[1] and len(groups) == 6 and set(groups) == {0, 1}
+    for m in (0, 1):
+        there = {i: u for i, u in sorted(updates.items()) if groups[i] == m}
+        np.testing.assert_allclose(state.psi[m].numpy(), psi_of(there) if there else np.zeros(3), rtol=1e-11)
+    nobody = rule.fuse(rule.init(federation(initial, rounds=2)), [])
+    assert not nobody.psi.any()
+    check(rule.downlink(rule.fuse(nobody, []), 4).weights, initial)  # type: ignore[arg-type]
+
+
+def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
+    """ρ, groups, Ψ, w_m, w_g and the mixtures from the messages of a real run, with NumPy alone."""
+    arguments = "method=fedalp executor=inline clients=6 rounds=4 fraction=0.5 trace.rounds=[2,3,4] lr=0.3"
+    assert launch.main([*arguments.split(), "model.hidden=[8]", f"run_dir={tmp_path / 'run'}"]) == 0
+    trace = [{p.stem: load_file(p) for p in (tmp_path / f"run/trace/round_000{t}").iterdir()} for t in (2, 3, 4)]
+    units = [["net.body.fc1.weight", "net.body.fc1.bias"], ["net.head.weight", "net.head.bias"]]
+    keys = sum(units, [])
+    sizes = class_sizes(tmp_path / "run")
+
+    def updates(messages: dict[str, Arrays]) -> dict[int, Arrays]:
+        who = sorted(int(name[3:]) for name in messages if name.startswith("up"))
+        read = {i: (messages[f"up_{i:03d}"], messages[f"down_{i:03d}"]) for i in who}
+        return {
+            i: {k: up[f"weights/{k}"].astype(float) - down[f"weights/{k}"] for k in keys}
+            for i, (up, down) in read.items()
+        }
+
+    made, delta = trace[0]["server"], updates(trace[0])
+    assert sorted(delta) == list(range(6)), "everyone reports in round T_pre"
+    flat = np.stack([np.concatenate([delta[i][k].ravel() for k in keys]) for i in range(6)])
+    rho = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1))
+    groups, psi = made["groups"], made["psi"]
+    within = rho[(groups[:, None] == groups) & ~np.eye(6, dtype=bool)].mean()
+    assert within > rho[groups[:, None] != groups].mean()
+    for m in range(3):
+        who = np.flatnonzero(groups == m)
+        share = sizes[who] / sizes[who].sum()
+        norm = [
+            np.sqrt(sum((sum(s * delta[i][k] for s, i in zip(share, who, strict=True)) ** 2).sum() for k in unit))
+            for unit in units
+        ]
+        np.testing.assert_allclose(psi[m], 0.6 * np.array(norm) / max(norm), rtol=1e-9)
+
+    after, delta = trace[1]["server"], updates(trace[1])
+    own = {k: made[f"group/{k}"].astype(float) for k in keys}
+    for m in range(3):
+        who = [i for i in delta if groups[i] == m]
+        for k in keys:
+            moved = sum(sizes[i] / sizes[who].sum() * delta[i][k] for i in who) if who else 0
+            np.testing.assert_allclose(after[f"group/{k}"][m], own[k][m] + moved, rtol=1e-5, atol=1e-7)
+    share = np.array([sizes[groups == m].sum() for m in range(3)]) / sizes.sum()
+    for i in updates(trace[2]):
+        for number, unit in enumerate(units):
+            for k in unit:
+                own_k = after[f"group/{k}"].astype(float)
+                weight = psi[groups[i], number]
+                expected = weight * own_k[groups[i]] + (1 - weight) * np.tensordot(share, own_k, 1)
+                np.testing.assert_allclose(trace[2][f"down_{i:03d}"][f"weights/{k}"], expected, rtol=1e-5, atol=1e-7)
+
+
+def class_sizes(folder: Path) -> np.ndarray:
+    """Training examples by client, from the record of the partition."""
+    record = json.loads((folder / "partition.json").read_text())
+    return np.array([sum(client["train"]) for client in record["class_counts"]], dtype=float)
