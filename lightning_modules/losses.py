@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,3 +29,21 @@ def proximal(pairs: Iterable[tuple[Tensor, Tensor]], coefficient: float) -> Floa
     if not squares:
         raise ValueError("a proximal term needs at least one parameter with an anchor")
     return torch.stack(squares).sum() * (coefficient / 2)
+
+
+def alignment(
+    features: Float[Tensor, "B D"],
+    labels: Int[Tensor, " B"],
+    means: Float[Tensor, "C D"],
+    held: Bool[Tensor, " C"],
+) -> Float[Tensor, ""]:
+    """1/B · Σ_b 1/D · ‖z_b − C̄_{y_b}‖², the distance of features to the prototypes of their classes (FedFCD eq. 6).
+
+    Args:
+        features: z, into which the gradient flows.
+        labels: y.
+        means: C̄, one prototype per class.
+        held: which classes have a prototype; an example of another one adds nothing (B still counts it).
+    """
+    targets = torch.where(held[labels][:, None], means[labels], features.detach())
+    return (features - targets).square().mean()

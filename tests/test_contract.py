@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from lightning import Trainer
 from support import rounds, same, states
 
@@ -20,6 +21,7 @@ from pflsim.checkpoint import plain as plain_state
 from pflsim.data.federated import Examples
 from pflsim.execution import Judge
 from pflsim.messages import Message
+from pflsim.params import Selector
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor
@@ -51,10 +53,13 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 def test_every_part_of_a_method_has_its_name(method: str) -> None:
-    """Client file, server file and YAML are named alike, where they exist."""
-    client = CONFIGS.parent / "lightning_modules" / "methods" / f"{method}.py"
-    assert client.exists()
-    assert f"lightning_modules.methods.{method}." in (CONFIGS / "method" / f"{method}.yaml").read_text()
+    """Client file, server file and YAML are named alike, where they exist; or the YAML is another's with settings."""
+    nodes = {name: yaml.safe_load((CONFIGS / "method" / f"{name}.yaml").read_text()) for name in METHODS}
+    package, _, name = nodes[method]["client"]["_target_"].rpartition(".")[0].rpartition(".")
+    assert package == "lightning_modules.methods"
+    assert (CONFIGS.parent / "lightning_modules" / "methods" / f"{name}.py").exists()
+    if name != method:
+        assert nodes[method].items() > nodes[name].items()
 
 
 def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
@@ -171,10 +176,12 @@ def test_batch_norm(method: str) -> None:
     for buffers in ("aggregate", "local", "recalibrate"):
         executor = inline(batch_norm_job(method, buffers))
         rounds(executor, 2, 4)
+        module = executor.host.module
+        norms = set(Selector(("",), norms="only").parameters(module)) & set(module.shared_parameters())
         for message in executor.server.downlinks(range(4)).values():
             assert not any("num_batches" in key for key in message.weights)
             travels = any("running" in key for key in message.weights)
-            assert travels == (buffers == "aggregate" and bool(executor.host.module.shared_parameters()))
+            assert travels == (buffers == "aggregate" and bool(norms))
 
 
 def batch_norm_job(method: str, buffers: str) -> Job:
@@ -201,9 +208,9 @@ class Epochs:
     """A loader that gives the loop's own batches, a new permutation for every pass."""
 
     def __init__(self, module: ClientModule, examples: Examples):
-        (stage,) = {(s.epochs, s.steps): s for s in module.stages()}.values()
         generator = torch_generator(0, "batches", 0, 1)
-        self.indices = list(batch_indices(len(examples), stage, 16, generator))
+        laid = module.stages()
+        self.indices = [i for stage in laid for i in batch_indices(len(examples), stage, 16, generator)]
         self.module, self.examples, self.length = module, examples, -(-len(examples) // 16)
 
     def __len__(self) -> int:
@@ -228,7 +235,7 @@ def test_lightning_trainer_gives_the_same_weights(method: str, tmp_path: Path) -
     with torch_threads(1), seeded_global(0, "train", 0, 1):
         train(ours, own.train, torch_generator(0, "batches", 0, 1))
     trainer = Trainer(
-        max_epochs=2,
+        max_epochs=sum(stage.epochs or 0 for stage in theirs.stages()),
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

@@ -40,3 +40,20 @@ def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples"
     kept = torch.where((counts > 0)[..., None], means, torch.zeros((), dtype=torch.float64))
     fused = torch.einsum("kc,kcd->cd", weights, kept) / weights.sum(0).clamp(min=1)[:, None]
     return Prototypes(fused.to(sent[0].means.dtype), counts.sum(0).long())
+
+
+def keep_missing(new: Prototypes, old: Prototypes | None) -> Prototypes:
+    """The new prototypes; a class that they lack keeps the old one.
+
+    Args:
+        new: means [C, D] and counts [C] of this round.
+        old: those kept so far, or None.
+
+    Returns:
+        Means [C, D] and counts [C], each row from one of the two.
+    """
+    if old is None:
+        return new
+    held = new.counts > 0
+    means = torch.where(held[:, None], new.means, old.means)
+    return Prototypes(means, torch.where(held, new.counts, old.counts))

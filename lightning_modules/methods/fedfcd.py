@@ -1,0 +1,116 @@
+"""FedFCD: feature alignment, decision fusion, hierarchical optimisation."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_modules.anchor import Anchor
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.losses import alignment, cross_entropy
+from lightning_modules.nets.net import Net
+from lightning_modules.phases import Alternate, Phase, Schedule
+from lightning_modules.prototypes import class_means
+from lightning_modules.training import Training
+from pflsim.data.federated import Shard
+from pflsim.messages import Message, Uplink
+from pflsim.params import BODY, HEAD, Selector
+from pflsim.validate import non_negative
+
+
+class FedFCD(ClientModule):
+    """Personal body θ and head φ_i beside a received global head φ_g (Li et al. 2024, eqs. 3-10, Algorithm 1).
+
+    Decision: softmax(φ_g(z) + φ_i(z)) with z = f(θ; x) (eqs. 7, 8), in training and in `predict`. A round alternates
+    θ ← θ − η·∇[CE + λ/D·‖z − C̄_y‖²] (eq. 9) and φ_i ← φ_i − η·∇CE at the new θ (eq. 10). Class means of z go up, φ_g
+    and the global means C̄ come down; θ and φ_i never leave. Judged after local training.
+
+    Args:
+        net: body and head.
+        training: the run's local training settings.
+        lam: λ ≥ 0 of eq. 6; the paper: 1 (Fashion-MNIST) or 5 (CIFAR).
+        alternate: the two steps take turns on every batch, or epoch by epoch.
+        feature_alignment: the term of eq. 6.
+        decision_fusion: φ_g in eq. 8; without it the decision is φ_i's.
+        hierarchical: eqs. 9 and 10 in turn; without it one step on both. All three off is Local.
+
+    Notes:
+        An example of a class without a global mean adds no alignment.
+        φ_g starts as a copy of the initial φ_i, and is never trained here. The step on φ_i makes the features anew with
+        the body in training mode, so that running statistics of BatchNorm are updated twice a batch. The class
+        means are taken once, after all local epochs; Algorithm 1 takes them in each, but sends only the last.
+    """
+
+    shared = Selector(("global_head",))
+    compares_features = True
+
+    def __init__(
+        self,
+        net: Net,
+        training: Training,
+        *,
+        lam: float = 1.0,
+        alternate: Literal["batch", "epoch"] = "batch",
+        feature_alignment: bool = True,
+        decision_fusion: bool = True,
+        hierarchical: bool = True,
+    ):
+        super().__init__(net, training)
+        self.lam, self.feature_alignment = non_negative("method.lam", lam), feature_alignment
+        self.alternate: Literal["batch", "epoch"] = alternate
+        self.hierarchical = hierarchical
+        self.global_head = deepcopy(net.head).requires_grad_(False) if decision_fusion else None
+        self.global_means = Anchor()
+
+    def schedule(self) -> Schedule:
+        """The body, then the head; or both at once."""
+        if not self.hierarchical:
+            return (Phase(),)
+        body, head = Phase("body", "objective", BODY), Phase("head", "decision_objective", HEAD)
+        return (Alternate((body, head), every=self.alternate),)
+
+    def receive(self, downlink: Message) -> None:
+        """Take φ_g and hold the global means."""
+        super().receive(downlink)
+        found = downlink.prototypes
+        self.global_means.hold({} if found is None else {"means": found.means, "held": found.counts > 0})
+
+    def decide(self, features: Tensor) -> Tensor:
+        """φ_g(z) + φ_i(z), logits [B, C] (eqs. 7, 8; the softmax is the loss's)."""
+        local = self.net.head(features)
+        return local if self.global_head is None else self.global_head(features) + local
+
+    def objective(self, batch: Batch) -> Terms:
+        """Cross-entropy of the fused decision, and the alignment of features (eq. 9)."""
+        inputs, labels = batch
+        features = self.net.body(inputs)
+        terms = {"ce": cross_entropy(self.decide(features), labels)}
+        if self.feature_alignment:
+            terms["align"] = self._alignment(features.flatten(1), labels)
+        return terms
+
+    def decision_objective(self, batch: Batch) -> Terms:
+        """Cross-entropy of the fused decision on features that are held fixed (eq. 10)."""
+        inputs, labels = batch
+        with torch.no_grad():
+            features = self.net.body(inputs)
+        return {"ce": cross_entropy(self.decide(features), labels)}
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """The fused decision."""
+        return self.decide(self.net.body(inputs))
+
+    def reply(self, shard: Shard) -> Uplink:
+        """The class means of the training examples (eq. 3), where the server has a use for them."""
+        means = None
+        if self.feature_alignment or self.global_head is not None:
+            means = class_means(self.net.body, shard.train, shard.num_classes)
+        return Uplink(prototypes=means, client=shard.client, num_examples=shard.num_examples)
+
+    def _alignment(self, features: Tensor, labels: Tensor) -> Tensor:
+        """λ/B · Σ 1/D · ‖z − C̄_y‖² (eq. 6)."""
+        held = dict(self.global_means.named_buffers())
+        return self.lam * alignment(features, labels, **held) if held else features.new_zeros(())

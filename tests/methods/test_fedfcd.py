@@ -1,0 +1,391 @@
+"""What FedFCD must hold: who moves when, what travels, the opening, ablations, absent clients, missing classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from support import Records, World, dataset, plan, rounds, same, states, world
+from torch import nn
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.loop import train
+from lightning_modules.methods.fedfcd import FedFCD
+from lightning_modules.methods.local import Local
+from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.seeding import torch_generator
+from pflsim.servers.fedfcd import FedFCD as Server
+from pflsim.servers.local import Local as LocalServer
+from pflsim.simulation import Simulation
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import Job, prepare
+
+ON = {"feature_alignment": True, "decision_fusion": True}
+OFF = dict.fromkeys(ON, False)
+
+
+def fedfcd(server: dict[str, Any] | None = None, **client: Any) -> World:
+    shared = {k: client.get(k, True) for k in ON}
+    extra = {k: client.pop(k) for k in ("sizes", "training", "model", "data") if k in client}
+    return world(partial(FedFCD, **client), Server(**shared, **(server or {})), **extra)
+
+
+def run(w: World, count: int = 3, fraction: float = 1.0) -> InlineExecutor:
+    """Rounds after the opening, where there is one."""
+    executor = w.inline()
+    if w.rule.opening:
+        executor.fuse(executor.open(range(w.clients)))
+    rounds(executor, count, w.clients, fraction)
+    return executor
+
+
+@pytest.mark.parametrize("alternate", ["batch", "epoch"])
+def test_each_step_touches_only_its_own_parameters(alternate: Any) -> None:
+    w = fedfcd(alternate=alternate, lam=3.0, training=Training(lr=0.2, batch_size=4, local_epochs=2))
+    executor = run(w, 1)
+    module, own = w.recipe.build(), executor.host.shards[0]
+    module.receive(executor.downlink(executor.send([0]).downlinks[0]))
+    seen: list[tuple[str, set[str]]] = []
+    real = module.optimise
+
+    def watched(batch: Any, step: Any) -> Any:
+        before = {k: v.clone() for k, v in module.state_dict().items()}
+        terms = real(batch, step)
+        seen.append((step.phase.name, {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}))
+        return terms
+
+    module.optimise = watched  # type: ignore[method-assign]
+    _, losses = train(module, own.train, torch_generator(0, "batches", 0, 1))
+    assert {name: moved for name, moved in seen} == {
+        "body": {"net.body.fc1.weight", "net.body.fc1.bias"},
+        "head": {"net.head.weight", "net.head.bias"},
+    }
+    order = "bh" * 6 if alternate == "batch" else "bbbhhh" * 2
+    assert "".join(name[0] for name, _ in seen) == order, "12 examples make 3 batches of 4, twice"
+    assert set(losses) == {"body/ce", "body/align", "head/ce"} and losses["body/align"] > 0
+
+
+def test_body_and_local_head_never_leave() -> None:
+    """Up: (classes held)·(D+1)·4 bytes. Down: the head, and (classes)·(D+1)·4 bytes; D = 5, C = 3."""
+    w = fedfcd(sizes=(12, 2, 1))
+    executor = w.inline()
+    executor.fuse(executor.open(range(3)))
+    for t in (1, 2):
+        sent = executor.send(range(3))
+        for client in range(3):
+            message = executor.downlink(sent.downlinks[client])
+            assert set(message.weights) == {"global_head.weight", "global_head.bias"} and not message.extra
+            assert sent.down_bytes[client] == (3 * 5 + 3) * 4 + 3 * (5 + 1) * 4
+        trained = executor.train(t, sent)
+        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+        for up, report, held in zip(ups, trained.reports, (3, 2, 1), strict=True):
+            assert up.prototypes is not None and not up.weights and not up.extra and not up.numbers
+            assert int((up.prototypes.counts > 0).sum()) == held
+            assert report.up_bytes == held * (5 + 1) * 4
+        executor.fuse(trained)
+
+
+def test_a_downlink_is_the_same_sections_for_everyone() -> None:
+    executor = run(fedfcd(), 1)
+    one, other = (executor.server.downlinks(range(2))[i] for i in range(2))
+    assert one.weights is other.weights and one.prototypes is other.prototypes
+
+
+def test_class_means_are_of_the_trained_body() -> None:
+    """LFR (eq. 3) in NumPy float64, from the client's state after training."""
+    w = fedfcd()
+    executor = w.inline()
+    trained = executor.train(1, executor.send(range(4)))
+    for up in executor.uplinks(trained.uplinks[0]):
+        own, state = executor.host.shards[up.client].train, states(executor)[up.client]
+        x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
+        weight, bias = (state[f"net.body.fc1.{k}"].double().numpy() for k in ("weight", "bias"))
+        z = np.maximum(x @ weight.T + bias, 0)
+        assert up.prototypes is not None
+        assert up.prototypes.counts.tolist() == [int((y == j).sum()) for j in range(3)]
+        for j in set(y):
+            np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
+    """GFR and head of every downlink by NumPy from the uplinks of the round before, the opening included."""
+    w = fedfcd(server={"server_lr": 0.5, "server_batch": 4})
+    made = plan(4, 3, trace_rounds=(0, 1, 2, 3), opening=True, eval_every=3)
+    made = replace(made, cohorts=((0, 2), (0, 1, 2, 3), (1, 3)))
+    Simulation(w.inline(), made, tmp_path, Records()).run()
+
+    gfr = np.full((3, 5), np.nan)
+    weight, bias = (w.federation.initial[f"global_head.{k}"].double().numpy() for k in ("weight", "bias"))
+    for t in range(4):
+        folder = tmp_path / "trace" / f"round_{t:04d}"
+        ups = [load_file(p) for p in sorted(folder.glob("up_*"))]
+        downs = [load_file(p) for p in sorted(folder.glob("down_*"))]
+        assert len(ups) == [4, 2, 4, 2][t] and len(downs) == (len(ups) if t else 0)
+        for down in downs:  # the fusion of the round before
+            np.testing.assert_allclose(down["prototypes/means"], gfr, rtol=1e-6)
+            np.testing.assert_allclose(down["weights/global_head.weight"], weight, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(down["weights/global_head.bias"], bias, rtol=1e-4, atol=1e-6)
+        means = np.stack([up["prototypes/means"] for up in ups]).astype(float)
+        counts = np.stack([up["prototypes/counts"] for up in ups])
+        for j in range(3):
+            if counts[:, j].any():
+                gfr[j] = (counts[:, j, None] * means[:, j]).sum(0) / counts[:, j].sum()
+        pairs = [(k, j) for k in range(len(ups)) for j in range(3) if counts[k, j]]
+        z, y = np.stack([means[pair] for pair in pairs]), np.array([j for _, j in pairs])
+        order = torch.randperm(len(y), generator=torch_generator(0, "global_head", round_number=t)).numpy()
+        for start in range(0, len(y), 4):
+            rows = order[start : start + 4]
+            p = softmax(z[rows] @ weight.T + bias)
+            p[np.arange(len(rows)), y[rows]] -= 1
+            weight, bias = weight - 0.5 * p.T @ z[rows] / len(rows), bias - 0.5 * p.mean(0)
+        with safe_open(folder / "server.safetensors", framework="np") as file:
+            assert set(file.keys()) == {"gfr", "gfr_counts", "head/weight", "head/bias"}
+            np.testing.assert_allclose(file.get_tensor("gfr"), gfr, rtol=1e-6)
+            np.testing.assert_allclose(file.get_tensor("head/weight"), weight, rtol=1e-4, atol=1e-6)
+
+
+def test_round_one_has_both_after_the_opening() -> None:
+    """The means are those of the common initial body over everyone's examples, whoever takes part in round 1."""
+    w = fedfcd()
+    executor = w.inline()
+    before = w.rule.downlink(executor.server.state, 0)
+    assert before.prototypes is None
+    executor.fuse(executor.open(range(4)))
+    down = w.rule.downlink(executor.server.state, 3)
+    assert down.prototypes is not None and int(down.prototypes.counts.sum()) == 48
+    assert any(not torch.equal(down.weights[k], before.weights[k]) for k in down.weights)
+    body = w.recipe.build().net.body
+    y = torch.cat([s.train.y for s in executor.host.shards.values()])
+    z = torch.cat([body(s.train.batch(slice(None))[0]) for s in executor.host.shards.values()]).detach()
+    for j in range(3):
+        torch.testing.assert_close(down.prototypes.means[j], z[y == j].mean(0))
+
+
+def test_everything_off_is_local() -> None:
+    """To the bit, and nothing travels."""
+    w = fedfcd(hierarchical=False, **OFF)
+    assert not w.rule.opening
+    executor = w.inline()
+    alone = world(Local, LocalServer()).inline()
+    for e in (executor, alone):
+        rounds(e, 3, 4, fraction=0.75)
+    assert same(states(executor), states(alone))
+    judge = Judge("personal", "trained", (0, 1, 2, 3), ("test",))
+    assert executor.evaluate(judge) == alone.evaluate(judge)
+    sent = executor.send(range(4))
+    assert set(sent.down_bytes.values()) == {0}
+    assert {r.up_bytes for r in executor.train(4, sent).reports} == {0}
+
+
+def test_every_switch_has_an_effect() -> None:
+    """All eight ablations train another body."""
+    found = []
+    for switches in product((True, False), repeat=3):
+        names = dict(zip((*ON, "hierarchical"), switches, strict=True))
+        found.append(states(run(fedfcd(**names), 2))[0]["net.body.fc1.weight"])
+    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_no_weight_of_the_alignment_is_no_alignment() -> None:
+    zero, off = run(fedfcd(lam=0.0)), run(fedfcd(feature_alignment=False))
+    assert same(states(zero), states(off))
+    message = off.server.downlinks([0])[0]
+    assert message.prototypes is None and message.weights
+    without = run(fedfcd(decision_fusion=False)).server.downlinks([0])[0]
+    assert without.prototypes is not None and not without.weights
+
+
+def test_absent_clients_keep_all_and_others_means_stay() -> None:
+    w = fedfcd()
+    executor = w.inline()
+    executor.fuse(executor.open(range(4)))
+    rounds(executor, 1, 4)
+    before = states(executor)
+    executor.fuse(executor.train(2, executor.send([1])))
+    after = states(executor)
+    assert all(same({0: before[c]}, {0: after[c]}) for c in (0, 2, 3))
+    executor.train(3, executor.send([0]))
+    head = executor.server.downlinks([0])[0].weights
+    assert torch.equal(states(executor)[0]["global_head.weight"], head["global_head.weight"])
+    assert torch.equal(states(executor)[2]["global_head.weight"], before[2]["global_head.weight"])
+
+
+def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:
+    w = fedfcd()
+    state = w.rule.init(w.federation)
+    first = Prototypes(torch.arange(15.0).reshape(3, 5), torch.tensor([2, 3, 0]))
+    second = Prototypes(torch.full((3, 5), 7.0), torch.tensor([0, 1, 0]))
+    for sent in (first, second):
+        state = w.rule.fuse(state, [Uplink(prototypes=sent, client=0, num_examples=5)])
+    kept = w.rule.downlink(state, 0).prototypes
+    assert kept is not None
+    assert torch.equal(kept.means[:2], torch.stack([first.means[0], second.means[1]]))
+    assert kept.counts.tolist() == [2, 1, 0]
+    again = w.rule.fuse(state, [])
+    assert again.fusions == 3 and w.rule.downlink(again, 0).prototypes is kept
+
+
+def test_clients_with_one_class_each() -> None:
+    """Classes missing at a client, and one (the third) missing everywhere."""
+    data = dataset()
+    rows = [np.flatnonzero(data.y == j)[:9] for j in (0, 1, 0, 1)]
+    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
+    w = replace(fedfcd(sizes=(9, 9, 9, 9)), partition=part)
+    executor = run(w)
+    means = executor.server.downlinks([0])[0].prototypes
+    assert means is not None and means.counts.tolist() == [18, 18, 0]
+    assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
+    module = w.recipe.build()
+    module.receive(Message(prototypes=means))
+    assert float(module.objective((torch.zeros(2, 1, 4, 4), torch.tensor([2, 2])))["align"].detach()) == 0
+
+
+def test_what_was_received_is_forgotten() -> None:
+    """A message without means leaves none of the last one's."""
+    module = fedfcd().recipe.build()
+    batch = torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])
+    module.receive(Message(prototypes=Prototypes(torch.ones(3, 5), torch.ones(3, dtype=torch.int64))))
+    assert float(module.objective(batch)["align"].detach()) > 0
+    assert not any("global_means" in key for key in module.state_dict())
+    module.receive(Message())
+    assert float(module.objective(batch)["align"].detach()) == 0
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    w = fedfcd()
+    rng = torch.Generator().manual_seed(0)
+    sent = [
+        Uplink(prototypes=Prototypes(torch.randn(3, 5, generator=rng), torch.tensor([1, 2, i])), client=i)
+        for i in range(2)
+    ]
+    state = w.rule.fuse(w.rule.init(w.federation), sent)
+    kept = w.rule.downlink(state, 0)
+    assert kept.prototypes is not None
+    means, weights = kept.prototypes.means.clone(), {k: v.clone() for k, v in kept.weights.items()}
+    head = {k: v.clone() for k, v in w.federation.head.state_dict().items()}  # type: ignore[union-attr]
+    one, two = w.rule.fuse(state, sent), w.rule.fuse(state, sent)
+    assert all(torch.equal(one.head[k], two.head[k]) for k in one.head), "a fusion can be repeated"
+    assert torch.equal(kept.prototypes.means, means)
+    assert all(torch.equal(kept.weights[k], v) for k, v in weights.items())
+    assert all(torch.equal(v, head[k]) for k, v in w.federation.head.state_dict().items())  # type: ignore[union-attr]
+
+
+def test_the_order_of_the_means_changes_with_round_and_seed() -> None:
+    w = fedfcd(server={"server_batch": 1, "server_lr": 1.0})
+    sent = [Uplink(prototypes=Prototypes(torch.eye(3, 5) + i, torch.tensor([1, 1, 1])), client=i) for i in range(4)]
+    state = w.rule.init(w.federation)
+    later = replace(state, fusions=1)
+    other = w.rule.init(replace(w.federation, seed=1))
+    heads = [w.rule.fuse(s, sent).head["global_head.weight"] for s in (state, later, other)]
+    assert not torch.allclose(heads[0], heads[1]) and not torch.allclose(heads[0], heads[2])
+
+
+def test_the_global_head_is_nobodys_own() -> None:
+    executor = run(fedfcd(), 1)
+    module = executor.host.module
+    assert isinstance(module, FedFCD) and module.global_head is not None
+    assert not any(p.requires_grad for p in module.global_head.parameters())
+    pointers = {p.data_ptr() for p in module.parameters()}
+    assert len(pointers) == len(list(module.parameters()))
+    assert executor.evaluate(Judge("global", "received", (0,), ("test",))) == []
+
+
+def test_per_client_starts_share_the_global_head_only() -> None:
+    w = world(partial(FedFCD), Server(**ON), init="per_client")
+    found = states(w.inline())
+    assert all(torch.equal(found[0]["global_head.weight"], s["global_head.weight"]) for s in found.values())
+    assert not torch.equal(found[0]["net.head.weight"], found[1]["net.head.weight"])
+
+
+def test_feature_maps_are_flattened_for_the_means() -> None:
+    model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
+    w = fedfcd(model=model, lam=2.0)
+    executor = run(w, 2)
+    down = executor.server.downlinks([0])[0]
+    assert down.prototypes is not None and down.prototypes.means.shape == (3, w.federation.feature_width)
+    assert set(down.weights) == {f"global_head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
+    module = executor.host.module
+    module.receive(down)
+    inputs, labels = executor.host.shards[0].train.batch(slice(None))
+    assert float(module.objective((inputs, labels))["align"].detach()) > 0
+
+
+class Pooled(Net):
+    """A head that needs maps."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        head = nn.Sequential(nn.Conv2d(2, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(nn.Conv2d(shape[0], 2, 1), head, (2, *shape[1:]), classes)
+
+
+def test_a_head_that_needs_maps_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"class means, which are flat.*\[n, 32\]"):
+        fedfcd(model=Pooled).inline()
+    run(fedfcd(model=Pooled, decision_fusion=False), 1)  # nothing to train on the server
+
+
+def test_batch_norm_statistics_stay_at_home() -> None:
+    model = partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")
+    found = states(run(fedfcd(model=model)))
+    assert not torch.equal(found[0]["net.body.norm1.running_mean"], found[1]["net.body.norm1.running_mean"])
+
+
+def job(*overrides: str) -> Job:
+    small = ["method=fedfcd", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
+    with composing([CONFIGS]):
+        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+
+
+def test_different_bodies_work_together() -> None:
+    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
+    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor.start()
+    executor.fuse(executor.open(range(4)))
+    rounds(executor, 2, 4)
+    found = states(executor)
+    assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2
+    with pytest.raises(SettingsError, match="client 1"):
+        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("lam", "-1"), ("server_lr", "0"), ("server_epochs", "0"), ("server_batch", "0")],
+)
+def test_settings_out_of_range(setting: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"method.{setting}="):
+        job(f"method.{setting}={value}")
+
+
+@pytest.mark.parametrize("setting", ["alternate=step", "prototype_weighting=all"])
+def test_choices(setting: str) -> None:
+    with pytest.raises(SettingsError, match=setting.partition("=")[0]):
+        job(f"method.{setting}")
+
+
+def test_defaults_are_the_papers() -> None:
+    made = job()
+    rule, client = made.rule, made.recipe.build()
+    assert isinstance(rule, Server) and isinstance(client, FedFCD)
+    assert (rule.lr, rule.epochs, rule.batch, rule.weighting, rule.opening) == (0.01, 1, 10, "samples", True)
+    assert (client.lam, client.alternate, client.hierarchical) == (1.0, "batch", True)
+    assert made.plan.opening
