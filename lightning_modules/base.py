@@ -137,8 +137,8 @@ class ClientModule(LightningModule):
 
     @property
     def smallest_batch(self) -> int:
-        """Fewest examples in a training batch: batch normalisation has no variance to measure in a single one."""
-        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()) else 1
+        """Fewest examples in a training batch: batch normalisation in the net cannot measure the variance of one."""
+        return 2 if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.net.modules()) else 1
 
     def stages(self) -> tuple[Stage, ...]:
         """The schedule, laid out with the run's numbers."""

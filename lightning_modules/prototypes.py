@@ -30,15 +30,13 @@ def class_means(
     """
     if not len(examples):
         raise ValueError("class means need at least one example")
-    sums, counts = None, torch.zeros(num_classes, dtype=torch.int64)
+    counts = torch.bincount(examples.y, minlength=num_classes)
+    found: list[Tensor] = []
     with torch.no_grad():
         for index in torch.arange(len(examples)).split(batch_size):
-            inputs, labels = examples.batch(index)
-            found = features(inputs).flatten(1)
-            if sums is None:
-                sums = torch.zeros(num_classes, found.shape[1], dtype=torch.float64, device=found.device)
-            sums.index_add_(0, labels, found.double())
-            counts += torch.bincount(labels, minlength=num_classes).cpu()
-    assert sums is not None
-    means = sums / counts.clamp(min=1).to(sums.device)[:, None]
-    return Prototypes(means.to(found.dtype).cpu(), counts)
+            found.append(features(examples.batch(index)[0]).flatten(1))
+    stack = torch.cat(found)
+    sums = torch.zeros(num_classes, stack.shape[1], dtype=torch.float64, device=stack.device)
+    sums.index_add_(0, examples.y, stack.double())
+    means = sums / counts.clamp(min=1)[:, None]
+    return Prototypes(means.to(stack.dtype).cpu(), counts.cpu())

@@ -27,7 +27,7 @@ class Plan:
         clients: N.
         splits: which splits are judged: test, and val where there is one.
         judged_phase: when a personal model is judged.
-        received: also judge personal models as received.
+        received: judge personal models both as received and after local training.
         eval_every: evaluate every so many rounds, and in the last.
         eval_all: judge all clients, not only those of the round.
         trace_rounds: rounds whose messages are written out.
@@ -128,8 +128,9 @@ class Simulation(Generic[Handle]):
             Judge("personal", plan.judged_phase, who, plan.splits, round_number),
             Judge("global", "received", who, plan.splits, round_number),
         ]
-        if plan.received and plan.judged_phase != "received":
-            judges.insert(1, Judge("personal", "received", who, plan.splits, round_number))
+        if plan.received:
+            other = "trained" if plan.judged_phase == "received" else "received"
+            judges.insert(1, Judge("personal", other, who, plan.splits, round_number))
         return tuple(row for judge in judges for row in self.executor.evaluate(judge))
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:

@@ -69,6 +69,7 @@ class MapCnn(Net):
         channels: filters of the second convolution, the same for all, so that all clients' features have one shape.
         kernel: side of the filters.
         padding: zeros added on each side before a convolution.
+        strides: of the two convolutions; (1, 2) and (2, 1) give maps of one size where the image halves evenly.
         hidden: width of the head's first layer.
 
     Raises:
@@ -89,13 +90,13 @@ class MapCnn(Net):
         channels: int = 20,
         kernel: int = 5,
         padding: int = 0,
+        strides: Sequence[int] = (1, 1),
         hidden: int = 50,
     ):
         image = image_size("pfedpm_cnn", input_shape)
         sizes("pfedpm_cnn", "hidden", [hidden])
-        stages, maps = conv_stages(
-            "pfedpm_cnn", image, [hidden_channels, channels], kernel=kernel, padding=padding, norm="none"
-        )
+        widths, numbers = [hidden_channels, channels], {"kernel": kernel, "padding": padding}
+        stages, maps = conv_stages("pfedpm_cnn", image, widths, **numbers, norm="none", strides=strides)
         head: OrderedDict[str, nn.Module] = OrderedDict(
             flatten=nn.Flatten(),
             fc1=nn.Linear(math.prod(maps), hidden),

@@ -71,6 +71,7 @@ def conv_stages(
     kernel: int,
     padding: int,
     norm: str,
+    strides: Sequence[int] = (),
 ) -> tuple[dict[str, nn.Module], tuple[int, int, int]]:
     """Stages of convolution, normalisation, ReLU and 2x2 max pooling, as named layers.
 
@@ -81,6 +82,7 @@ def conv_stages(
         kernel: side of the convolutions' filters.
         padding: zeros added on each side before a convolution.
         norm: none, batch or group.
+        strides: of each stage's convolution; none given: all 1.
 
     Returns:
         The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
@@ -91,15 +93,18 @@ def conv_stages(
     if not channels:
         raise SettingsError(f"model {model}: channels needs at least one entry")
     kernel, *channels = sizes(model, "kernel and channels", [kernel, *channels])
+    strides = sizes(model, "strides", strides or [1] * len(channels))
+    if len(strides) != len(channels):
+        raise SettingsError(f"model {model}: strides={strides} must be {len(channels)} numbers, one per convolution")
     if padding < 0:
         raise SettingsError(f"model {model}: padding must not be negative, got {padding}")
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
-    for stage, outputs in enumerate(channels, start=1):
-        height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
+    for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):
+        height, width = (((side + 2 * padding - kernel) // stride + 1) // 2 for side in (height, width))
         if min(height, width) < 1:
             raise SettingsError(_too_small(model, image, stage, kernel, padding))
-        layers[f"conv{stage}"] = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        layers[f"conv{stage}"] = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding)
         layers[f"norm{stage}"] = norm2d(model, norm, outputs)
         layers[f"relu{stage}"] = nn.ReLU(inplace=True)
         layers[f"pool{stage}"] = nn.MaxPool2d(2)

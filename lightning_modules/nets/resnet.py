@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -27,6 +27,7 @@ class ResNet18(Net):
         num_classes: C.
         width: channels of the stem and the first stage; the others have 2, 4 and 8 times as many, D = 8 · width.
         norm: batch or group.
+        strides: of the four stages; the features are averaged over the image, so they keep their shape (pFedPM-mh).
 
     Raises:
         SettingsError: the inputs are no images or too small, or a setting is out of range.
@@ -39,11 +40,14 @@ class ResNet18(Net):
         *,
         width: int = 64,
         norm: Literal["batch", "group"] = "batch",
+        strides: Sequence[int] = (1, 2, 2, 2),
     ):
         channels, _, _ = image_size("resnet18", input_shape, at_least=8)
         sizes("resnet18", "width", [width])
         if norm not in ("batch", "group"):
             raise SettingsError(f"model resnet18: norm={norm!r} is not one of: batch, group")
+        if len(sizes("resnet18", "strides", strides)) != 4:
+            raise SettingsError(f"model resnet18: strides={list(strides)} must be 4 numbers, one per stage")
         norms = partial(norm2d, "resnet18", norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(channels, width, 3, padding=1, bias=False),
@@ -51,8 +55,9 @@ class ResNet18(Net):
             relu=nn.ReLU(inplace=True),
         )
         inputs = width
-        for stage, outputs in enumerate((width, 2 * width, 4 * width, 8 * width), start=1):
-            layers[f"layer{stage}"] = _stage(inputs, outputs, stride=1 if stage == 1 else 2, norms=norms)
+        for stage, stride in enumerate(strides, start=1):
+            outputs = width * 2 ** (stage - 1)
+            layers[f"layer{stage}"] = _stage(inputs, outputs, stride=stride, norms=norms)
             inputs = outputs
         layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
         layers["flatten"] = nn.Flatten()

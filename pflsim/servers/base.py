@@ -68,6 +68,10 @@ class ServerRule(ABC, Generic[State]):
         which are then moved once.
         """
 
+    def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
+        """What several clients are sent; for rules that do it better for all at once than one by one."""
+        return {client: self.downlink(state, client) for client in clients}
+
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The state after a round; uplinks come in the order of the client ids."""

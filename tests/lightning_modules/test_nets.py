@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.layers import norm2d
+from lightning_modules.nets.lenet import LeNet
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.resnet import ResNet18
@@ -26,7 +27,7 @@ from pflsim.params import UnitKind, resolve_threshold, units
 
 FILES = sorted((Path(__file__).parents[2] / "configs" / "model").glob("*.yaml"))
 DIGITS, MNIST, CIFAR = (1, 8, 8), (1, 28, 28), (3, 32, 32)
-TOO_SMALL = {("cnn", DIGITS), ("cnn_bn", DIGITS), ("pfedpm_cnn", DIGITS), ("alexnet", DIGITS)}
+TOO_SMALL = {(m, DIGITS) for m in ("cnn", "cnn_bn", "pfedpm_cnn", "pfedpm_cnn_mh", "alexnet", "lenet", "lenet_bn")}
 CASES = [(f.stem, shape) for f in FILES for shape in (DIGITS, MNIST, CIFAR) if (f.stem, shape) not in TOO_SMALL]
 
 
@@ -34,6 +35,7 @@ def make(model: str, shape: tuple[int, ...], classes: int = 10, **settings: Any)
     """Build what a YAML file says, without the rest of the simulator."""
     node = yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text()) | settings
     module, _, name = node.pop("_target_").rpartition(".")
+    node |= next(iter(node.pop("variants", [])), {})  # the first of several
     return getattr(importlib.import_module(module), name)(shape, classes, **node)
 
 
@@ -59,12 +61,16 @@ def test_every_model_has_a_file() -> None:
         "dnn",
         "cnn",
         "cnn_bn",
+        "lenet",
+        "lenet_bn",
         "mnist_nn",
         "mnist_cnn",
         "cifar10_cnn",
         "alexnet",
         "pfedpm_cnn",
+        "pfedpm_cnn_mh",
         "resnet18",
+        "resnet18_mh",
     }
     assert wanted <= {f.stem for f in FILES}
 
@@ -133,6 +139,8 @@ def test_copies_and_pickles(model: str) -> None:
         ("cnn", MNIST, 582_026),
         ("cnn", CIFAR, (75 * 32 + 32) + (800 * 64 + 64) + (64 * 25 * 512 + 512) + 5_130),
         ("cnn_bn", MNIST, 582_026 + 2 * (32 + 64)),
+        ("lenet", MNIST, (25 * 16 + 16) + (400 * 32 + 32) + (512 * 120 + 120) + (120 * 84 + 84) + 850),
+        ("lenet_bn", CIFAR, (75 * 16 + 16) + (400 * 32 + 32) + 2 * 48 + (800 * 120 + 120) + (120 * 84 + 84) + 850),
         ("mnist_cnn", MNIST, (9 * 32 + 32) + (288 * 64 + 64) + (576 * 64 + 64) + (64 * 9 * 128 + 128) + 1_290),
         ("cifar10_cnn", CIFAR, (27 * 32 + 32) + (288 * 64 + 64) + (576 * 128 + 128) + (128 * 16 * 256 + 256) + 2_570),
         ("alexnet", CIFAR, 1_792 + 110_784 + 663_936 + 884_992 + 590_080 + 2 * 1_049_600 + 10_250),
@@ -150,6 +158,7 @@ def test_parameter_counts(model: str, shape: tuple[int, ...], expected: int) -> 
         ("dnn", MNIST, ["body.fc1", "head"], 1),
         ("cnn", CIFAR, ["body.conv1", "body.conv2", "body.fc", "head"], 3),
         ("cnn_bn", CIFAR, ["body.conv1", "body.norm1", "body.conv2", "body.norm2", "body.fc", "head"], 5),
+        ("lenet", CIFAR, ["body.conv1", "body.conv2", "body.fc1", "body.fc2", "head"], 4),
         ("mnist_cnn", MNIST, ["body.conv1", "body.conv2", "body.conv3", "body.fc", "head"], 4),
         ("alexnet", CIFAR, [*(f"body.conv{i}" for i in range(1, 6)), "body.fc1", "body.fc2", "head"], 7),
         ("pfedpm_cnn", MNIST, ["body.conv1", "body.conv2", "head.fc1", "head.fc2"], 2),
@@ -202,6 +211,32 @@ def test_pfedpm_features_are_maps_of_one_shape(channels: int) -> None:
     assert net.get_parameter("body.conv1.weight").shape[0] == channels
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "feature_shape"),
+    [("pfedpm_cnn_mh", MNIST, (20, 4, 4)), ("pfedpm_cnn_mh", CIFAR, (20, 5, 5)), ("resnet18_mh", CIFAR, (512,))],
+)
+def test_variants_differ_behind_features_of_one_shape(
+    model: str, shape: tuple[int, ...], feature_shape: tuple[int, ...]
+) -> None:
+    node = yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text())
+    assert len(node["variants"]) == 3
+    base = model.removesuffix("_mh")
+    nets = [make(base, shape, **variant) for variant in node["variants"]]
+    assert {net.feature_shape for net in nets} == {feature_shape}
+    assert all(net.body(torch.zeros(2, *shape)).shape == (2, *feature_shape) for net in nets)
+    layers = [[(m.out_channels, m.stride) for m in net.body.modules() if isinstance(m, nn.Conv2d)] for net in nets]
+    assert layers[0] != layers[1] != layers[2] != layers[0]
+
+
+@pytest.mark.parametrize("strides", [[1, 2], [2, 1]])
+def test_strides_of_map_cnn(strides: list[int]) -> None:
+    """Different strides, maps of one size: 32 pixels halve three times."""
+    net = MapCnn(CIFAR, 10, padding=2, strides=strides)
+    assert net.feature_shape == (20, 4, 4)
+    assert net.body(torch.zeros(2, *CIFAR)).shape == (2, 20, 4, 4)
+    assert [m.stride[0] for m in net.body.modules() if isinstance(m, nn.Conv2d)] == strides
+
+
 def test_cnn_computes_what_it_says() -> None:
     net = Cnn(DIGITS, 3, channels=[4, 6], kernel=3, padding=1, hidden=5).double()
     p = dict(net.named_parameters())
@@ -250,10 +285,16 @@ def test_mlp_without_hidden_layers_is_softmax_regression() -> None:
         ("cnn", {"padding": -1}, "padding must not be negative"),
         ("cnn", {"hidden": 0}, "hidden must be positive"),
         ("cnn", {"norm": "layer"}, "norm='layer' is not one of: none, batch, group"),
+        ("lenet", {"channels": []}, "lenet: channels needs at least one entry"),
+        ("lenet", {"hidden": [120, 0]}, "lenet: hidden must be positive"),
         ("resnet18", {"norm": "none"}, "norm='none' is not one of: batch, group"),
         ("resnet18", {"width": 0}, "width must be positive"),
         ("alexnet", {"hidden": -3}, "hidden must be positive"),
         ("pfedpm_cnn", {"hidden_channels": 0}, "channels must be positive"),
+        ("pfedpm_cnn", {"strides": [1]}, r"strides=\[1\] must be 2 numbers, one per convolution"),
+        ("pfedpm_cnn", {"strides": [1, 0]}, "strides must be positive"),
+        ("resnet18", {"strides": [1, 2, 2]}, r"strides=\[1, 2, 2\] must be 4 numbers, one per stage"),
+        ("resnet18", {"strides": [1, 2, 2, 0]}, "strides must be positive"),
     ],
 )
 def test_settings_out_of_range(model: str, settings: dict[str, Any], message: str) -> None:
@@ -267,9 +308,10 @@ def test_settings_out_of_range(model: str, settings: dict[str, Any], message: st
         partial(Mlp, (1, 6, 6), 3, hidden=[5, 4]),
         partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5),
         partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5, norm="group"),
+        partial(LeNet, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=[5, 4]),
         partial(MapCnn, (2, 8, 8), 3, hidden_channels=4, channels=3, padding=2, hidden=5),
     ],
-    ids=["mlp", "cnn", "cnn_group", "map_cnn"],
+    ids=["mlp", "cnn", "cnn_group", "lenet", "map_cnn"],
 )
 def test_stacked_nets_equal_a_loop(make_net: Any) -> None:
     nets = [seeded(make_net, seed).double() for seed in range(3)]

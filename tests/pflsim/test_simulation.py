@@ -144,10 +144,11 @@ def test_only_participants_are_judged_where_that_is_asked_for(tmp_path: Path) ->
     assert judged == list(PLAN.cohorts)
 
 
-def test_a_model_is_not_judged_twice(tmp_path: Path) -> None:
+def test_a_model_judged_as_received_is_judged_trained_too_where_both_are_asked_for(tmp_path: Path) -> None:
+    """Each phase once, the one that the method reports first."""
     recorder, _ = simulate(tmp_path, cohorts=((0,),), judged_phase="received", received=True)
     judged = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
-    assert judged == [("personal", "received"), ("global", "received")]
+    assert judged == [("personal", "received"), ("personal", "trained"), ("global", "received")]
 
 
 def test_trace_of_the_rounds_asked_for_only(tmp_path: Path) -> None:

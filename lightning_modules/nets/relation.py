@@ -1,0 +1,64 @@
+"""The relation module: how well an example's features go with a class's."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pflsim.errors import SettingsError
+
+
+class RelationModule(nn.Module):
+    """Scores in (0, 1) of all pairs of an example and a class: g(concat(z_s, c_j)) (pFedPM eq. 13, section V).
+
+    For feature maps one 3x3 convolution over both maps, concatenated on their channels, and two fully connected layers;
+    for flat features three fully connected layers over both vectors. Batch normalisation and ReLU after the first
+    layer, as in the blocks of the relation network (Sung et al. 2018), and a sigmoid at the end.
+
+    Args:
+        feature_shape: shape of one example's features, and of a class's: [channels, height, width] or [width].
+        hidden: width of the fully connected layers.
+
+    Raises:
+        SettingsError: features of another shape, or a width that is not positive.
+
+    Notes:
+        The paper gives no widths. The convolution has as many filters as the features have channels and keeps their
+        size. Without the normalisation the module of some clients ends at 0 for every pair and stays there. The first
+        layer is linear, so it is applied to examples and classes apart and added up for every pair, which is the layer
+        on the concatenation without computing it B·C times.
+    """
+
+    def __init__(self, feature_shape: tuple[int, ...], *, hidden: int = 50):
+        super().__init__()
+        if hidden < 1:
+            raise SettingsError(f"method.relation_hidden={hidden} must be at least 1")
+        if len(feature_shape) == 3:
+            channels = feature_shape[0]
+            self.first: nn.Conv2d | nn.Linear = nn.Conv2d(2 * channels, channels, 3, padding=1, bias=False)
+            self.norm: nn.Module = nn.BatchNorm2d(channels)
+            width = math.prod(feature_shape)
+        elif len(feature_shape) == 1:
+            self.first = nn.Linear(2 * feature_shape[0], hidden, bias=False)
+            self.norm = nn.BatchNorm1d(hidden)
+            width = hidden
+        else:
+            raise SettingsError(
+                f"the relation module needs features [width] or [channels, height, width], got {feature_shape}"
+            )
+        self.rest = nn.Sequential(
+            nn.ReLU(), nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid()
+        )
+
+    def forward(self, features: Tensor, classes: Tensor) -> Tensor:
+        """Features of examples [B, *feature_shape] and of classes [C, *feature_shape] → scores [B, C]."""
+        mine, other = self.first.weight.chunk(2, dim=1)
+        if isinstance(self.first, nn.Conv2d):
+            examples = functional.conv2d(features, mine, padding=1)
+            means = functional.conv2d(classes, other, padding=1)
+        else:
+            examples, means = functional.linear(features, mine), functional.linear(classes, other)
+        pairs = (examples[:, None] + means[None]).flatten(0, 1)  # [B·C, ...]
+        return self.rest(self.norm(pairs)).view(len(features), len(classes))

@@ -1,0 +1,136 @@
+"""The server of pFedLA and HeurpFedLA: layer-wise mixing weights from a hypernetwork per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pflsim.errors import SettingsError
+from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
+from pflsim.fusion.layerwise import flatten_unit, mix_unit
+from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
+from pflsim.messages import Message, Uplink
+from pflsim.params import UnitKind
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import Tensors, Unit
+from pflsim.validate import non_negative
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the server keeps.
+
+    Args:
+        units: the L fusion units.
+        table: θ, every client's last parameters; the initial ones until it reports.
+        nets: embedding v_i and hypernetwork ψ_i of every client; a head per unit, with N scores.
+    """
+
+    units: tuple[Unit, ...]
+    table: Mapping[int, Tensors]
+    nets: Hypernetworks
+
+
+class PFedLA(ServerRule[State]):
+    """Every unit of every client is its own mixture of all clients' (Ma et al. 2022, eqs. 3 to 12, Algorithms 1, 2).
+
+    w̄_i^l = Σ_j α_i^{l,j}·θ_j^l (eq. 6) with α_i = HN_i(v_i; ψ_i) (eq. 4), and after the client's training
+    v_i ← v_i + η·(∇_{v_i} w̄_i)ᵀ Δ_i, ψ_i likewise (eqs. 10, 11), with Δ_i = w_i(after) − w̄_i.
+
+    Args:
+        k: how many units a client keeps as they are after its own training: those with the largest self weight
+            (eq. 12). They are not mixed and not sent down. 0 is pFedLA, above 0 HeurpFedLA.
+        embedding: width of an embedding.
+        hidden: widths of a hypernetwork's hidden layers.
+        normaliser: how scores become weights: softmax, or relu (clipped at 0 and divided by their sum).
+        hn_lr: η ≥ 0, the step of embeddings and hypernetworks; 0 freezes them.
+        unit: what a unit is: module, tensor or model.
+        start: the hypernetworks' first weights: random, or uniform (1/N each).
+
+    Notes:
+        The products are with the θ that w̄_i was made of (the chain rule of eq. 8), though Algorithm 1 has line 7,
+        which renews θ, before line 8. All clients of a round are mixed from the same θ. Clients send w_i(after), as
+        many bytes as Δ_i, since w̄_i + Δ_i would round θ; Δ_i is formed here. Units that a client keeps do not depend
+        on its hypernetwork, so they have no part in its step. Running statistics of normalisation layers are mixed
+        with their unit but have no part in the products: there is no gradient by them. The paper gives no η, no
+        optimiser and no first weights; this is plain gradient descent.
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int = 0,
+        embedding: int = 100,
+        hidden: Sequence[int] = (100, 100),
+        normaliser: Normaliser = "softmax",
+        hn_lr: float = 0.3,
+        unit: UnitKind = "module",
+        start: Literal["random", "uniform"] = "random",
+    ):
+        self.k = int(non_negative("method.k", k))
+        if embedding < 1 or any(width < 1 for width in hidden):
+            raise SettingsError(f"method.embedding={embedding}, method.hidden={list(hidden)}: widths are at least 1")
+        self.embedding, self.hidden = embedding, tuple(hidden)
+        self.normaliser: Normaliser = normaliser
+        self.hn_lr = non_negative("method.hn_lr", hn_lr)
+        self.unit = unit
+        self.start = start
+
+    def init(self, federation: Federation) -> State:
+        """The initial model for everyone, and new hypernetworks."""
+        units, clients = federation.layouts[self.unit], len(federation.clients)
+        if self.k > len(units):
+            names = ", ".join(unit.name for unit in units)
+            raise SettingsError(f"method.k={self.k} is more than the model has fusion units: {len(units)} ({names})")
+        nets = draw(clients, self.embedding, self.hidden, [clients] * len(units), federation.seed)
+        table = dict.fromkeys(range(clients), federation.initial)
+        return State(units, table, level(nets) if self.start == "uniform" else nets)
+
+    def downlink(self, state: State, client: int) -> Message:
+        """The client's mixture, without the units that it keeps."""
+        return self.downlinks(state, [client])[client]
+
+    def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
+        """The mixtures of several clients, unit by unit (eq. 6)."""
+        alpha = self._alpha(state, clients)
+        kept = largest_own(alpha, clients, self.k)
+        table, mixtures = list(state.table.values()), [dict[str, Tensor]() for _ in clients]
+        for number, unit in enumerate(state.units):
+            rows = (~kept[:, number]).nonzero().flatten().tolist()
+            for row, part in zip(rows, mix_unit(table, unit, alpha[rows, number]), strict=True):
+                mixtures[row].update(part)
+        return {client: Message(weights=m) for client, m in zip(clients, mixtures, strict=True)}
+
+    def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
+        """A step of the hypernetworks of those who replied, all from the same table; then their rows of the table."""
+        if not uplinks:
+            return state
+        clients, after = [u.client for u in uplinks], [u.weights for u in uplinks]
+        alpha, table = self._alpha(state, clients), list(state.table.values())
+        back = torch.zeros_like(alpha)  # [K, L, N], ⟨θ_j^l, −Δ_i^l⟩
+        for number, unit in enumerate(state.units):
+            stacks = flatten_unit(table, unit), flatten_unit(after, unit)
+            back[:, number] = mixing_gradient(alpha[:, number], *stacks)
+        back[largest_own(alpha, clients, self.k)] = 0.0
+
+        def objective(scores: list[Tensor]) -> Tensor:
+            return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * back).sum()
+
+        nets = descend(state.nets, clients, objective, self.hn_lr)
+        return State(state.units, {**state.table, **dict(zip(clients, after, strict=True))}, nets)
+
+    def numbers(self, state: State) -> Tensors:
+        """`alpha/<unit>` [N, N] (row: the receiver), and with k > 0 `kept` [N, L], what downlinks leave out next."""
+        clients = list(state.table)
+        alpha = self._alpha(state, clients)
+        named = {f"alpha/{unit.name}": alpha[:, number] for number, unit in enumerate(state.units)}
+        return {**named, "kept": largest_own(alpha, clients, self.k)} if self.k else named
+
+    def _alpha(self, state: State, clients: Sequence[int]) -> Tensor:
+        """α of these clients, [K, L, N] (eqs. 3, 4)."""
+        scores = torch.stack(outputs(select(state.nets, clients)), dim=1)
+        return mixing_weights(scores, clients, self.normaliser)

@@ -1,0 +1,54 @@
+"""The server of pFedPM: global class features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pflsim.fusion.prototypes import fuse_prototypes, keep_missing
+from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The global features: means [C, D] and counts [C], 0 for a class that nobody has reported yet."""
+
+    features: Prototypes
+
+
+class PFedPM(ServerRule[State]):
+    """C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij over the clients of the round that hold class j (Xing et al., eq. 7).
+
+    Notes:
+        Eq. 7 divides by the number of those clients as well, which would shrink every feature; it is left out. With
+        partial participation a class that no client of a round holds keeps its global feature. Algorithm 1 says
+        "initialize global features" and not how: before round 1 there are none.
+    """
+
+    def init(self, federation: Federation) -> State:
+        """No features yet."""
+        means = torch.zeros(federation.num_classes, federation.feature_width)
+        return State(Prototypes(means, torch.zeros(federation.num_classes, dtype=torch.int64)))
+
+    def downlink(self, state: State, client: int) -> Message:
+        """The global features, the same for everyone."""
+        del client
+        return Message(prototypes=state.features)
+
+    def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
+        """The count-weighted mean of what was sent; classes that were not sent stay."""
+        if not uplinks:
+            return state
+        sent = [u.prototypes for u in uplinks if u.prototypes is not None]
+        if len(sent) < len(uplinks):
+            missing = next(u.client for u in uplinks if u.prototypes is None)
+            raise ValueError(f"client {missing} sent no class features")
+        return State(keep_missing(fuse_prototypes(sent), state.features))
+
+    def numbers(self, state: State) -> Tensors:
+        """`gfr` [C, D] and `gfr_counts` [C], as the next downlinks have them."""
+        return {"gfr": state.features.means, "gfr_counts": state.features.counts}

@@ -1,0 +1,364 @@
+"""The "must hold" lines of pFedLA and HeurpFedLA, and what a run of them leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from support import Records, World, plan, rounds, same, states, world
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.heurpfedla import HeurpFedLA
+from lightning_modules.methods.local import Local
+from lightning_modules.methods.pfedla import PFedLA
+from lightning_modules.nets.cnn import Cnn
+from lightning_modules.nets.lenet import LeNet
+from lightning_modules.training import Training
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.fusion import hypernetwork
+from pflsim.fusion.hypernetwork import Linear, tensors
+from pflsim.messages import Message, Uplink
+from pflsim.params import load
+from pflsim.payload import payload_bytes
+from pflsim.servers import pfedla
+from pflsim.servers.base import Federation
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.local import Local as LocalServer
+from pflsim.servers.pfedla import PFedLA as Server
+from pflsim.simulation import Simulation
+from pflsim.types import ClientInfo, Unit
+from ray_actors.inline import InlineExecutor
+
+SIZES = (9, 9, 9, 9)
+BODY, HEAD = (16 * 5 + 5) * 4, (5 * 3 + 3) * 4  # bytes of the units of support's net
+
+
+def la(k: int = 0, client: Any = PFedLA, model: Any = None, training: Training | None = None, **rule: Any) -> World:
+    small = {"embedding": 4, "hidden": (6,), **rule}
+    return world(client, Server(k=k, **small), sizes=SIZES, model=model, training=training)
+
+
+def after(w: World, count: int = 3) -> dict[int, dict[str, torch.Tensor]]:
+    executor = w.inline()
+    rounds(executor, count, w.clients)
+    return states(executor)
+
+
+def after_rounds(w: World, count: int) -> Any:
+    """The server's state."""
+    executor = w.inline()
+    rounds(executor, count, w.clients)
+    return executor.server.state
+
+
+def sent(w: World, state: Any, scale: float = 1.0, seed: int = 0) -> list[Uplink]:
+    """Uplinks at some distance from what was sent."""
+    generator = torch.Generator().manual_seed(seed)
+    downs = w.rule.downlinks(state, range(w.clients))
+    full = {i: {**state.table[i], **down.weights} for i, down in downs.items()}
+    return [
+        Uplink({k: v + scale * torch.randn(v.shape, generator=generator) for k, v in weights.items()}, client=i)
+        for i, weights in full.items()
+    ]
+
+
+# Must hold ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normaliser", ["softmax", "relu"])
+@pytest.mark.parametrize("unit", ["module", "tensor", "model"])
+def test_weights_sum_to_one(normaliser: str, unit: str) -> None:
+    w = la(normaliser=normaliser, unit=unit, hn_lr=2.0)
+    state = after_rounds(w, 4)
+    numbers = w.rule.numbers(state)
+    names = {"module": {"net.body.fc1", "net.head"}, "model": {"model"}, "tensor": set(w.federation.initial)}[unit]
+    assert set(numbers) == {f"alpha/{name}" for name in names}
+    for alpha in numbers.values():
+        assert alpha.dtype == torch.float64 and (alpha >= 0).all() and alpha.unique().numel() > 4
+        torch.testing.assert_close(alpha.sum(1), torch.ones(4, dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("normaliser", ["softmax", "relu"])
+def test_frozen_uniform_weights_are_fedavg_with_equal_weights(normaliser: str) -> None:
+    frozen = after(la(start="uniform", hn_lr=0.0, normaliser=normaliser))
+    average = after(world(FedAvg, FedAvgServer(), sizes=SIZES))
+    for client, state in frozen.items():
+        for key, value in state.items():
+            torch.testing.assert_close(value, average[client][key], rtol=0, atol=1e-6)
+    learned = after(la(start="uniform", hn_lr=1.0, normaliser=normaliser))
+    assert not torch.allclose(learned[0]["net.head.weight"], frozen[0]["net.head.weight"], rtol=0, atol=1e-4)
+
+
+def test_keeping_all_units_is_local() -> None:
+    w = la(k=2, client=HeurpFedLA)
+    executor = w.inline()
+    downs = executor.send(range(4)).down_bytes
+    reports = rounds(executor, 3, 4)
+    assert set(downs.values()) == {0} and {r.up_bytes for r in reports} == {BODY + HEAD}
+    assert same(states(executor), after(world(Local, LocalServer(), sizes=SIZES)))
+    before = tensors(w.rule.init(w.federation).nets)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
+
+
+def distance(w: World, nets: Any, state: Any, ups: list[Uplink]) -> list[float]:
+    """‖w̄_i − w_i(after)‖² of every client, w̄ mixed from the table of `state` by these hypernetworks."""
+    downs = w.rule.downlinks(replace(state, nets=nets), range(w.clients))
+    return [
+        sum(float((downs[u.client].weights[k].double() - v.double()).square().sum()) for k, v in u.weights.items())
+        for u in ups
+    ]
+
+
+@pytest.mark.parametrize("normaliser", ["softmax", "relu"])
+def test_a_step_moves_the_mixture_towards_the_trained_model(normaliser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And away from it with the sign the other way round, as in public code."""
+    w = la(normaliser=normaliser, hn_lr=1e-3)
+    state = after_rounds(w, 3)
+    ups = sent(w, state)
+    before = distance(w, state.nets, state, ups)
+    closer = distance(w, w.rule.fuse(state, ups).nets, state, ups)
+    assert all(a < b for a, b in zip(closer, before, strict=True))
+
+    monkeypatch.setattr(pfedla, "descend", lambda *a: hypernetwork.descend(*a[:-1], -a[-1]))
+    farther = distance(w, w.rule.fuse(state, ups).nets, state, ups)
+    assert all(a > b for a, b in zip(farther, before, strict=True))
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> None:
+    """Clients 0 and 1 hold the same examples, of class 0 and a few of class 1; from equal weights everywhere."""
+    w = la(k=k, client=HeurpFedLA, start="uniform", hn_lr=0.5, training=Training(lr=0.1, batch_size=4, local_epochs=2))
+    by_class = [np.flatnonzero(w.dataset.y[: w.dataset.train_size] == c) for c in range(3)]
+    twin = np.concatenate([by_class[0][:10], by_class[1][:4]])
+    rows = twin, twin, np.concatenate([by_class[1][10:20], by_class[2][:4]]), by_class[2][10:24]
+    none = tuple(np.arange(0) for _ in rows)
+    executor = replace(w, partition=Partition(rows, none, none)).inline()
+    rounds(executor, 25, 4)
+    for name, alpha in executor.server_numbers().items():
+        if name != "kept":
+            for me, other in ((0, 1), (1, 0)):
+                assert alpha[me, other] > 1.1 * alpha[me, 2:].max(), (name, alpha[me])
+                assert alpha[me, me] > alpha[me, 2:].max()
+
+
+# The round ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_clients_of_a_round_learn_from_the_same_table() -> None:
+    """What one client's hypernetwork does is the same whether or not others report in the round."""
+    w = la(hn_lr=0.5)
+    state = after_rounds(w, 2)
+    ups = sent(w, state)
+    together = tensors(w.rule.fuse(state, ups).nets)
+    for up in ups:
+        alone = tensors(w.rule.fuse(state, [up]).nets)
+        rows = zip(together, alone, strict=True)
+        assert all(torch.allclose(a[up.client], b[up.client], rtol=1e-5, atol=1e-7) for a, b in rows)
+
+
+def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
+    w = la(k=1)
+    state = after_rounds(w, 2)
+    together = w.rule.downlinks(state, range(4))
+    for client in range(4):
+        alone = w.rule.downlink(state, client).weights
+        assert alone.keys() == together[client].weights.keys()
+        assert all(torch.allclose(v, together[client].weights[k], rtol=1e-6, atol=1e-8) for k, v in alone.items())
+
+
+def test_everyone_starts_from_the_initial_model() -> None:
+    w = la()
+    for message in w.inline().server.downlinks(range(4)).values():
+        assert all(torch.equal(message.weights[k], v) for k, v in w.federation.initial.items())
+
+
+def test_absent_clients_keep_their_row_and_their_hypernetwork() -> None:
+    """A client that never reported is the initial model to the others; one that comes back is as it left."""
+    w = la(hn_lr=0.5)
+    executor = w.inline()
+    start = executor.server.state
+    executor.fuse(executor.train(1, executor.send([0, 1])))
+    first = executor.server.state
+    executor.fuse(executor.train(2, executor.send([1, 2])))
+    second = executor.server.state
+    for before, now, absent in ((start, first, (2, 3)), (first, second, (0, 3))):
+        for client in range(4):
+            unchanged = all(torch.equal(now.table[client][k], v) for k, v in before.table[client].items())
+            assert unchanged == (client in absent)
+            nets = zip(tensors(before.nets), tensors(now.nets), strict=True)
+            assert client not in absent or all(torch.equal(a[client], b[client]) for a, b in nets)
+    assert all(torch.equal(second.table[3][k], v) for k, v in w.federation.initial.items())
+    own = states(executor)
+    assert all(torch.equal(second.table[i][k], v) for i in (0, 1, 2) for k, v in own[i].items() if k.startswith("net"))
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    w = la(k=1, hn_lr=0.5)
+    state = after_rounds(w, 2)
+    ups = sent(w, state)
+    held = [*tensors(state.nets), *(v for t in state.table.values() for v in t.values())]
+    held += [v for u in ups for v in u.weights.values()]
+    copies = [t.clone() for t in held]
+    fused = w.rule.fuse(state, ups)
+    w.rule.downlinks(fused, range(4))
+    assert all(torch.equal(a, b) for a, b in zip(held, copies, strict=True))
+    assert w.rule.fuse(state, []) is state
+
+
+def test_running_statistics_are_mixed_with_their_unit_but_do_not_steer() -> None:
+    model = partial(Cnn, channels=[2], kernel=3, hidden=4, norm="batch")
+    w = la(model=model, hn_lr=0.5)
+    state = after_rounds(w, 2)
+    names = [unit.name for unit in state.units]
+    at = names.index(next(n for n in names if state.units[names.index(n)].buffers))
+    unit: Unit = state.units[at]
+    assert {b.rpartition(".")[2] for b in unit.buffers} == {"running_mean", "running_var"}
+    alpha = w.rule.numbers(state)[f"alpha/{unit.name}"]
+    downs = w.rule.downlinks(state, range(4))
+    for key in unit.keys:
+        stack = torch.stack([state.table[j][key] for j in range(4)]).double()
+        found = torch.stack([downs[i].weights[key] for i in range(4)])
+        torch.testing.assert_close(found, (alpha @ stack).float())
+    ups = sent(w, state)
+    moved = [replace(u, weights={k: v + 9 * (k in unit.buffers) for k, v in u.weights.items()}) for u in ups]
+    one, other = (tensors(w.rule.fuse(state, u).nets) for u in (ups, moved))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# HeurpFedLA -----------------------------------------------------------------------------------------------------------
+
+
+def test_kept_units_cost_nothing_down_and_stay_with_the_client() -> None:
+    """The byte ledger, and the model that a client trains from: its own kept unit, the others as sent."""
+    w = la(k=1, client=HeurpFedLA, hn_lr=1.0)
+    executor = w.inline()
+    seen = set()
+    for t in range(1, 6):
+        kept = executor.server_numbers()["kept"]
+        before, down = states(executor), executor.send(range(4))
+        for client in range(4):
+            (at,) = kept[client].nonzero().flatten().tolist()
+            seen.add(at)
+            message = executor.downlink(down.downlinks[client])
+            unit, other = executor.server.state.units[at], executor.server.state.units[1 - at]
+            assert set(message.weights) == set(other.keys)
+            assert down.down_bytes[client] == payload_bytes(message) == (HEAD, BODY)[at]
+            module = w.recipe.build()
+            load(module, before[client])
+            module.receive(message)
+            start = module.state_dict()
+            assert all(torch.equal(start[k], before[client][k]) for k in unit.keys)
+            assert all(torch.equal(start[k], message.weights[k]) for k in other.keys)
+        trained = executor.train(t, down)
+        assert {r.up_bytes for r in trained.reports} == {BODY + HEAD}, "all of it is sent up, for the others"
+        executor.fuse(trained)
+    assert seen == {0, 1}, "both units were kept by somebody at some time"
+
+
+def test_kept_units_have_no_part_in_the_step() -> None:
+    w = la(k=1, client=HeurpFedLA, hn_lr=0.5)
+    state = after_rounds(w, 2)
+    kept, ups = w.rule.numbers(state)["kept"], sent(w, state)
+    own = [{k for at in row.nonzero().flatten().tolist() for k in state.units[at].keys} for row in kept]
+    noise = {k: torch.randn_like(v) for k, v in w.federation.initial.items()}
+    for moved_part, changes in ((True, False), (False, True)):
+        moved = [
+            replace(u, weights={k: v + noise[k] * ((k in own[u.client]) == moved_part) for k, v in u.weights.items()})
+            for u in ups
+        ]
+        one, other = (tensors(w.rule.fuse(state, u).nets) for u in (ups, moved))
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)) != changes
+
+
+def test_without_kept_units_heurpfedla_is_pfedla() -> None:
+    assert same(after(la(k=0, client=HeurpFedLA)), after(la()))
+    assert not same(after(la(k=1, client=HeurpFedLA)), after(la()))
+
+
+@pytest.mark.parametrize(
+    ("image", "norm", "kept", "costs"),
+    [
+        ((1, 28, 28), "none", ["net.head", "net.body.fc1"], [491.08, 488.65, 312.52]),
+        ((3, 32, 32), "batch", ["net.body.fc1", "net.body.conv2", "net.head"], [693.98, 418.97, 382.25, 379.82]),
+    ],
+    ids=["emnist", "cifar10"],
+)
+def test_costs_of_table_3(image: tuple[int, ...], norm: str, kept: list[str], costs: list[float]) -> None:
+    """The paper's costs for k = 0, 1, ... are those of 750 downlinks and 750 uplinks, in MiB, of the LeNet, when these
+    are the units that are kept. Section 4.4 names the first of each.
+    """
+    module = HeurpFedLA(LeNet(image, 10, norm=norm), Training(buffers="local"))  # type: ignore[arg-type]
+    layout = module.layout("module")
+    clients = tuple(ClientInfo(i, 10) for i in range(3))
+    federation = Federation(clients, module.shared_tensors(), {"module": layout})
+    for k, cost in enumerate(costs):
+        rule = Server(k=k, start="uniform")
+        state = rule.init(federation)
+        own = torch.tensor([1.0, 0.0, 0.0])  # the order in which client 0 prefers itself
+        heads = tuple(
+            Linear(head.weight, head.bias + own * (9 - kept.index(unit.name) if unit.name in kept else 0))
+            for head, unit in zip(state.nets.heads, layout, strict=True)
+        )
+        state = replace(state, nets=replace(state.nets, heads=heads))
+        up, down = Message(weights=module.shared_tensors()), rule.downlink(state, 0)
+        assert 750 * (payload_bytes(up) + payload_bytes(down)) / 2**20 == pytest.approx(cost, abs=0.025)
+
+
+# What can be checked from outside, and what is refused ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> None:
+    """Round t's uplinks and α give round t+1's downlinks; by NumPy from the files alone."""
+    w = la(k=k, client=HeurpFedLA, hn_lr=1.0)
+    names = tuple(unit.name for unit in w.federation.layouts["module"])
+    traced = plan(4, 3, trace_rounds=(1, 2, 3), judged_phase="received", received=True, units=names)
+    executor: InlineExecutor = w.inline()
+    Simulation(executor, traced, tmp_path, Records()).run()
+    for t in (1, 2):
+        here, following = (tmp_path / "trace" / f"round_{r:04d}" for r in (t, t + 1))
+        server, path = load_file(here / "server.safetensors"), here / "server.safetensors"
+        with safe_open(path, framework="np") as file:
+            order = file.metadata()["units"].split(",")
+        ups = [load_file(here / f"up_{i:03d}.safetensors") for i in range(4)]
+        for i in range(4):
+            expected = {
+                key: sum(server[f"alpha/{name}"][i, j] * ups[j][key].astype(np.float64) for j in range(4))
+                for at, name in enumerate(order)
+                for key in ups[0]
+                if key.startswith(f"weights/{name}.") and not (k and server["kept"][i, at])
+            }
+            found = load_file(following / f"down_{i:03d}.safetensors")
+            assert found.keys() == expected.keys() and len(found) == (2 if k else 4)
+            for key, value in expected.items():
+                np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"k": 3}, r"method.k=3 is more than .* 2 \(net.body.fc1, net.head\)"),
+        ({"k": 2, "unit": "model"}, r"method.k=2 is more than .* 1 \(model\)"),
+        ({"k": -1}, "method.k=-1"),
+        ({"hn_lr": -0.1}, "method.hn_lr=-0.1"),
+        ({"hn_lr": float("nan")}, "method.hn_lr=nan"),
+        ({"embedding": 0}, "method.embedding=0"),
+        ({"hidden": (5, 0)}, r"method.hidden=\[5, 0\]"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        la(**settings).inline()
+
+
+def test_judged_as_received() -> None:
+    """Eq. 7 is the loss of the mixtures, and they are the output of Algorithm 1."""
+    assert {(c.judged_by, c.judged_phase) for c in (PFedLA, HeurpFedLA)} == {("personal", "received")}

@@ -1,0 +1,328 @@
+"""What must hold of pFedPM, R-pFedPM and models of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, dataset, dropout_mlp, partition, rounds, same, states, world
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.methods.local import Local
+from lightning_modules.methods.pfedpm import PFedPM
+from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.nets.relation import RelationModule
+from lightning_modules.training import Training
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.payload import payload_bytes
+from pflsim.servers.local import Local as LocalServer
+from pflsim.servers.pfedpm import PFedPM as Server
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import prepare
+
+TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
+EVERYONE = (0, 1, 2, 3)
+COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
+"""Partial participation; client 0 is new in round 2, client 3 in round 3."""
+BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
+MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
+
+
+def pfedpm(*, model: Any = None, data: Any = None, training: Training = TRAINING, **settings: Any) -> World:
+    return world(partial(PFedPM, **settings), Server(), model=model, data=data, training=training)
+
+
+def local(w: World) -> World:
+    """The same federation under Local."""
+    return replace(w, recipe=replace(w.recipe, client=Local), rule=LocalServer())
+
+
+def limited(w: World, held: Sequence[Sequence[int]]) -> World:
+    """The same with each client's examples of some classes only."""
+    rows = partition(w.dataset, (24, 24, 24, 18))
+    train = tuple(r[np.isin(w.dataset.y[r], c)] for r, c in zip(rows.train, held, strict=True))
+    return replace(w, partition=Partition(train, rows.val, rows.test))
+
+
+def run(executor: InlineExecutor, cohorts: Sequence[Sequence[int]], first: int = 1) -> list[Any]:
+    """Rounds with these clients; returns the reports."""
+    reports = []
+    for t, cohort in enumerate(cohorts, start=first):
+        trained = executor.train(t, executor.send(cohort))
+        executor.fuse(trained)
+        reports.append(trained.reports)
+    return reports
+
+
+def nets(w: World, cohorts: Sequence[Sequence[int]] = COHORTS) -> dict[int, dict[str, torch.Tensor]]:
+    """Every client's body and head (the decision path), buffers included, after some rounds."""
+    executor = w.inline()
+    run(executor, cohorts)
+    found = states(executor)
+    return {c: {k: v for k, v in state.items() if k.startswith("net.")} for c, state in found.items()}
+
+
+# λ = 0 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "world_of",
+    [
+        pytest.param({}, id="mlp"),
+        pytest.param({"alternate": "batch"}, id="batch"),
+        pytest.param({"distance": "l2"}, id="l2"),
+        pytest.param({"predict": "relation"}, id="relation"),
+        pytest.param({"model": dropout_mlp}, id="dropout"),
+        pytest.param({"model": dropout_mlp, "alternate": "batch"}, id="dropout_batch"),
+        pytest.param({"model": BATCH_NORM}, id="batch_norm"),
+        pytest.param({"model": BATCH_NORM, "alternate": "batch"}, id="batch_norm_batch"),
+        pytest.param({"model": MAPS, "data": dataset(shape=(1, 8, 8))}, id="maps"),
+        pytest.param({"training": replace(TRAINING, local_epochs=2, lr_decay=0.9)}, id="epochs"),
+        pytest.param({"training": replace(TRAINING, local_steps=5, buffers="recalibrate")}, id="steps"),
+        pytest.param({"training": replace(TRAINING, batch_size=11)}, id="last_batch_of_one"),
+    ],
+)
+def test_without_its_pull_the_decision_path_is_local(world_of: dict[str, Any]) -> None:
+    """To the bit, running statistics included, whatever the relation module draws and does; with λ it is not."""
+    w = pfedpm(lam=0.0, **world_of)
+    alone = nets(local(w))
+    assert same(nets(w), alone)
+    assert not same(nets(pfedpm(lam=1.0, **world_of)), alone)
+
+
+# a = 1 ------------------------------------------------------------------------------------------------------------
+
+
+def others_changed(w: World) -> World:
+    """The same client 0 among clients with other data."""
+    rows = w.partition.train
+    swapped = (rows[0], *(np.roll(np.concatenate(rows[1:]), 5)[: len(r)] for r in rows[1:]))
+    return replace(w, partition=replace(w.partition, train=swapped))
+
+
+@pytest.mark.parametrize("predict", ["decision", "relation"])
+@pytest.mark.parametrize("distance", ["mse", "l2"])
+def test_with_a_of_one_no_other_client_has_a_say(distance: str, predict: str) -> None:
+    """Nor where a client comes in late and has no own features yet. With a < 1 others do have a say."""
+    for a in (1.0, 0.5):
+        w = pfedpm(a=a, lam=5.0, distance=distance, predict=predict)
+        (one, *_), (other, *_) = (nets(v).values() for v in (w, others_changed(w)))
+        assert same({0: one}, {0: other}) == (a == 1.0)
+    alone = nets(local(w))
+    assert not same({0: one}, {0: alone[0]})
+
+
+def test_with_a_of_one_the_own_features_pull() -> None:
+    """It is not Local."""
+    w = pfedpm(a=1.0, lam=5.0)
+    assert not same(nets(w, [EVERYONE] * 2), nets(local(w), [EVERYONE] * 2))
+
+
+# Phases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alternate", ["round", "batch"])
+def test_every_phase_moves_its_own_part(alternate: str) -> None:
+    module = pfedpm(model=BATCH_NORM, data=dataset(shape=(1, 8, 8)), alternate=alternate).recipe.build()
+    means, counts = torch.rand_like(module.own_means), torch.ones_like(module.own_counts)
+    module.receive(Message(prototypes=Prototypes(means, counts)))
+    module.train()
+    batch = torch.rand(6, 1, 8, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    phases = [p for s in module.stages() for p in s.phases]
+    assert [p.name for p in phases] == ["net", "relation"]
+    for p in phases:
+        before = {k: v.clone() for k, v in module.state_dict().items()}
+        module.optimise(batch, module.step_of(p))
+        moved = {k.partition(".")[0] for k, v in module.state_dict().items() if not torch.equal(v, before[k])}
+        assert moved == {p.name}, "running statistics belong to the net"
+        assert all(m.training for m in module.modules())
+
+
+def test_mixed_features_are_fixed_while_training_and_kept_for_the_test() -> None:
+    executor = pfedpm().inline()
+    run(executor, [EVERYONE] * 2)
+    before = states(executor)
+    run(executor, [EVERYONE], first=3)
+    after, sent = states(executor), executor.server.state
+    for c in EVERYONE:
+        counts = before[c]["own_counts"]
+        assert counts.sum() == len(executor.host.shards[c].train)
+        assert not torch.equal(before[c]["own_means"], after[c]["own_means"])
+        assert not torch.equal(before[c]["mixed"], after[c]["mixed"])
+    w = pfedpm(a=0.25).inline()
+    run(w, [EVERYONE] * 2)
+    own, common = states(w)[1]["own_means"], w.server.state.features.means
+    run(w, [EVERYONE], first=3)
+    torch.testing.assert_close(states(w)[1]["mixed"], 0.25 * own + 0.75 * common)
+    assert sent is executor.server.state
+
+
+def test_the_first_round_knows_no_features() -> None:
+    """Nothing pulls, the relation module stays as it is, nothing comes down."""
+    executor = pfedpm().inline()
+    before, sent = states(executor), executor.send(EVERYONE)
+    assert set(sent.down_bytes.values()) == {0}
+    trained = executor.train(1, sent)
+    for report in trained.reports:
+        assert report.losses["net/align"] == 0 == report.losses["relation/mse"] and report.losses["net/ce"] > 0
+    weights = [name for name, _ in executor.host.module.relation.named_parameters(prefix="relation")]
+    for c, state in states(executor).items():
+        assert all(torch.equal(state[k], before[c][k]) for k in weights) and len(weights) == 7
+        assert not state["seen"].any()
+    executor.fuse(trained)
+    (reports,) = run(executor, [EVERYONE], first=2)
+    assert all(r.losses["net/align"] > 0 and r.losses["relation/mse"] > 0 for r in reports)
+
+
+def test_the_relation_module_sees_mixed_features_and_global_ones_for_missing_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executor = limited(pfedpm(a=0.3), [[0, 1], [1, 2], [0, 1], [1]]).inline()
+    run(executor, [(0, 1, 3)])
+    own, common = states(executor)[0], executor.server.state.features
+    assert own["own_counts"].tolist()[2] == 0 and common.counts.tolist()[2] > 0
+    seen: list[torch.Tensor] = []
+    forward = RelationModule.forward
+
+    def spy(self: RelationModule, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        seen.append(classes.clone())
+        return forward(self, features, classes)
+
+    monkeypatch.setattr(RelationModule, "forward", spy)
+    run(executor, [(0,)], first=2)
+    assert seen
+    for classes in seen:
+        for j in (0, 1):
+            torch.testing.assert_close(classes[j], 0.3 * own["own_means"][j] + 0.7 * common.means[j])
+        assert torch.equal(classes[2], common.means[2])
+
+
+# Clients that lack classes, or come and go --------------------------------------------------------------------------
+
+
+def test_bytes() -> None:
+    """Up: (classes held)·(D+1)·4; down: (classes that anyone has reported)·(D+1)·4."""
+    held = [[0], [1, 2], [0, 1], [0]]
+    executor = limited(pfedpm(), held).inline()
+    reports = run(executor, [(0, 3), EVERYONE])
+    assert [r.up_bytes for r in reports[0]] == [1 * (5 + 1) * 4] * 2
+    assert [r.up_bytes for r in reports[1]] == [len(c) * (5 + 1) * 4 for c in held]
+    executor = limited(pfedpm(), held).inline()
+    run(executor, [(0, 3)])
+    assert executor.send([1]).down_bytes == {1: 1 * (5 + 1) * 4}
+    run(executor, [(1,)], first=2)
+    assert set(executor.send(EVERYONE).down_bytes.values()) == {3 * (5 + 1) * 4}
+    down = executor.server.downlinks(EVERYONE)
+    assert len({id(m.prototypes) for m in down.values()}) == 1, "one section for all, moved once"
+    assert payload_bytes(down[0]) == 3 * (5 + 1) * 4
+
+
+def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
+    executor = limited(pfedpm(predict="relation"), [[1], [1], [1], [1]]).inline()
+    run(executor, [EVERYONE] * 2)
+    executor.host._wake(0, 2)
+    scores = executor.host.module.eval().predict(torch.rand(9, 1, 4, 4)).detach()
+    assert (scores[:, [0, 2]] == 0).all() and (scores[:, 1] > 0).all() and (scores[:, 1] < 1).all()
+
+
+def test_clients_that_come_back_have_their_own_features() -> None:
+    executor = limited(pfedpm(a=1.0, lam=1.0), [[0, 1], [1, 2], [0, 1, 2], [2]]).inline()
+    run(executor, [(0, 1)])
+    left = states(executor)[0]["own_means"]
+    run(executor, [(1, 2), (2, 3)], first=2)
+    assert torch.equal(states(executor)[0]["own_means"], left)
+    run(executor, [(0,)], first=4)
+    assert torch.equal(states(executor)[0]["mixed"][:2], left[:2])
+    assert torch.equal(states(executor)[0]["mixed"][2], executor.server.state.features.means[2])
+
+
+def test_what_a_client_is_judged_by_does_not_change_its_training() -> None:
+    one, other = (pfedpm(predict=p).inline() for p in ("decision", "relation"))
+    for executor in (one, other):
+        run(executor, COHORTS)
+    assert same(states(one), states(other))
+    judge = Judge("personal", "trained", EVERYONE, ("test",))
+    assert [r.loss for r in one.evaluate(judge)] != [r.loss for r in other.evaluate(judge)]
+
+
+def test_the_relation_module_learns() -> None:
+    training = Training(lr=0.3, momentum=0.5, batch_size=4)
+    executor = pfedpm(predict="relation", training=training, model=partial(Mlp, hidden=[12])).inline()
+    rounds(executor, 15, 4)
+    rows = executor.evaluate(Judge("personal", "trained", EVERYONE, ("train",)))
+    assert sum(r.correct for r in rows) / sum(r.total for r in rows) > 0.9
+
+
+# Models of several kinds --------------------------------------------------------------------------------------------
+
+DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", "momentum=0.5", "lr=0.01"]
+
+
+def job(*overrides: str) -> Any:
+    with composing([CONFIGS]):
+        settings = plain(composed([*DIGITS, *overrides], [CONFIGS]))
+    return prepare(settings)
+
+
+@pytest.mark.parametrize("method", ["pfedpm", "r_pfedpm"])
+def test_clients_with_different_models_work_together(method: str) -> None:
+    """Their features meet at the server; λ=0 is Local here as well."""
+    made, alone = job(f"method={method}", "method.lam=0.0"), job("method=local")
+    executors = [
+        InlineExecutor(j.recipe, j.dataset, j.partition, j.rule, j.federation)
+        for j in (made, alone, job(f"method={method}"))
+    ]
+    for executor in executors:
+        executor.start()
+        rounds(executor, 2, 5)
+    found, plain_sgd, pulled = (states(e) for e in executors)
+    assert [found[c]["net.body.conv1.weight"].shape[0] for c in range(5)] == [18, 20, 22, 18, 20]
+    for c in range(5):
+        assert all(torch.equal(v, found[c][k]) for k, v in plain_sgd[c].items())
+        assert not torch.equal(pulled[c]["net.body.conv1.weight"], plain_sgd[c]["net.body.conv1.weight"])
+    assert executors[0].server.state.features.means.shape == (10, made.federation.feature_width)
+
+
+def test_features_of_another_shape_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"pfedpm.*client 0 has \(20, 2, 2\), client 1 has \(12, 2, 2\)"):
+        job("method=pfedpm", "model.variants=[{channels:20},{channels:12}]")
+    with pytest.raises(SettingsError, match=r"client 0 has \(32, 8, 8\), client 2 has \(128, 4, 4\)"):  # as wide
+        equally_wide = "[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
+        job("method=pfedpm", "model.kernel=1", "model.padding=4", f"model.variants={equally_wide}")
+    with pytest.raises(SettingsError, match="fedavg fuses weights"):
+        job("method=fedavg")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.a=1.5", r"method\.a=1\.5 is not in \[0, 1\]"),
+        ("method.a=-0.1", r"method\.a=-0\.1 is not in"),
+        ("method.lam=-1", r"method\.lam"),
+        ("method.relation_hidden=0", r"method\.relation_hidden=0"),
+        ("method.distance=cosine", "cosine"),
+        ("method.predict=both", "both"),
+        ("method.alternate=never", "never"),
+    ],
+)
+def test_settings_out_of_range(override: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        job("method=pfedpm", override)
+
+
+def test_a_server_of_another_method_is_noticed() -> None:
+    module = pfedpm().recipe.build()
+    with pytest.raises(ValueError, match="class features"):
+        module.receive(Message())
+    rule = Server()
+    with pytest.raises(ValueError, match="client 2 sent no class features"):
+        rule.fuse(rule.init(pfedpm().federation), [Uplink(client=2)])

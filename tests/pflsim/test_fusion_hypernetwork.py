@@ -1,0 +1,102 @@
+"""Stacked hypernetworks against NumPy, one client at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pflsim.fusion.hypernetwork import Hypernetworks, Linear, descend, draw, level, outputs, select, tensors
+
+NETS = draw(clients=5, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=3)
+
+
+def forward(nets: Hypernetworks, client: int) -> list[np.ndarray]:
+    """embedding → ReLU layers → heads, for one client."""
+    x = nets.embeddings[client].double().numpy()
+    for layer in nets.hidden:
+        x = np.maximum(layer.weight[client].double().numpy() @ x + layer.bias[client].double().numpy(), 0)
+    return [head.weight[client].double().numpy() @ x + head.bias[client].double().numpy() for head in nets.heads]
+
+
+def test_outputs_are_those_of_every_client_alone() -> None:
+    found = outputs(NETS)
+    assert [tuple(o.shape) for o in found] == [(5, 5), (5, 2)]
+    for client in range(5):
+        for out, expected in zip(found, forward(NETS, client), strict=True):
+            np.testing.assert_allclose(out[client].numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_hidden_layers_heads_see_the_embedding() -> None:
+    nets = draw(clients=2, embedding=3, hidden=(), outputs=(4,), seed=0)
+    np.testing.assert_allclose(outputs(nets)[0][1].numpy(), forward(nets, 1)[0], rtol=1e-5)
+
+
+def test_draws_are_a_function_of_seed_and_client_alone() -> None:
+    before = torch.random.get_rng_state()
+    again, other = (draw(clients=5, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=s) for s in (3, 4))
+    fewer = draw(clients=2, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=3)
+    assert torch.equal(before, torch.random.get_rng_state())
+    for mine, same, different, few in zip(*map(tensors, (NETS, again, other, fewer)), strict=True):
+        assert torch.equal(mine, same) and torch.equal(mine[:2], few)
+        assert not torch.equal(mine[0], mine[1]) or mine.unique().tolist() == [1.0]
+        assert not torch.equal(mine, different) or mine.unique().tolist() == [1.0]
+
+
+def test_draws_have_the_spread_of_torch() -> None:
+    """Embeddings standard normal; layers uniform within ±1/√in, whose variance is 1/(3·in); head biases 1."""
+    nets = draw(clients=40, embedding=50, hidden=(60,), outputs=(40,), seed=0)
+    assert float(nets.embeddings.mean()) == pytest.approx(0, abs=0.1)
+    assert float(nets.embeddings.std()) == pytest.approx(1, rel=0.05)
+    for values, fan_in in ((nets.hidden[0].weight, 50), (nets.hidden[0].bias, 50), (nets.heads[0].weight, 60)):
+        assert float(values.abs().max()) <= fan_in**-0.5
+        assert float(values.var()) == pytest.approx(1 / (3 * fan_in), rel=0.05)
+    assert torch.equal(nets.heads[0].bias, torch.ones(40, 40))
+
+
+def test_level_gives_equal_outputs_everywhere() -> None:
+    assert all(torch.equal(out, torch.ones_like(out)) for out in outputs(level(NETS)))
+
+
+def test_select_copies_rows() -> None:
+    chosen = select(NETS, [4, 1])
+    for some, all_ in zip(tensors(chosen), tensors(NETS), strict=True):
+        assert torch.equal(some, all_[[4, 1]])
+        some.zero_()
+    assert not torch.equal(NETS.embeddings[4], torch.zeros(4))
+
+
+def test_a_step_descends_for_some_and_leaves_the_rest() -> None:
+    """Against finite differences in float64, for every tensor of one client; nothing given is changed."""
+    nets = doubled(NETS)
+    copies = [t.clone() for t in tensors(nets)]
+    c = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+
+    def objective(out: list[torch.Tensor]) -> torch.Tensor:
+        return (out[0] * c[0]).sum() + (out[1].square() * c[1]).sum()
+
+    def value() -> float:
+        a, b = forward(nets, 1)
+        return float((a * c[0][1].numpy()).sum() + (np.square(b) * c[1][1].numpy()).sum())
+
+    with torch.no_grad():  # a server may be called so
+        new = descend(nets, [3, 1], objective, lr=0.5)
+    assert all(torch.equal(t, copy) and not t.requires_grad for t, copy in zip(tensors(nets), copies, strict=True))
+    for before, after in zip(tensors(nets), tensors(new), strict=True):
+        assert torch.equal(before[[0, 2, 4]], after[[0, 2, 4]]) and not after.requires_grad
+        row, moved = before[1].view(-1), after[1].reshape(-1)
+        for i in range(row.numel()):
+            kept, values = float(row[i]), []
+            for step in (1e-6, -1e-6):
+                row[i] = kept + step
+                values.append(value())
+            row[i] = kept
+            assert float(moved[i]) == pytest.approx(kept - 0.5 * (values[0] - values[1]) / 2e-6, abs=1e-7)
+
+
+def doubled(nets: Hypernetworks) -> Hypernetworks:
+    """The same in float64."""
+    hidden, heads = (
+        tuple(Linear(x.weight.double(), x.bias.double()) for x in part) for part in (nets.hidden, nets.heads)
+    )
+    return Hypernetworks(nets.embeddings.double(), hidden, heads)
