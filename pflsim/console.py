@@ -108,7 +108,7 @@ class Console:
             rich.print(self._table(summary))
         self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
         rounds = sum(self._seconds)
-        each = f", {format_seconds(rounds / len(self._seconds))} a round" if self._seconds else ""
+        each = f", {format_seconds(rounds / summary.rounds)} a round" if summary.rounds else ""
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
                     f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip

@@ -20,7 +20,7 @@ class RunMeta:
 
     Args:
         method, data, partition, model: names of the parts.
-        partition_hash: hash of every client's row numbers; runs with the same one can be compared in pairs.
+        partition_hash: hash of every client's examples; runs with the same one can be compared in pairs.
         clients: N.
         rounds: how many rounds are planned.
         seed: the run's seed.
@@ -90,7 +90,7 @@ def summarise(
     return Summary(
         complete=complete,
         meta=meta,
-        rounds=len(history),
+        rounds=history[-1].round if history else 0,  # not the number of lines: an opening is round 0
         seconds=seconds,
         accuracy={model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)},
         traffic=history[-1].traffic_total if history else Traffic(),
