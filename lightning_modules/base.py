@@ -86,9 +86,18 @@ class ClientModule(LightningModule):
         """Take in what the server sent, before local training."""
         load(self, downlink.weights)
 
+    def adopt(self, shard: Shard) -> None:
+        """Bring what was received together with the client's own data, before local training; by default nothing."""
+
     def reply(self, shard: Shard) -> Uplink:
         """What goes to the server after local training: by default the shared tensors."""
         return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
+
+    def adapt(self, shard: Shard) -> None:
+        """What the client does with its training data before its personal model is judged; by default nothing.
+
+        It works on a copy: all changes are forgotten after the evaluation.
+        """
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Scores [B, C] of the model this client is judged by."""

@@ -18,6 +18,7 @@ class Training:
         local_steps: mini-batches a round.
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
         buffers: what happens to running statistics of normalisation layers.
+        seed: the run's, for random decisions that clients and server make alike without a message.
     """
 
     lr: float = 0.01
@@ -28,3 +29,4 @@ class Training:
     local_steps: int | None = None
     batch_size: int = 20
     buffers: Buffers = "aggregate"
+    seed: int = 0

@@ -140,8 +140,10 @@ class ClientHost:
         if judge.model == "global":
             load(self.module, message.weights)
             self._recalibrate(own)
-        elif judge.phase == "received":
-            self._receive(own, message)
+        else:
+            if judge.phase == "received":
+                self._receive(own, message)
+            self.module.adapt(own)
         self.module.eval()
 
     def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
@@ -168,6 +170,7 @@ class ClientHost:
 
     def _receive(self, own: Shard, downlink: Message) -> None:
         self.module.receive(_message_on(downlink, self.device))
+        self.module.adopt(own)
         if downlink.weights:
             self._recalibrate(own)
 

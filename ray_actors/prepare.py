@@ -113,6 +113,7 @@ def _training(settings: Settings) -> Training:
         local_steps=settings.local_steps,
         batch_size=settings.batch_size,
         buffers=cast(Any, settings.buffers),
+        seed=settings.seed,
     )
 
 

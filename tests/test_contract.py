@@ -232,6 +232,7 @@ def test_lightning_trainer_gives_the_same_weights(method: str, tmp_path: Path) -
     for module in (ours, theirs):
         module.load_state_dict(dict(executor.host.states[0]))
         module.receive(downlink)
+        module.adopt(own)
     with torch_threads(1), seeded_global(0, "train", 0, 1):
         train(ours, own.train, torch_generator(0, "batches", 0, 1))
     trainer = Trainer(

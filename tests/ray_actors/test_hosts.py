@@ -124,6 +124,33 @@ def test_an_anchor_does_not_reach_the_next_client() -> None:
     assert same({1: snapshot(together.private_states()[1])}, {1: snapshot(alone.private_states()[1])})
 
 
+class Attentive(FedAvgClient):
+    """Puts its class counts into the head's bias when it receives; doubles all before it is judged."""
+
+    def adopt(self, shard: Shard) -> None:
+        self.net.head.bias.data.copy_(torch.bincount(shard.train.y, minlength=3))
+
+    def adapt(self, shard: Shard) -> None:
+        assert len(shard.train) and self.net.head.bias.requires_grad
+        for parameter in self.parameters():
+            parameter.data.mul_(2)
+
+
+def test_what_was_received_meets_the_data_and_a_copy_is_adapted() -> None:
+    made = make(Attentive, training=Training(lr=0.0, batch_size=5))
+    home = host(made)
+    train(home, made, ALL, rounds=1)
+    before = copy(home.private_states())
+    for client in ALL:
+        counts = torch.bincount(torch.from_numpy(made.dataset.y[made.partition.train[client]]), minlength=3)
+        assert torch.equal(before[client]["net.head.bias"], counts.float())
+    plain, doubled = host(make(training=Training(lr=0.0, batch_size=5))), [snapshot(s) for s in before.values()]
+    for client, state in enumerate(doubled):
+        plain.states[client] = {k: v * 2 if k in dict(home.module.named_parameters()) else v for k, v in state.items()}
+    assert home.evaluate(PERSONAL, ALL, ()) == plain.evaluate(PERSONAL, ALL, ())
+    assert same(before, copy(home.private_states()))
+
+
 def evaluate_all(home: ClientHost, made: World) -> list[Any]:
     down = Message(weights=made.federation.initial)
     return [
