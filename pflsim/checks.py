@@ -49,7 +49,7 @@ def check(settings: Settings) -> None:
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
     problems += [*_choices(values), *_length(settings), *_cohort(settings, broken)]
-    problems += [*_place(settings.placement, settings), *_rounds(settings)]
+    problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -151,3 +151,10 @@ def _rounds(settings: Settings) -> Iterator[str]:
                 f"trace.rounds={settings.trace.rounds}: round {number} is not one of 1 to {settings.rounds} "
                 "(0 is the opening of methods that have one)"
             )
+
+
+def _quick(settings: Settings) -> Iterator[str]:
+    quick, experiment = settings.names.get("quick"), settings.names.get("experiment")
+    if quick is not None and quick != experiment:
+        with_it = "without an experiment" if experiment is None else f"with +experiment={experiment}"
+        yield f"+quick={quick} {with_it}: a quick form belongs to the experiment of its name, +experiment={quick}"

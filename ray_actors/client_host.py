@@ -171,7 +171,7 @@ class ClientHost:
     def _receive(self, own: Shard, downlink: Message) -> None:
         self.module.receive(_message_on(downlink, self.device))
         self.module.adopt(own)
-        if downlink.weights:
+        if any(name.startswith("net.") for name in downlink.weights):  # a head beside the net moves no statistics
             self._recalibrate(own)
 
     def _recalibrate(self, own: Shard) -> None:

@@ -193,21 +193,42 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
         SettingsError: what is averaged, or compared, has not the same shape everywhere; names the client.
     """
     first = variants[0]
-    shapes = {key: tuple(value.shape) for key, value in first.shared_tensors().items()}
+    shapes, parts = _shared_shapes(first), _shared_parts(first)
     for client, module in enumerate(variants):
-        other = {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
-        if other != shapes:
-            key = next(k for k in {**shapes, **other} if shapes.get(k) != other.get(k))
-            raise SettingsError(
-                f"{method} fuses weights, so all clients need one architecture: {key} has shape {shapes.get(key)} at "
-                f"client 0, but {other.get(key)} at client {client}; leave model.variants empty, or choose a method "
-                "that exchanges prototypes"
-            )
         if module.compares_features and module.net.feature_shape != first.net.feature_shape:
             raise SettingsError(
                 f"{method} compares features, so all clients need the same feature shape: client 0 has "
                 f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
             )
+        other = _shared_shapes(module)
+        for key in {**shapes, **other}:
+            here, there = shapes.get(key, "none"), other.get(key, "none")
+            if here != there:
+                raise SettingsError(_differs(method, first, f"{key} has shape {here}", f"{there} at client {client}"))
+        for here, there in zip(parts, _shared_parts(module), strict=True):
+            if here != there:  # equal shapes are not enough: strides, for example, have none
+                raise SettingsError(_differs(method, first, here, f"{there} at client {client}"))
+
+
+def _shared_shapes(module: ClientModule) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
+
+
+def _shared_parts(module: ClientModule) -> list[str]:
+    """What the shared submodules are made of, a line for each part."""
+    made = dict(module.named_modules())
+    return [line.strip() for name in module.shared.under if name in made for line in repr(made[name]).splitlines()]
+
+
+def _differs(method: str, module: ClientModule, here: str, there: str) -> str:
+    whole = "net" in module.shared.under or "" in module.shared.under
+    what = "weights, so all clients need one architecture" if whole else (
+        f"{', '.join(module.shared.under)} of all clients, so this part must be the same everywhere"
+    )  # fmt: skip
+    instead = "leave model.variants empty, or choose a method that exchanges prototypes" if whole else (
+        "change model.variants"
+    )  # fmt: skip
+    return f"{method} fuses {what}: {here} at client 0, but {there}; {instead}"
 
 
 def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:

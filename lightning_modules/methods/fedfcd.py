@@ -113,4 +113,4 @@ class FedFCD(ClientModule):
     def _alignment(self, features: Tensor, labels: Tensor) -> Tensor:
         """λ/B · Σ 1/D · ‖z − C̄_y‖² (eq. 6)."""
         held = dict(self.global_means.named_buffers())
-        return self.lam * alignment(features, labels, **held) if held else features.new_zeros(())
+        return self.lam * alignment(features, labels, **held) if held and self.lam else features.new_zeros(())

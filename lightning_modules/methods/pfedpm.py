@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -46,7 +47,8 @@ class PFedPM(ClientModule):
 
     Notes:
         - C̃_j where one of the two means is missing is the other one; a class nobody has reported has none, adds no
-          term, and scores 0. So in round 1 the net trains by CE alone and the relation module not at all.
+          term, and scores 0. So in round 1 the net trains by CE alone and the relation module not at all; until it has
+          something to compare with, R-pFedPM decides by the head.
         - With a=1 a class whose own mean is missing has no term in R either, though the relation module sees C̄_j.
         - Own means are taken over the whole training shard after training, with the body in evaluation mode, in which
           it also is while the relation module trains: its running statistics do not move.
@@ -87,8 +89,11 @@ class PFedPM(ClientModule):
 
     def schedule(self) -> Schedule:
         """The net, then the relation module."""
-        phases = Phase("net"), Phase("relation", objective="relation_loss", trainable=Selector(("relation",)))
-        return (Alternate(phases, every="batch"),) if self.alternate == "batch" else phases
+        net = Phase("net")
+        relation = Phase("relation", objective="relation_loss", trainable=Selector(("relation",)))
+        if not self.seen.any():  # nothing to compare with: not even weight decay or a norm layer may move the module
+            return net, replace(relation, epochs=0)
+        return (Alternate((net, relation), every="batch"),) if self.alternate == "batch" else (net, relation)
 
     def receive(self, downlink: Message) -> None:
         """Mix own and global features (eq. 8) and keep the result, for training and for the test afterwards."""
@@ -105,6 +110,8 @@ class PFedPM(ClientModule):
         inputs, labels = batch
         features = self.net.body(inputs)
         ce = cross_entropy(self.net.head(features), labels)
+        if self.lam == 0:  # 0·NaN is NaN: no diverged client may reach the others through a term that is off
+            return {"ce": ce}
         means, counts = batch_means(features.flatten(1), labels, self.net.num_classes)
         pulled = (counts > 0) & self.seen
         if self.a == 1:
@@ -118,13 +125,16 @@ class PFedPM(ClientModule):
             features = self.net.body(inputs)
         scores = self._scores(features)
         errors = (scores - one_hot(labels, self.net.num_classes).to(scores.dtype)).square()
-        return {"mse": (errors * self.seen).sum() / len(labels)}
+        return {"mse": errors[:, self.seen].sum() / len(labels)}
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """Logits of the decision module, or scores of the relation module (their softmax ranks alike), [B, C]."""
-        if self.judged_module == "decision":
+        """Logits of the decision module, or scores of the relation module (their softmax ranks alike), [B, C].
+
+        Before the relation module has anything to compare with, the decision module stands in for it.
+        """
+        if self.judged_module == "decision" or not self.seen.any():
             return self.net(inputs)
-        return self._scores(self.net.body(inputs)) * self.seen
+        return self._scores(self.net.body(inputs))
 
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the trained body (eq. 6), which the client also keeps as its own for the next round."""
@@ -134,8 +144,13 @@ class PFedPM(ClientModule):
         return Uplink(prototypes=own, client=shard.client, num_examples=shard.num_examples)
 
     def _scores(self, features: Tensor) -> Tensor:
-        """R_sj of all examples and classes [B, C] (eq. 13)."""
-        return self.relation(features, self.mixed.view(-1, *self.net.feature_shape))
+        """R_sj of all examples and classes [B, C] (eq. 13), 0 for a class without C̃."""
+        known = self.mixed[self.seen].view(-1, *self.net.feature_shape)
+        scores = features.new_zeros(len(features), len(self.seen))
+        single = len(features) * len(known) == 1  # one pair has no variance to normalise by
+        with evaluating(self.relation.norm) if single else nullcontext():
+            scores[:, self.seen] = self.relation(features, known)
+        return scores
 
 
 def mixed_features(own: Prototypes, common: Prototypes, a: float) -> tuple[Tensor, Tensor]:
@@ -150,7 +165,7 @@ def mixed_features(own: Prototypes, common: Prototypes, a: float) -> tuple[Tenso
         [C, D], and [C] bool: which classes have a C̃ (the other rows are 0).
     """
     held, known = (own.counts > 0)[:, None], (common.counts > 0)[:, None]
-    both = a * own.means + (1 - a) * common.means
+    both = a * own.means + (1 - a) * common.means if a < 1 else own.means  # 0·NaN is NaN
     one = torch.where(held, own.means, torch.where(known, common.means, torch.zeros_like(common.means)))
     return torch.where(held & known, both, one), (held | known)[:, 0]
 
@@ -180,7 +195,7 @@ def feature_distance(means: Tensor, mixed: Tensor, pulled: Tensor, distance: Dis
         pulled: [C] bool, which classes count; with none the term is 0.
         distance: "mse" or "l2".
     """
-    difference = means - mixed
+    difference = torch.where(pulled[:, None], means - mixed, 0)
     each = difference.square().mean(1) if distance == "mse" else torch.linalg.vector_norm(difference, dim=1)
     return (each * pulled).sum() / pulled.sum().clamp(min=1)
 

@@ -24,6 +24,11 @@ def labelled(sent: Sequence[Prototypes]) -> tuple[Float[Tensor, "P D"], Int[Tens
     return torch.cat([p.means[j] for p, j in zip(sent, labels, strict=True)]), torch.cat(labels)
 
 
+def passes(count: int, epochs: int, generator: torch.Generator) -> Int[Tensor, "E P"]:
+    """The order of P examples in each of E passes over them, drawn from a generator."""
+    return torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
+
+
 def train_head(
     head: nn.Module,
     weights: Tensors,
@@ -31,9 +36,8 @@ def train_head(
     labels: Int[Tensor, " P"],
     *,
     lr: float,
-    epochs: int,
+    orders: Int[Tensor, "E P"],
     batch_size: int,
-    generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """Mini-batch SGD on the mean cross-entropy of a head: φ ← φ − η·∇ℓ(φ; C, y) (FedFCD eq. 4).
 
@@ -43,9 +47,8 @@ def train_head(
         features: P examples.
         labels: their classes.
         lr: η.
-        epochs: passes over the examples.
+        orders: E passes over the examples, each with its order (see `passes`).
         batch_size: the last batch of a pass may be smaller.
-        generator: decides the order, anew for each pass.
 
     Returns:
         The new values, under the same names; nothing that was given is changed.
@@ -53,8 +56,8 @@ def train_head(
     names = [name for name, _ in head.named_parameters()]
     fixed = {name: value for name, value in weights.items() if name not in names}
     trained = [weights[name].detach() for name in names]
-    for _ in range(epochs):
-        for index in torch.randperm(len(labels), generator=generator).split(batch_size):
+    for order in orders:
+        for index in order.split(batch_size):
             trained = [w.requires_grad_() for w in (t.detach().clone() for t in trained)]
             values = {**fixed, **dict(zip(names, trained, strict=True))}
             loss = cross_entropy(functional_call(head, values, (features[index],)), labels[index])

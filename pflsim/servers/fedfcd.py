@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pflsim.errors import SettingsError
-from pflsim.fusion.head import labelled, train_head
+from pflsim.fusion.head import labelled, passes, train_head
 from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
@@ -32,12 +32,15 @@ class State:
         means: the global means C̄ with their counts, None before the first fusion.
         fusions: how many there were; the number of the next one's round, as the opening is round 0.
         seed: the run's seed.
+        orders: in which order the last training of the head took the class means, [passes, P]; client by client and
+            class by class as they were sent, they have the numbers 0 to P−1.
     """
 
     head: Tensors
     means: Prototypes | None
     fusions: int
     seed: int
+    orders: Tensor
 
 
 class FedFCD(ServerRule[State]):
@@ -82,7 +85,7 @@ class FedFCD(ServerRule[State]):
         if self.decision_fusion:
             self.architecture = deepcopy(federation.head)
             check_head(self.architecture, federation.feature_width, federation.num_classes)
-        return State(head, None, 0, federation.seed)
+        return State(head, None, 0, federation.seed, torch.zeros(self.epochs, 0, dtype=torch.int64))
 
     def downlink(self, state: State, client: int) -> Message:
         """φ_g and the global means, the same for everyone."""
@@ -96,27 +99,27 @@ class FedFCD(ServerRule[State]):
         if not sent:
             return after
         means = keep_missing(fuse_prototypes(sent, self.weighting), state.means)
-        return replace(after, head=self._trained(state, sent), means=means)
+        if self.architecture is None:
+            return replace(after, means=means)
+        count = sum(int((p.counts > 0).sum()) for p in sent)
+        generator = torch_generator(state.seed, "global_head", round_number=state.fusions)
+        orders = passes(count, self.epochs, generator)
+        return replace(
+            after, head=self._trained(self.architecture, state.head, sent, orders), means=means, orders=orders
+        )
 
     def numbers(self, state: State) -> Tensors:
-        """`gfr` [C, D] with `gfr_counts` [C], and φ_g as `head/<name>`."""
+        """`gfr` [C, D] with `gfr_counts` [C], φ_g as `head/<name>`, and the `order` [passes, P] it was trained in."""
         found: dict[str, Tensor] = {f"head/{key.removeprefix(PREFIX)}": value for key, value in state.head.items()}
+        if state.orders.numel():
+            found["order"] = state.orders
         if state.means is not None:
             found |= {"gfr": state.means.means, "gfr_counts": state.means.counts}
         return found
 
-    def _trained(self, state: State, sent: Sequence[Prototypes]) -> Tensors:
-        if self.architecture is None:
-            return state.head
-        trained = train_head(
-            self.architecture,
-            {key.removeprefix(PREFIX): value for key, value in state.head.items()},
-            *labelled(sent),
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch,
-            generator=torch_generator(state.seed, "global_head", round_number=state.fusions),
-        )
+    def _trained(self, net: nn.Module, head: Tensors, sent: Sequence[Prototypes], orders: Tensor) -> Tensors:
+        own = {key.removeprefix(PREFIX): value for key, value in head.items()}
+        trained = train_head(net, own, *labelled(sent), lr=self.lr, orders=orders, batch_size=self.batch)
         return {PREFIX + name: value for name, value in trained.items()}
 
 

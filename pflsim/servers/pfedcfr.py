@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pflsim.errors import SettingsError
 from pflsim.fusion.attentive import check_self_weight
 from pflsim.fusion.collaboration import Attention, collaborate
 from pflsim.fusion.layerwise import stack
@@ -76,6 +77,11 @@ class PFedCFR(ServerRule[State]):
         check_self_weight(clients, self.attention.alpha, self.attention.sigma, self.attention.clamp)
         layout = federation.layouts[self.unit]
         threshold = resolve_threshold(self.r, layout)
+        if self.r == "body" and threshold == 0:
+            raise SettingsError(
+                f"method.r=body with method.unit={self.unit}: no unit ends before the classifier, so nothing would be "
+                "mixed; give method.r as a number (0 if the plain mean of everything is meant)"
+            )
         mixed, common = layout[:threshold], layout[threshold:]
         mean = {key: federation.initial[key] for unit in common for key in unit.keys}
         return State(clients, dict(federation.initial), mixed, common, {}, {}, mean, {})

@@ -124,11 +124,19 @@ class PFedLA(ServerRule[State]):
         return State(state.units, {**state.table, **dict(zip(clients, after, strict=True))}, nets)
 
     def numbers(self, state: State) -> Tensors:
-        """`alpha/<unit>` [N, N] (row: the receiver), and with k > 0 `kept` [N, L], what downlinks leave out next."""
+        """`alpha/<unit>` [N, N] (row: the receiver), and with k > 0 `kept` [N, L], what downlinks leave out next; and
+        what α comes from, v as `embedding` [N, E] and ψ as `hidden/<i>/weight`, `head/<unit>/weight` and biases.
+        """
         clients = list(state.table)
         alpha = self._alpha(state, clients)
         named = {f"alpha/{unit.name}": alpha[:, number] for number, unit in enumerate(state.units)}
-        return {**named, "kept": largest_own(alpha, clients, self.k)} if self.k else named
+        if self.k:
+            named["kept"] = largest_own(alpha, clients, self.k)
+        layers = {f"hidden/{i}": layer for i, layer in enumerate(state.nets.hidden)}
+        layers |= {f"head/{unit.name}": head for unit, head in zip(state.units, state.nets.heads, strict=True)}
+        for name, layer in layers.items():
+            named |= {f"{name}/weight": layer.weight, f"{name}/bias": layer.bias}
+        return {**named, "embedding": state.nets.embeddings}
 
     def _alpha(self, state: State, clients: Sequence[int]) -> Tensor:
         """α of these clients, [K, L, N] (eqs. 3, 4)."""

@@ -151,14 +151,14 @@ def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
                 gfr[j] = (counts[:, j, None] * means[:, j]).sum(0) / counts[:, j].sum()
         pairs = [(k, j) for k in range(len(ups)) for j in range(3) if counts[k, j]]
         z, y = np.stack([means[pair] for pair in pairs]), np.array([j for _, j in pairs])
-        order = torch.randperm(len(y), generator=torch_generator(0, "global_head", round_number=t)).numpy()
+        (order,) = load_file(folder / "server.safetensors")["order"]
         for start in range(0, len(y), 4):
             rows = order[start : start + 4]
             p = softmax(z[rows] @ weight.T + bias)
             p[np.arange(len(rows)), y[rows]] -= 1
             weight, bias = weight - 0.5 * p.T @ z[rows] / len(rows), bias - 0.5 * p.mean(0)
         with safe_open(folder / "server.safetensors", framework="np") as file:
-            assert set(file.keys()) == {"gfr", "gfr_counts", "head/weight", "head/bias"}
+            assert set(file.keys()) == {"gfr", "gfr_counts", "head/weight", "head/bias", "order"}
             np.testing.assert_allclose(file.get_tensor("gfr"), gfr, rtol=1e-6)
             np.testing.assert_allclose(file.get_tensor("head/weight"), weight, rtol=1e-4, atol=1e-6)
 
@@ -347,6 +347,48 @@ def test_batch_norm_statistics_stay_at_home() -> None:
     model = partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")
     found = states(run(fedfcd(model=model)))
     assert not torch.equal(found[0]["net.body.norm1.running_mean"], found[1]["net.body.norm1.running_mean"])
+
+
+def test_recalibration_is_for_what_was_received() -> None:
+    """Nothing of the body travels, so its statistics are the client's own under every setting of `buffers`."""
+    model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
+    found = []
+    for buffers in ("aggregate", "local", "recalibrate"):
+        training = Training(lr=0.1, batch_size=5, buffers=buffers)  # type: ignore[arg-type]
+        executor = run(fedfcd(model=model, data=dataset(shape=(1, 8, 8)), training=training), 2)
+        received = executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",)))
+        found.append((received, states(executor)))
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
+
+
+def test_batch_norm_in_the_two_steps_and_in_the_opening() -> None:
+    """Each of the two steps on a batch passes through the body in training mode; class means do not."""
+    model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
+    w = fedfcd(model=model, data=dataset(shape=(1, 8, 8)), sizes=(12, 12), training=Training(lr=0.1, batch_size=4))
+    executor = w.inline()
+    opened = executor.open(range(2))
+    (ups,) = (executor.uplinks(handle) for handle in opened.uplinks)
+    module, own = w.recipe.build().eval(), executor.host.shards[0].train
+    with torch.no_grad():
+        z = module.net.body(own.batch(slice(None))[0]).flatten(1)
+    means = ups[0].prototypes
+    assert means is not None
+    for j in own.y.unique().tolist():
+        torch.testing.assert_close(means.means[j], z[own.y == j].mean(0))
+    executor.fuse(opened)
+    rounds(executor, 1, 2)
+    counters = [v for k, v in states(executor)[0].items() if k.startswith("net.") and "num_batches" in k]
+    assert counters and all(int(v) == 2 * 3 for v in counters)
+
+
+def test_without_weight_a_diverged_client_stays_alone() -> None:
+    """0·NaN is NaN, but a term that is off is not there."""
+    w = fedfcd(lam=0.0, decision_fusion=False)
+    module = w.recipe.build()
+    module.receive(Message(prototypes=Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))))
+    terms = module.objective(w.inline().host.shards[0].train.batch(slice(0, 4)))
+    assert all(v.isfinite() for v in terms.values())
 
 
 def job(*overrides: str) -> Job:

@@ -16,7 +16,7 @@ from lightning_modules.losses import alignment
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.phases import Alternate, Phase
 from lightning_modules.training import Training
-from pflsim.fusion.head import labelled, train_head
+from pflsim.fusion.head import labelled, passes, train_head
 from pflsim.fusion.prototypes import keep_missing
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
@@ -240,6 +240,9 @@ def test_global_head(epochs: int, size: int) -> None:
                 p = softmax(z[rows] @ weight.T + bias)
                 p[np.arange(len(rows)), y[rows]] -= 1
                 weight, bias = weight - LR * p.T @ z[rows] / len(rows), bias - LR * p.mean(0)
+        order = torch_generator(0, "global_head", round_number=fusion)
+        drawn = [torch.randperm(6, generator=order).tolist() for _ in range(epochs)]
+        assert rule.numbers(state)["order"].tolist() == drawn, "the trace says in which order the head was trained"
         down = rule.downlink(state, 2)
         assert down.prototypes is None
         np.testing.assert_allclose(down.weights[GLOBAL[0]].numpy(), weight, rtol=1e-10)
@@ -258,8 +261,8 @@ def test_a_head_of_layers_and_buffers_is_trained_on_a_copy() -> None:
     before = {k: v.clone() for k, v in given.items()}
     own = {k: v.clone() for k, v in head.state_dict().items()}
     z, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    settings: dict[str, Any] = {"lr": 0.2, "epochs": 2, "batch_size": 3}
-    found = train_head(head, given, z, y, generator=torch_generator(0, "x"), **settings)
+    settings: dict[str, Any] = {"lr": 0.2, "orders": passes(5, 2, torch_generator(0, "x")), "batch_size": 3}
+    found = train_head(head, given, z, y, **settings)
     assert all(torch.equal(given[k], before[k]) for k in given)
     assert all(torch.equal(v, own[k]) for k, v in head.state_dict().items())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import World, rounds, same, states, world
@@ -200,6 +201,43 @@ def test_returning_clients_are_mixed_with_their_last_upload() -> None:
     zeta = executor.server_numbers()["zeta/net.body.fc1"]
     absent = [i for i in range(4) if i not in reported]
     assert torch.equal(zeta[absent][:, absent], torch.eye(2, dtype=torch.float64))
+
+
+def test_absent_clients_count_with_their_last_upload() -> None:
+    """Three rounds with partial participation; ζ, mixtures and mean by NumPy from the uploads collected by hand."""
+    w = pfedcfr(r=1)
+    executor, last = w.inline(), dict[int, Any]()
+    mixed, common = ("net.body.fc1.weight", "net.body.fc1.bias"), ("net.head.weight", "net.head.bias")
+    for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
+        trained = executor.train(t, executor.send(cohort))
+        for up in (up for handle in trained.uplinks for up in executor.uplinks(handle)):
+            last[up.client] = {key: value.numpy().astype(np.float64) for key, value in up.weights.items()}
+        executor.fuse(trained)
+        ids = sorted(last)
+        flat = {i: np.concatenate([last[i][key].ravel() for key in mixed]) for i in ids}
+        for client in ids:
+            zeta = {m: 100 / 1e3 * np.exp(-((flat[client] - flat[m]) ** 2).sum() / 1e3) for m in ids if m != client}
+            zeta[client] = 1 - sum(zeta.values())
+            found = executor.server_numbers()["zeta/net.body.fc1"][client]
+            np.testing.assert_allclose([float(found[m]) for m in ids], [zeta[m] for m in ids], rtol=1e-6)
+            down = w.rule.downlink(executor.server.state, client).weights
+            for key in mixed:
+                np.testing.assert_allclose(down[key], sum(zeta[m] * last[m][key] for m in ids), rtol=1e-5, atol=1e-7)
+            for key in common:
+                mean = sum(last[m][key] for m in ids) / len(ids)
+                np.testing.assert_allclose(down[key], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_nothing_to_mix_is_said() -> None:
+    """As one unit the model ends with the classifier, so "body" would be no unit at all."""
+    w = pfedcfr(r="body", unit="model")
+    with pytest.raises(SettingsError, match=r"method\.r=body with method\.unit=model"):
+        w.rule.init(w.federation)
+
+
+@pytest.mark.parametrize("client", [FedAMP, PFedCFR])
+def test_judged_by_the_personal_model_after_training(client: Any) -> None:
+    assert (client.judged_by, client.judged_phase) == ("personal", "trained")
 
 
 def test_the_server_changes_nothing_it_was_given() -> None:

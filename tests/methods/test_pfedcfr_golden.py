@@ -67,7 +67,9 @@ def test_server_fusion() -> None:
     w = world(client, rule, sizes=(5, 6, 7))
     rng = np.random.default_rng(5)
     sent = [{k: rng.normal(size=w.federation.initial[k].shape) for k in KEYS} for _ in range(3)]
-    uplinks = [Uplink({k: torch.from_numpy(v) for k, v in s.items()}, client=i) for i, s in enumerate(sent)]
+    uplinks = [
+        Uplink({k: torch.from_numpy(v) for k, v in s.items()}, client=i, num_examples=5 + i) for i, s in enumerate(sent)
+    ]  # eq. 12 is uniform, whatever the sizes
     state = rule.fuse(rule.init(w.federation), uplinks)
 
     zeta = np.zeros((3, 3))

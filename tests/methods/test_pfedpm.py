@@ -173,7 +173,7 @@ def test_the_first_round_knows_no_features() -> None:
     assert set(sent.down_bytes.values()) == {0}
     trained = executor.train(1, sent)
     for report in trained.reports:
-        assert report.losses["net/align"] == 0 == report.losses["relation/mse"] and report.losses["net/ce"] > 0
+        assert report.losses["net/align"] == 0 < report.losses["net/ce"] and "relation/mse" not in report.losses
     weights = [name for name, _ in executor.host.module.relation.named_parameters(prefix="relation")]
     for c, state in states(executor).items():
         assert all(torch.equal(state[k], before[c][k]) for k in weights) and len(weights) == 7
@@ -265,6 +265,57 @@ def test_the_relation_module_learns() -> None:
 # Models of several kinds --------------------------------------------------------------------------------------------
 
 DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", "momentum=0.5", "lr=0.01"]
+
+
+def test_before_there_are_features_the_head_decides_and_the_relation_module_rests() -> None:
+    """Scores of 0 would credit everyone with class 0; and weight decay or a norm layer would move the module."""
+    w = pfedpm(predict="relation", training=Training(lr=0.1, weight_decay=0.1, batch_size=4))
+    executor, heads = w.inline(), pfedpm(predict="decision", training=w.recipe.training).inline()
+    before = states(executor)
+    for e in (executor, heads):
+        run(e, [EVERYONE])
+    after = states(executor)
+    for client in EVERYONE:
+        relation = [key for key in before[client] if key.startswith("relation.")]
+        assert relation and all(torch.equal(before[client][key], after[client][key]) for key in relation)
+    judge = Judge("personal", "trained", EVERYONE, ("test",))
+    assert executor.evaluate(judge) == heads.evaluate(judge)
+    run(executor, [EVERYONE], first=2)
+    assert not same(
+        {0: before[0]}, {0: {**states(executor)[0], **{k: before[0][k] for k in before[0] if k[:4] == "net."}}}
+    )
+
+
+def test_a_diverged_client_stays_alone_where_others_have_no_say() -> None:
+    """0·NaN is NaN: with a=1, and with λ=0, global features that are not finite do not reach the net."""
+    common = Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))
+    for settings in ({"a": 1.0}, {"lam": 0.0}):
+        w = pfedpm(**settings)
+        module = w.recipe.build()
+        module.own_means.copy_(torch.rand(3, 5))
+        module.own_counts.copy_(torch.tensor([3, 2, 0]))
+        module.receive(Message(prototypes=common))
+        batch = w.inline().host.shards[0].train.batch(slice(0, 6))
+        total = torch.stack(list(module.objective(batch).values())).sum()
+        total.backward()
+        assert total.isfinite() and all(q.grad is None or q.grad.isfinite().all() for q in module.parameters())
+
+
+def test_one_pair_alone_is_scored() -> None:
+    """Batch normalisation of flat features has no variance to go by with one example and one class."""
+    module = pfedpm(predict="relation").recipe.build()
+    module.receive(Message(prototypes=Prototypes(torch.rand(3, 5), torch.tensor([0, 4, 0]))))
+    module.train()
+    terms = module.relation_loss((torch.rand(1, 1, 4, 4), torch.tensor([1])))
+    assert 0 < float(terms["mse"].detach()) < 1
+
+
+def test_defaults() -> None:
+    client = job("method=pfedpm").recipe.build()
+    assert (client.a, client.lam, client.distance, client.alternate, client.judged_module) == (
+        0.5, 1.0, "mse", "round", "decision",
+    )  # fmt: skip
+    assert job("method=r_pfedpm").recipe.build().judged_module == "relation"
 
 
 def job(*overrides: str) -> Any:

@@ -38,6 +38,8 @@ def settings_with(**changes: Any) -> Settings:
         {"placement__device": "cuda", "placement__gpus": 1},
         {"trace__rounds": [1, 20]},
         {"checkpoint__every": 0, "checkpoint__keep": 1},
+        {"names": {"experiment": "a", "quick": "a"}},
+        {"names": {"experiment": "a"}},
     ],
 )
 def test_what_is_right(changes: dict[str, Any]) -> None:
@@ -117,3 +119,9 @@ def test_runs_of_a_sweep_do_not_share_a_folder() -> None:
     check_sweep([settings_with(run_dir="a"), settings_with(run_dir="b")])
     with pytest.raises(SettingsError, match="run_dir=a is the folder of 2 runs"):
         check_sweep([settings_with(run_dir="a"), settings_with(), settings_with(run_dir="a")])
+
+
+def test_a_quick_form_belongs_to_its_experiment() -> None:
+    for names in ({"quick": "b"}, {"quick": "b", "experiment": "a"}):
+        with pytest.raises(SettingsError, match=r"\+quick=b .*\+experiment=b"):
+            check(settings_with(names=names))
