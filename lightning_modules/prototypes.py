@@ -1,14 +1,18 @@
-"""Class means of features."""
+"""Class means of features, and prediction by the nearest of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pflsim.data.federated import Examples
 from pflsim.messages import Prototypes
+
+FAR = 100.0
+"""How much farther than the farthest prototype a class without one is taken to be."""
 
 
 def class_means(
@@ -40,3 +44,21 @@ def class_means(
     sums.index_add_(0, examples.y, stack.double())
     means = sums / counts.clamp(min=1)[:, None]
     return Prototypes(means.to(stack.dtype).cpu(), counts.cpu())
+
+
+def nearest_scores(features: Float[Tensor, "B D"], means: Float[Tensor, "C D"], held: Bool[Tensor, " C"]) -> Tensor:
+    """−‖z − C̄_j‖₂ for every class, so that the nearest prototype scores best (FedProto eq. 4).
+
+    Args:
+        features: z.
+        means: C̄, one prototype per class.
+        held: which classes have a prototype. The others score `FAR` less than the farthest of those: never best, but
+            finite, since losses are summed over them. With none at all, every class scores the same.
+
+    Returns:
+        Scores [B, C].
+    """
+    # not by a matrix product, which loses the small distances to rounding
+    distances = torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+    farthest = (distances * held).amax(1, keepdim=True)
+    return -torch.where(held, distances, farthest + FAR)

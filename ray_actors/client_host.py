@@ -171,7 +171,7 @@ class ClientHost:
     def _receive(self, own: Shard, downlink: Message) -> None:
         self.module.receive(_message_on(downlink, self.device))
         self.module.adopt(own)
-        if any(name.startswith("net.") for name in downlink.weights):  # a head beside the net moves no statistics
+        if any(name.startswith("net.body.") for name in downlink.weights):  # a head alone moves no statistics
             self._recalibrate(own)
 
     def _recalibrate(self, own: Shard) -> None:

@@ -44,6 +44,6 @@ class FedAvg(ServerRule[State]):
         sent = [u.weights for u in uplinks]
         return State({key: weighted_mean(stack(sent, key), examples) for key in state.weights})
 
-    def global_weights(self, state: State) -> Tensors:
+    def global_weights(self, state: State) -> Tensors | None:
         """The server's model."""
         return state.weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,6 @@ from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 from pflsim.validate import positive
-
-PREFIX = "global_head."
-"""Where the global head is in a client's module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,9 @@ class FedFCD(ServerRule[State]):
         ablation has no use for is not sent, either way. The head takes flat features: class means have no other shape.
     """
 
+    prefix: ClassVar[str] = "global_head."
+    """Where the global head is in a client's module."""
+
     def __init__(
         self,
         *,
@@ -81,7 +82,7 @@ class FedFCD(ServerRule[State]):
 
     def init(self, federation: Federation) -> State:
         """The initial head, and no global means yet."""
-        head = {key: value for key, value in federation.initial.items() if key.startswith(PREFIX)}
+        head = {key: value for key, value in federation.initial.items() if key.startswith(self.prefix)}
         if self.decision_fusion:
             self.architecture = deepcopy(federation.head)
             check_head(self.architecture, federation.feature_width, federation.num_classes)
@@ -110,7 +111,7 @@ class FedFCD(ServerRule[State]):
 
     def numbers(self, state: State) -> Tensors:
         """`gfr` [C, D] with `gfr_counts` [C], φ_g as `head/<name>`, and the `order` [passes, P] it was trained in."""
-        found: dict[str, Tensor] = {f"head/{key.removeprefix(PREFIX)}": value for key, value in state.head.items()}
+        found: dict[str, Tensor] = {f"head/{key.removeprefix(self.prefix)}": value for key, value in state.head.items()}
         if state.orders.numel():
             found["order"] = state.orders
         if state.means is not None:
@@ -118,9 +119,9 @@ class FedFCD(ServerRule[State]):
         return found
 
     def _trained(self, net: nn.Module, head: Tensors, sent: Sequence[Prototypes], orders: Tensor) -> Tensors:
-        own = {key.removeprefix(PREFIX): value for key, value in head.items()}
+        own = {key.removeprefix(self.prefix): value for key, value in head.items()}
         trained = train_head(net, own, *labelled(sent), lr=self.lr, orders=orders, batch_size=self.batch)
-        return {PREFIX + name: value for name, value in trained.items()}
+        return {self.prefix + name: value for name, value in trained.items()}
 
 
 def check_head(head: nn.Module | None, width: int, classes: int) -> None:

@@ -1,0 +1,16 @@
+"""The server of GPFL: the mean of body, valve and embeddings."""
+
+from __future__ import annotations
+
+from pflsim.servers.fedavg import FedAvg, State
+
+
+class GPFL(FedAvg):
+    """FedAvg's server (Zhang et al. 2023, Algorithm 1, lines 15 to 18), which has no model for all to offer.
+
+    The head and the condition of the path that decides are the clients' own.
+    """
+
+    def global_weights(self, state: State) -> None:
+        """None."""
+        del state

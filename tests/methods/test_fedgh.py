@@ -1,0 +1,271 @@
+"""FedGH: its equations by NumPy in float64, and what must hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, dataset, dropout_mlp, rounds, same, states, world
+from torch import nn
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.loop import train
+from lightning_modules.methods.fedgh import FedGH
+from lightning_modules.methods.local import Local
+from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.net import Net
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Prototypes, Uplink
+from pflsim.seeding import torch_generator
+from pflsim.servers.fedgh import FedGH as Server
+from pflsim.servers.local import Local as LocalServer
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import Job, prepare
+
+HEAD = ("net.head.weight", "net.head.bias")
+EVERYONE = (0, 1, 2, 3)
+
+
+def fedgh(server: Mapping[str, Any] | None = None, **extra: Any) -> World:
+    return world(FedGH, Server(**(server or {})), **extra)
+
+
+def run(w: World, cohorts: Sequence[Sequence[int]]) -> InlineExecutor:
+    executor = w.inline()
+    for t, cohort in enumerate(cohorts, start=1):
+        executor.fuse(executor.train(t, executor.send(cohort)))
+    return executor
+
+
+def head(executor: InlineExecutor) -> Mapping[str, torch.Tensor]:
+    """The server's head."""
+    return executor.server.downlinks([0])[0].weights
+
+
+# Equations --------------------------------------------------------------------------------------------------------
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 1), (1, 4), (3, 10)])
+def test_the_server_trains_its_head_on_the_class_means(epochs: int, size: int) -> None:
+    """θ ← θ − η·∇ℓ(θ; C_ij, j) over all pairs that were sent, for three rounds of real clients."""
+    lr = 0.4
+    w = fedgh({"server_lr": lr, "server_epochs": epochs, "server_batch": size}, sizes=(12, 2, 1, 9))
+    executor = w.inline()
+    weight, bias = (w.federation.initial[k].double().numpy() for k in HEAD)
+    for t in (1, 2, 3):
+        trained = executor.train(t, executor.send(range(4)))
+        ups = executor.uplinks(trained.uplinks[0])
+        executor.fuse(trained)
+        pairs = []
+        for up in ups:
+            own, state = executor.host.shards[up.client].train, states(executor)[up.client]
+            x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
+            hidden = x @ state["net.body.fc1.weight"].double().numpy().T + state["net.body.fc1.bias"].double().numpy()
+            pairs += [(np.maximum(hidden, 0)[y == j].mean(0), j) for j in range(3) if (y == j).any()]
+        assert len(pairs) == 3 + 2 + 1 + 3
+        z, y = np.stack([m for m, _ in pairs]), np.array([j for _, j in pairs])
+        order = torch_generator(0, "global_head", round_number=t - 1)
+        for _ in range(epochs):
+            turn = torch.randperm(len(y), generator=order).numpy()
+            for start in range(0, len(y), size):
+                rows = turn[start : start + size]
+                p = softmax(z[rows] @ weight.T + bias)
+                p[np.arange(len(rows)), y[rows]] -= 1
+                weight, bias = weight - lr * p.T @ z[rows] / len(rows), bias - lr * p.mean(0)
+        np.testing.assert_allclose(head(executor)[HEAD[0]].numpy(), weight, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(head(executor)[HEAD[1]].numpy(), bias, rtol=1e-4, atol=1e-5)
+
+
+# Must hold --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"model": dropout_mlp},
+        {"model": partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")},
+    ],
+)
+def test_the_first_round_is_local(extra: dict[str, Any]) -> None:
+    """Before round 1 the server's head is the common initial one: to the bit; in round 2 it no longer is."""
+    w = fedgh(**extra)
+    alone = replace(w, recipe=replace(w.recipe, client=Local), rule=LocalServer())
+    assert same(states(run(w, [EVERYONE])), states(run(alone, [EVERYONE])))
+    assert not same(states(run(w, [EVERYONE] * 2)), states(run(alone, [EVERYONE] * 2)))
+
+
+def test_clients_that_start_differently_share_the_first_head() -> None:
+    w = fedgh(init="per_client")
+    found = states(w.inline())
+    assert all(torch.equal(s[k], w.federation.initial[k]) for s in found.values() for k in HEAD)
+    assert not torch.equal(found[0]["net.body.fc1.weight"], found[1]["net.body.fc1.weight"])
+
+
+def test_a_round_is_full_local_training_under_the_servers_head() -> None:
+    """The client's own body, the received head, then everything moves."""
+    w = fedgh()
+    executor = run(w, [EVERYONE])
+    before, received = states(executor)[2], dict(head(executor))
+    assert not torch.equal(before[HEAD[0]], received[HEAD[0]])
+    module = w.recipe.build()
+    module.load_state_dict({**before, **received})
+    module.round_number = 2
+    train(module, executor.host.shards[2].train, torch_generator(0, "batches", 2, 2))
+    executor.train(2, executor.send(range(4)))
+    after = states(executor)[2]
+    assert all(torch.equal(after[k], v) for k, v in module.state_dict().items())
+    assert all(not torch.equal(after[k], v) for k, v in {**before, **received}.items())
+
+
+def memory(tensors: Mapping[str, torch.Tensor]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors.values()}
+
+
+def test_the_servers_head_is_nobodys_own() -> None:
+    """It shares no memory with a client's tensors, and what a client does to its head leaves it alone."""
+    w = fedgh()
+    initial = {k: v.clone() for k, v in w.federation.initial.items()}
+    executor = w.inline()
+    for t in (1, 2):
+        sent = executor.send(range(4))
+        mine = {k: v.clone() for k, v in head(executor).items()}
+        trained = executor.train(t, sent)
+        assert all(torch.equal(head(executor)[k], v) for k, v in mine.items()), "clients have trained their heads"
+        executor.fuse(trained)
+        server, module = memory(head(executor)), executor.host.module
+        assert not server & memory(module.state_dict(keep_vars=True))
+        assert not any(server & memory(s) for s in executor.host.states.values())
+        assert not any(server & memory(up.weights) for up in executor.uplinks(trained.uplinks[0]))
+        mine = {k: v.clone() for k, v in head(executor).items()}
+        for state in executor.host.states.values():
+            for key in HEAD:
+                state[key].add_(1)
+        assert all(torch.equal(head(executor)[k], v) for k, v in mine.items())
+    assert all(torch.equal(w.federation.initial[k], v) for k, v in initial.items())
+    pairs = [s[HEAD[0]] for s in states(executor).values()]
+    assert not any(torch.equal(p, head(executor)[HEAD[0]]) for p in pairs)
+
+
+def test_the_head_goes_down_and_class_means_go_up() -> None:
+    """Down: the head, (5·3 + 3)·4 bytes; up: (classes held)·(D+1)·4."""
+    w = fedgh(sizes=(12, 2, 1))
+    executor = w.inline()
+    assert not w.rule.opening
+    for t in (1, 2):
+        sent = executor.send(range(3))
+        messages = [executor.downlink(sent.downlinks[c]) for c in range(3)]
+        assert all(set(m.weights) == set(HEAD) and m.weights is messages[0].weights for m in messages)
+        assert all(m.prototypes is None and not m.extra and not m.numbers for m in messages)
+        assert set(sent.down_bytes.values()) == {(3 * 5 + 3) * 4}
+        trained = executor.train(t, sent)
+        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+        assert all(not up.weights and not up.extra and not up.numbers for up in ups)
+        assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
+        executor.fuse(trained)
+    assert executor.evaluate(Judge("global", "received", (0,), ("test",))) == []
+
+
+def test_absent_clients_and_classes() -> None:
+    """Absent clients keep body and head; a class that nobody holds does no harm; without uplinks the head stays."""
+    data = dataset()
+    rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
+    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
+    executor = run(replace(fedgh(), partition=part), [EVERYONE])
+    before = states(executor)
+    executor.fuse(executor.train(2, executor.send([1])))
+    after = states(executor)
+    assert all(same({0: before[c]}, {0: after[c]}) == (c != 1) for c in EVERYONE)
+    assert all(v.isfinite().all() for s in after.values() for v in s.values())
+    state = executor.server.state
+    assert executor.server.rule.fuse(state, []).head is state.head
+
+
+def test_a_fusion_changes_nothing_it_was_given() -> None:
+    w = fedgh({"server_lr": 1.0})
+    sent = [Uplink(prototypes=Prototypes(torch.eye(3, 5) + i, torch.tensor([1, 1, 1])), client=i) for i in range(4)]
+    state = w.rule.init(w.federation)
+    before = {k: v.clone() for k, v in state.head.items()}
+    one, two = w.rule.fuse(state, sent), w.rule.fuse(state, sent)
+    assert all(torch.equal(one.head[k], two.head[k]) for k in HEAD)
+    assert all(torch.equal(state.head[k], v) for k, v in before.items())
+    others = [w.rule.init(replace(w.federation, seed=1)), replace(state, fusions=1)]
+    assert all(not torch.equal(w.rule.fuse(s, sent).head[HEAD[0]], one.head[HEAD[0]]) for s in others), "the order"
+
+
+# Models -----------------------------------------------------------------------------------------------------------
+
+
+class NormedHead(Net):
+    """A head with running statistics."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        body = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.ReLU())
+        super().__init__(body, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, classes)), (5,), classes)
+
+
+def test_running_statistics_in_a_head_stay_with_the_client() -> None:
+    executor = run(fedgh(model=NormedHead), [EVERYONE] * 2)
+    assert not any("running" in key for key in head(executor)) and "net.head.0.weight" in head(executor)
+    found = [s["net.head.0.running_mean"] for s in states(executor).values()]
+    executor.train(3, executor.send([0]))
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(states(executor)[0]["net.head.0.running_mean"], found[0])
+
+
+class Pooled(Net):
+    """A head that needs maps."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int):
+        top = nn.Sequential(nn.Conv2d(2, classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(nn.Conv2d(shape[0], 2, 1), top, (2, *shape[1:]), classes)
+
+
+def test_feature_maps() -> None:
+    """Maps are flattened for the class means; a head that cannot take flat ones is refused."""
+    executor = run(fedgh(model=partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1)), [EVERYONE] * 2)
+    assert set(head(executor)) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
+    with pytest.raises(SettingsError, match=r"class means, which are flat.*\[n, 32\]"):
+        fedgh(model=Pooled).inline()
+
+
+def job(*overrides: str) -> Job:
+    small = ["method=fedgh", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
+    with composing([CONFIGS]):
+        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+
+
+def test_different_bodies_work_together() -> None:
+    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
+    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor.start()
+    rounds(executor, 2, 4)
+    found = states(executor)
+    assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2
+    with pytest.raises(SettingsError, match="client 1"):
+        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
+
+
+@pytest.mark.parametrize("setting", ["server_lr", "server_epochs", "server_batch"])
+def test_settings_out_of_range(setting: str) -> None:
+    with pytest.raises(SettingsError, match=f"method.{setting}="):
+        job(f"method.{setting}=0")
+
+
+def test_defaults_are_the_papers() -> None:
+    rule = job().rule
+    assert isinstance(rule, Server)
+    assert (rule.lr, rule.epochs, rule.batch, rule.opening) == (0.01, 1, 1, False)
+    assert FedGH.judged_by == "personal" and FedGH.judged_phase == "trained"

@@ -1,0 +1,305 @@
+"""GPFL: its equations by NumPy in float64, and what must hold of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, dataset, states, world
+
+from launch import CONFIGS, composed, composing, plain
+from lightning_modules.methods.gpfl import GPFL
+from lightning_modules.nets.cnn import MapCnn
+from lightning_modules.nets.valve import ConditionalValve
+from lightning_modules.training import Training
+from pflsim.data.federated import Examples, Partition, Shard
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Message
+from pflsim.servers.gpfl import GPFL as Server
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import Job, prepare
+
+LR, LAM, MU = 0.2, 0.7, 0.3
+LABELS = np.array([0, 2, 2, 0, 1, 0, 0, 2])
+EVERYONE = (0, 1, 2, 3)
+
+
+def gpfl(*, extra: dict[str, Any] | None = None, **settings: Any) -> World:
+    return world(partial(GPFL, **settings), Server(), **(extra or {}))
+
+
+def run(w: World, cohorts: Sequence[Sequence[int]]) -> InlineExecutor:
+    executor = w.inline()
+    for t, cohort in enumerate(cohorts, start=1):
+        executor.fuse(executor.train(t, executor.send(cohort)))
+    return executor
+
+
+def shard_of(labels: np.ndarray) -> Shard:
+    none = Examples(torch.zeros(0, 1, 4, 4), torch.zeros(0, dtype=torch.int64))
+    own = Examples(torch.zeros(len(labels), 1, 4, 4), torch.from_numpy(labels))
+    return Shard(0, 3, own, none, none)
+
+
+# Equations --------------------------------------------------------------------------------------------------------
+
+
+def valve_by_hand(w: dict[str, np.ndarray], features: np.ndarray, condition: np.ndarray) -> np.ndarray:
+    """ReLU((γ+1)·f + β), γ and β by layer normalisation of ReLU of a linear layer (eqs. 3, 4)."""
+
+    def generated(name: str) -> np.ndarray:
+        hidden = np.maximum(w[f"valve.{name}.0.weight"] @ condition + w[f"valve.{name}.0.bias"], 0)
+        normed = (hidden - hidden.mean()) / np.sqrt(hidden.var() + 1e-5)
+        return w[f"valve.{name}.2.weight"] * normed + w[f"valve.{name}.2.bias"]
+
+    return np.maximum((generated("gamma") + 1) * features + generated("beta"), 0)
+
+
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    shifted = scores - scores.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def terms_by_hand(
+    w: dict[str, np.ndarray], fixed: np.ndarray, x: np.ndarray, y: np.ndarray
+) -> dict[str, tuple[float, np.ndarray]]:
+    """All terms of eq. 11, with the scores behind them; Ĉ and the client's shares of LABELS are fixed."""
+    shares = np.array([(j == LABELS).mean() for j in range(3)])
+    g, p = sum(fixed) / 3, sum(s * e for s, e in zip(shares, fixed, strict=True))
+    f = np.maximum(x @ w["net.body.fc1.weight"].T + w["net.body.fc1.bias"], 0)
+    guided, personal = valve_by_hand(w, f, g), valve_by_hand(w, f, p)
+    logits = personal @ w["net.head.weight"].T + w["net.head.bias"]
+    c = w["embeddings.weight"]
+    cosine = np.array([[a @ e / np.sqrt((a @ a) * (e @ e)) for e in c] for a in guided])
+    distance = np.array([np.sqrt(((a - fixed[j]) ** 2).sum()) for a, j in zip(guided, y, strict=True)])
+    squares = sum((v**2).sum() for k, v in w.items() if k.startswith(("valve.", "embeddings.")))
+    rows = np.arange(len(y))
+    return {
+        "ce": (-log_softmax(logits)[rows, y].mean(), logits),
+        "angle": (-log_softmax(cosine)[rows, y].mean(), cosine),
+        "magnitude": (LAM * distance.mean(), distance),
+        "decay": (MU / 2 * squares, squares),
+    }
+
+
+def client() -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
+    """A client with random values that has received embeddings and adopted them, and the same by hand."""
+    w = gpfl(lam=LAM, mu=MU, extra={"training": Training(lr=LR, batch_size=8)})
+    module = w.recipe.build().double()
+    rng = np.random.default_rng(11)
+    weights = {k: rng.normal(0, 0.6, size=tuple(v.shape)) for k, v in module.named_parameters()}
+    module.receive(Message(weights={k: torch.from_numpy(v) for k, v in weights.items()}))
+    module.adopt(shard_of(LABELS))
+    return module, weights, weights["embeddings.weight"].copy()
+
+
+def test_objective_and_steps_by_hand() -> None:
+    """Every term, and three steps along the gradient of their sum, by central differences of the NumPy terms."""
+    module, weights, fixed = client()
+    (phase,) = module.schedule()
+    step = module.step_of(phase)
+    assert {id(p) for p in step.parameters} == {id(p) for p in module.parameters()}, "all at once"
+    rng = np.random.default_rng(1)
+    for turn in range(3):
+        x, y = rng.random((8, 16)), np.roll(LABELS, turn)
+        batch = torch.from_numpy(x.reshape(8, 1, 4, 4)), torch.from_numpy(y)
+        expected = terms_by_hand(weights, fixed, x, y)
+        np.testing.assert_allclose(module.predict(batch[0]).detach().numpy(), expected["ce"][1], rtol=1e-9)
+        found = module.optimise(batch, step)
+        assert set(found) == set(expected)
+        for name, (value, _) in expected.items():
+            assert math.isclose(float(found[name]), float(value), rel_tol=1e-10), name
+        gradient = {k: np.zeros_like(v) for k, v in weights.items()}
+        for key, value in weights.items():
+            for place in np.ndindex(value.shape):
+                ends = []
+                for h in (1e-6, -1e-6):
+                    moved = value.copy()
+                    moved[place] += h
+                    ends.append(sum(v for v, _ in terms_by_hand({**weights, key: moved}, fixed, x, y).values()))
+                gradient[key][place] = (ends[0] - ends[1]) / 2e-6
+        weights = {k: v - LR * gradient[k] for k, v in weights.items()}
+        for key, value in weights.items():
+            got = module.get_parameter(key).detach().numpy()
+            np.testing.assert_allclose(got, value, rtol=1e-6, atol=2e-8, err_msg=key)
+            weights[key] = got.copy()  # no error of the differences is carried on
+
+
+def test_embeddings_learn_by_the_angle_alone() -> None:
+    """Ĉ, g and p are fixed (below eq. 8): without decay the gradient of C is the angle term's."""
+    module, _, fixed = client()
+    batch = torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.from_numpy(LABELS)
+    terms = module.objective(batch)
+    c = module.embeddings.weight
+    for name in ("ce", "magnitude"):
+        (found,) = torch.autograd.grad(terms[name], [c], retain_graph=True, allow_unused=True)
+        assert found is None, name
+    (angle,) = torch.autograd.grad(terms["angle"], [c], retain_graph=True)
+    (decay,) = torch.autograd.grad(terms["decay"], [c], retain_graph=True)
+    assert float(angle.abs().sum()) > 0
+    torch.testing.assert_close(decay, MU * c.detach())
+    held = {k: v.clone() for k, v in module.fixed.named_buffers()}
+    personal = module.personal.clone()
+    step = module.step_of(module.schedule()[0])
+    for _ in range(3):
+        module.optimise(batch, step)
+    assert not torch.equal(c.detach(), torch.from_numpy(fixed)), "C has moved"
+    assert all(torch.equal(held[k], v) for k, v in module.fixed.named_buffers())
+    assert torch.equal(module.personal, personal)
+    np.testing.assert_array_equal(held["embeddings"].numpy(), fixed)
+
+
+def test_valve() -> None:
+    torch.manual_seed(0)
+    valve = ConditionalValve(4).double()
+    w = {f"valve.{k}": v.detach().numpy() for k, v in valve.named_parameters()}
+    rng = np.random.default_rng(0)
+    f, c = rng.normal(size=(6, 4)), rng.normal(size=4)
+    found = valve(torch.from_numpy(f), torch.from_numpy(c)).detach().numpy()
+    np.testing.assert_allclose(found, valve_by_hand(w, f, c), rtol=1e-10, atol=1e-12)
+
+
+# The conditions ---------------------------------------------------------------------------------------------------
+
+
+def test_conditions_are_made_of_the_new_embeddings() -> None:
+    """Not of those the client had before it received (eqs. 5 to 7, Algorithm 1, lines 6 to 8)."""
+    module = gpfl().recipe.build()
+    rng = np.random.default_rng(2)
+    for labels in (LABELS, np.array([1])):
+        new = rng.normal(size=(3, 5)).astype(np.float32)
+        module.receive(Message(weights={"embeddings.weight": torch.from_numpy(new)}))
+        module.adopt(shard_of(labels))
+        shares = np.bincount(labels, minlength=3) / len(labels)
+        np.testing.assert_allclose(module.personal.numpy(), shares @ new, rtol=1e-5, atol=1e-6)
+        held = dict(module.fixed.named_buffers())  # type: ignore[union-attr]
+        np.testing.assert_allclose(held["condition"].numpy(), new.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(held["embeddings"].numpy(), new)
+
+
+def test_conditions_of_a_run() -> None:
+    """In every round those of that round's downlink, which differ; and when judged as received, the newest."""
+    w = gpfl()
+    executor = w.inline()
+    seen = []
+    for t in (1, 2, 3):
+        sent = executor.send(range(4))
+        new = executor.downlink(sent.downlinks[0]).weights["embeddings.weight"].clone()
+        executor.fuse(executor.train(t, sent))
+        for c, state in states(executor).items():
+            y = executor.host.shards[c].train.y
+            shares = torch.bincount(y, minlength=3).double() / len(y)
+            torch.testing.assert_close(state["personal"].double(), shares @ new.double(), rtol=1e-5, atol=1e-6)
+        seen.append(states(executor)[1]["personal"])
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+    module, own = w.recipe.build(), executor.host.shards[1]
+    module.load_state_dict({**states(executor)[1], **executor.server.downlinks([1])[1].weights})
+    embeddings = module.get_parameter("embeddings.weight").detach()
+    module.personal.copy_(torch.bincount(own.train.y, minlength=3) / len(own.train) @ embeddings)  # type: ignore
+    inputs, labels = own.test.batch(slice(None))
+    expected = torch.nn.functional.cross_entropy(module.eval().predict(inputs), labels, reduction="sum")
+    (row,) = executor.evaluate(Judge("personal", "received", (1,), ("test",)))
+    assert row.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+def test_with_all_classes_alike_both_paths_are_one() -> None:
+    """p = g for a client whose classes are balanced, as p is a weighted mean."""
+    module, _, _ = client()
+    module.adopt(shard_of(np.array([0, 1, 2, 2, 1, 0])))
+    held = dict(module.fixed.named_buffers())
+    torch.testing.assert_close(module.personal, held["condition"])
+    module.adopt(shard_of(LABELS))
+    assert not torch.allclose(module.personal, held["condition"])
+
+
+# What travels -----------------------------------------------------------------------------------------------------
+
+
+def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
+    """Algorithm 1, lines 14 to 18, by NumPy; heads and conditions differ between clients."""
+    w = gpfl()
+    executor = w.inline()
+    sent = executor.send(range(4))
+    keys = set(executor.downlink(sent.downlinks[0]).weights)
+    assert keys == {k for k, _ in w.recipe.build().named_parameters() if not k.startswith("net.head")}
+    assert {k.partition(".")[0] for k in keys} == {"net", "valve", "embeddings"}
+    trained = executor.train(1, sent)
+    ups = executor.uplinks(trained.uplinks[0])
+    executor.fuse(trained)
+    n = np.array([12, 7, 20, 9])
+    for key, value in executor.server.downlinks([0])[0].weights.items():
+        sent_up = np.stack([up.weights[key].double().numpy() for up in ups])
+        np.testing.assert_allclose(value.numpy(), np.einsum("k,k...->...", n / n.sum(), sent_up), rtol=1e-5, atol=1e-7)
+    found = states(executor)
+    for key in ("net.head.weight", "personal"):
+        assert not torch.equal(found[0][key], found[1][key])
+    before = found[2]["net.head.weight"]
+    executor.host._wake(2, 2)
+    executor.host._receive(executor.host.shards[2], executor.server.downlinks([2])[2])
+    assert torch.equal(executor.host.module.get_parameter("net.head.weight").detach(), before)
+
+
+def test_there_is_no_model_for_all() -> None:
+    """Head and condition are the clients' own, so there is nothing that could be judged as one."""
+    executor = run(gpfl(), [EVERYONE])
+    assert executor.server.global_message() is None
+    assert executor.evaluate(Judge("global", "received", EVERYONE, ("test",))) == []
+
+
+def test_everything_moves_and_weights_of_zero_are_off() -> None:
+    w = gpfl()
+    before, after = states(w.inline())[0], states(run(w, [EVERYONE]))[0]
+    assert all(not torch.equal(before[k], after[k]) for k in before)
+    module = gpfl(lam=0.0, mu=0.0).recipe.build()
+    module.adopt(shard_of(LABELS))
+    terms = module.objective((torch.rand(8, 1, 4, 4), torch.from_numpy(LABELS)))
+    assert float(terms["magnitude"].detach()) == float(terms["decay"].detach()) == 0
+
+
+def test_few_examples_and_classes() -> None:
+    """A class that nobody holds, clients of one class, of one example, and one that never takes part."""
+    data = dataset()
+    rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
+    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
+    executor = run(replace(gpfl(), partition=part), [(0, 1), (0, 2), (1, 2)])
+    assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
+    for phase in ("trained", "received"):
+        found = executor.evaluate(Judge("personal", phase, EVERYONE, ("test",)))  # type: ignore[arg-type]
+        assert len(found) == 4 and all(math.isfinite(row.loss) for row in found)
+
+
+def test_feature_maps() -> None:
+    """Maps are flattened for the valve and get their shape back for the head."""
+    model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
+    executor = run(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [EVERYONE] * 2)
+    module = executor.host.module
+    assert module.get_parameter("embeddings.weight").shape == (3, math.prod(module.net.feature_shape))
+    assert module.net.feature_shape == (3, 2, 2)
+
+
+# Settings ---------------------------------------------------------------------------------------------------------
+
+
+def job(*overrides: str) -> Job:
+    small = ["method=gpfl", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
+    with composing([CONFIGS]):
+        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+
+
+def test_settings() -> None:
+    found = job().recipe.build()
+    assert isinstance(found, GPFL) and (found.lam, found.mu) == (0.01, 0.1)
+    assert (GPFL.judged_by, GPFL.judged_phase) == ("personal", "trained")
+    for name in ("lam", "mu"):
+        with pytest.raises(SettingsError, match=f"method.{name}="):
+            job(f"method.{name}=-1")
+    with pytest.raises(SettingsError, match=r"gpfl fuses net.body.*client 1"):
+        job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
