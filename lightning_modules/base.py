@@ -53,8 +53,8 @@ class ClientModule(LightningModule):
         training: the run's local training settings.
     """
 
-    shared: ClassVar[Selector] = NET
-    """Which parameters and buffers the server hears of."""
+    shared: Selector = NET
+    """Which parameters and buffers the server hears of; set in `__init__` where a setting decides it."""
     judged_by: ClassVar[Literal["personal", "global"]] = "personal"
     """The model the method's paper reports: each client's own, or the server's."""
     judged_phase: ClassVar[Literal["trained", "received"]] = "trained"
@@ -103,6 +103,10 @@ class ClientModule(LightningModule):
         """Scores [B, C] of the model this client is judged by."""
         return self.net(inputs)
 
+    def predict_global(self, inputs: Tensor) -> Tensor:
+        """Scores [B, C] of the server's model, whose values are loaded; for methods whose `predict` is of another."""
+        return self.predict(inputs)
+
     def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
         """Leave the gradient of a step in `.grad` of the parameters and return the loss terms for the log.
 
@@ -138,11 +142,11 @@ class ClientModule(LightningModule):
                 part.clear()
 
     def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
-        """Measure the running statistics of batch normalisation anew, in one pass over the training examples."""
+        """Measure the net's running statistics of batch normalisation anew, in one pass over the training examples."""
         n = len(examples)
         passes = -(-n // batch_size)
         if n:  # every so-many-th row: batches of one size, as each counts the same, and of all classes
-            update_bn((examples.batch(torch.arange(first, n, passes)) for first in range(passes)), self)
+            update_bn((examples.batch(torch.arange(first, n, passes)) for first in range(passes)), self.net)
 
     @property
     def smallest_batch(self) -> int:

@@ -1,4 +1,4 @@
-"""Who takes part in which round."""
+"""What a run draws for a round: who takes part, and coins that are common to all."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def cohort(seed: int, round_number: int, clients: int, fraction: float) -> tuple
         return tuple(range(clients))
     drawn = numpy_generator(seed, "cohort", round_number=round_number).choice(clients, size=size, replace=False)
     return tuple(sorted(int(i) for i in drawn))
+
+
+def coin(seed: int, round_number: int, p: float) -> bool:
+    """A round's coin, true with probability p: the same for the server and all clients, without a message."""
+    return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)

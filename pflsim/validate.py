@@ -27,3 +27,25 @@ def non_negative(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise SettingsError(f"{name}={value} must be a finite number of at least 0")
     return value
+
+
+def chance(name: str, value: float) -> float:
+    """Return value.
+
+    Raises:
+        SettingsError: it is not a probability of at least 0 and below 1.
+    """
+    if not 0 <= value < 1:
+        raise SettingsError(f"{name}={value} must be a probability of at least 0 and below 1")
+    return value
+
+
+def at_least_one(name: str, value: int) -> int:
+    """Return value.
+
+    Raises:
+        SettingsError: it is not a whole number of at least 1.
+    """
+    if value < 1:
+        raise SettingsError(f"{name}={value} must be a whole number of at least 1")
+    return value

@@ -148,11 +148,12 @@ class ClientHost:
 
     def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
         examples = self.shards[client].split(split)
+        predict = self.module.predict_global if judge.model == "global" else self.module.predict
         correct, loss = 0, 0.0
         with torch.inference_mode():
             for index in torch.arange(len(examples)).split(self.recipe.eval_batch_size):
                 inputs, labels = examples.batch(index)
-                scores = self.module.predict(inputs)
+                scores = predict(inputs)
                 # A model that has diverged knows nothing: argmax of NaN would credit it with one class.
                 correct += int(((scores.argmax(1) == labels) & scores.isfinite().all(1)).sum())
                 loss += float(functional.cross_entropy(scores, labels, reduction="sum"))

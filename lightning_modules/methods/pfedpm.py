@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import cross_entropy
+from lightning_modules.modes import evaluating
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
@@ -203,14 +203,3 @@ def feature_distance(means: Tensor, mixed: Tensor, pulled: Tensor, distance: Dis
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """1[y_s = j], [B, C] bool."""
     return labels[:, None] == torch.arange(num_classes, device=labels.device)
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """A part in evaluation mode inside the block."""
-    before = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(before)

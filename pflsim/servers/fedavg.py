@@ -45,5 +45,5 @@ class FedAvg(ServerRule[State]):
         return State({key: weighted_mean(stack(sent, key), examples) for key in state.weights})
 
     def global_weights(self, state: State) -> Tensors | None:
-        """The server's model."""
-        return state.weights
+        """The server's model; None where nothing is shared."""
+        return state.weights or None

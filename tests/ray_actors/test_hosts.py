@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -202,6 +203,33 @@ def test_rows_are_counts_of_the_judged_model() -> None:
     )
     row = empty.evaluate(Judge("personal", "trained", ALL, ("val",)), (0,), ())[0]
     assert (row.correct, row.total, row.loss) == (0, 0, 0.0)
+
+
+class Twofold(FedAvgClient):
+    """Judged by another model than the one that the server has."""
+
+    def __init__(self, net: Net, training: Training):
+        super().__init__(net, training)
+        self.other = deepcopy(net)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return self.other(inputs)
+
+    def predict_global(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+
+def test_the_global_model_may_be_another_than_the_judged_one() -> None:
+    """And only the net, which is what was received, is recalibrated."""
+    made = make(Twofold, training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
+    plain = make(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
+    down = Message(weights={k: v + 0.1 for k, v in made.federation.initial.items()})
+    home, other = host(made), host(plain)
+    assert home.evaluate(GLOBAL, (1,), [0], down) == other.evaluate(GLOBAL, (1,), [0], down)
+    state = home.module.state_dict()
+    assert state["other." + MEAN.removeprefix("net.")].abs().max() == 0 < state[MEAN].abs().max()
+    judge = Judge("personal", "trained", ALL, ("test",))
+    assert home.evaluate(judge, (1,), ()) == other.evaluate(judge, (1,), ())
 
 
 class Dated(FedAvgClient):

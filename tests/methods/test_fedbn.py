@@ -1,0 +1,92 @@
+"""FedBN: normalisation layers never travel, the rest is FedAvg; judged with its own normalisation on the mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, rounds, same, states, world
+from torch import nn
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedbn import FedBN
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.execution import Judge
+from pflsim.servers.fedavg import FedAvg as Server
+
+ALL = (0, 1, 2, 3)
+
+
+def misnamed(input_shape: tuple[int, ...], classes: int) -> Net:
+    """Normalisation layers of two kinds with ordinary names, and a linear layer that is called bn."""
+    body = nn.Sequential()
+    body.add_module("flatten", nn.Flatten())
+    body.add_module("bn", nn.Linear(16, 6))
+    body.add_module("scale", nn.BatchNorm1d(6))
+    body.add_module("act", nn.ReLU())
+    body.add_module("level", nn.LayerNorm(6))
+    return Net(body, nn.Linear(6, classes), (6,), classes)
+
+
+NORMS = {f"net.body.scale.{k}" for k in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+NORMS |= {f"net.body.level.{k}" for k in ("weight", "bias")}
+REST = {f"net.{layer}.{k}" for layer in ("body.bn", "head") for k in ("weight", "bias")}
+
+
+def normed(buffers: Any = "aggregate") -> World:
+    training = Training(lr=0.1, batch_size=5, buffers=buffers)
+    return world(FedBN, Server(), model=misnamed, training=training)
+
+
+def test_without_normalisation_layers_it_is_fedavg() -> None:
+    """States, server and figures: FedBN's personal model as received is then FedAvg's global one."""
+    one, other = world(FedBN, Server()).inline(), world(FedAvg, Server()).inline()
+    for executor in (one, other):
+        rounds(executor, 3, 4, fraction=0.75)
+    assert same(states(one), states(other))
+    assert same({0: dict(one.server.state.weights)}, {0: dict(other.server.state.weights)})
+    personal = one.evaluate(Judge("personal", FedBN.judged_phase, ALL, ("test",), 3))
+    common = other.evaluate(Judge("global", "received", ALL, ("test",), 3))
+    assert [(r.client, r.correct, r.loss) for r in personal] == [(r.client, r.correct, r.loss) for r in common]
+
+
+@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
+def test_normalisation_layers_never_travel(buffers: Any) -> None:
+    """By their class, not by their name, and under every setting for running statistics."""
+    w = normed(buffers)
+    executor = w.inline()
+    assert set(w.recipe.build().state_dict()) == NORMS | REST
+    for t in (1, 2):
+        sent = executor.send(ALL)
+        trained = executor.train(t, sent)
+        executor.fuse(trained)
+        assert all(set(executor.downlink(h).weights) == REST for h in sent.downlinks.values())
+        assert all(set(up.weights) == REST for h in trained.uplinks for up in executor.uplinks(h))
+        assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {(16 * 6 + 6 + 6 * 3 + 3) * 4}
+
+
+def test_a_round_by_hand() -> None:
+    """The rest is the sample-weighted mean (NumPy float64); each client's own normalisation meets it."""
+    executor = normed("local").inline()
+    trained = executor.train(1, executor.send(ALL))
+    after = states(executor)
+    executor.fuse(trained)
+    assert all(not torch.equal(after[0][k], after[1][k]) for k in NORMS if not k.endswith("tracked"))
+    share = np.array([12, 7, 20, 9]) / 48
+    for key in REST:
+        mean = np.einsum("k,k...->...", share, np.stack([after[c][key].double().numpy() for c in ALL]))
+        np.testing.assert_allclose(executor.server.state.weights[key].numpy(), mean, rtol=1e-6, atol=1e-7)
+
+    expected = executor.host.recipe.build().eval()
+    row = executor.evaluate(Judge("personal", "received", (2,), ("test",), 1))[0]
+    expected.load_state_dict({**after[2], **executor.server.state.weights})
+    inputs, labels = executor.host.shards[2].test.batch(slice(None))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(expected.net(inputs), labels, reduction="sum")
+    assert row.loss == pytest.approx(float(loss), rel=1e-6)
+    executor.train(2, executor.send((2,)))
+    moved = states(executor)
+    assert same({c: after[c] for c in (0, 1, 3)}, {c: moved[c] for c in (0, 1, 3)}), "absent clients keep all of it"

@@ -1,0 +1,251 @@
+"""L2GD: the algorithm by hand, and that models travel only when the coin turns from local to aggregation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, rounds, states, world
+from torch import nn
+
+from lightning_modules.methods.l2gd import L2GD
+from lightning_modules.methods.local import Local
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.errors import ClientError, SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Uplink
+from pflsim.sampling import coin
+from pflsim.servers.l2gd import L2GD as Server
+from pflsim.servers.local import Local as LocalServer
+from ray_actors.inline import InlineExecutor
+
+ALL = (0, 1, 2, 3)
+TRAINING = Training(lr=0.1, batch_size=4)
+MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
+"""Bytes of the model."""
+LAW = "00111011010"
+"""Seed 0, p=0.5: the coins of rounds 1 to 11; 1 is aggregation."""
+Found = dict[int, dict[str, torch.Tensor]]
+
+
+def l2gd(p: float = 0.5, lam: float = 1.0, training: Training = TRAINING, **settings: Any) -> World:
+    return world(partial(L2GD, p=p, lam=lam), Server(p=p), training=training, seed=training.seed, **settings)
+
+
+def nets(found: Found) -> Found:
+    return {c: {k: v.clone() for k, v in s.items() if k.startswith("net.")} for c, s in found.items()}
+
+
+def equal(a: Found, b: Found) -> bool:
+    return all(torch.equal(a[c][k], b[c][k]) for c in a for k in a[c])
+
+
+def step(executor: InlineExecutor, t: int, cohort: Any = ALL) -> tuple[set[int], set[int]]:
+    """Round t; who sent, and who was sent, a whole model. Nothing else travels."""
+    sent = executor.send(cohort)
+    trained = executor.train(t, sent)
+    executor.fuse(trained)
+    up = {r.client: r.up_bytes for r in trained.reports}
+    assert set(up.values()) | set(sent.down_bytes.values()) <= {0, MODEL}
+    return {c for c, b in up.items() if b}, {c for c, b in sent.down_bytes.items() if b}
+
+
+def test_the_coin() -> None:
+    """A function of seed and round, with the right odds; and the contract test's rounds 1 to 3 are of both kinds."""
+    assert "".join(str(int(coin(0, t, 0.5))) for t in range(1, 12)) == LAW
+    assert [coin(0, t, 0.2) for t in (1, 2, 3)] == [False, False, True], "the default p of the contract test"
+    draws = [coin(seed, t, 0.3) for seed in range(20) for t in range(1, 201)]
+    assert abs(np.mean(draws) - 0.3) < 4 * (0.3 * 0.7 / len(draws)) ** 0.5
+    assert not any(coin(0, t, 0.0) for t in range(1, 500))
+
+
+def test_models_travel_only_when_the_coin_turns() -> None:
+    """By hand from 00111011010: up after rounds 2, 6 and 9, down in rounds 3, 7 and 10."""
+    executor = l2gd().inline()
+    up, down = [], []
+    for t in range(1, 12):
+        who_up, who_down = step(executor, t)
+        assert who_up in (set(), set(ALL)) and who_down in (set(), set(ALL))
+        up += [t] if who_up else []
+        down += [t] if who_down else []
+    assert (up, down) == ([2, 6, 9], [3, 7, 10])
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def test_eleven_rounds_by_hand() -> None:
+    """Algorithm 1 in NumPy float64 on softmax regression: full gradients, x̄ of the moment, stepsize α = n·lr."""
+    n, lr, lam, p = 4, 0.2, 1.3, 0.5
+    alpha = n * lr
+    training = Training(lr=lr, batch_size=100, local_steps=1)
+    w = l2gd(p, lam, training, model=partial(Mlp, hidden=[]))
+    executor = w.inline()
+    rounds(executor, len(LAW), 4)
+    keys = ("net.head.weight", "net.head.bias")
+    x = np.stack([np.column_stack([w.federation.initial[k].double().numpy() for k in keys])] * n)  # [n, C, 17]
+    data = []
+    for shard in executor.host.shards.values():
+        pixels = shard.train.x.numpy().reshape(len(shard.train), -1) / 255.0
+        data.append((np.column_stack([pixels, np.ones(len(pixels))]), np.eye(3)[shard.train.y.numpy()]))
+    for face in LAW:
+        if face == "0":
+            gradients = [(softmax(a @ xi.T) - y).T @ a / len(a) for xi, (a, y) in zip(x, data, strict=True)]
+            x = x - alpha / (n * (1 - p)) * np.stack(gradients)
+        else:
+            x = (1 - alpha * lam / (n * p)) * x + alpha * lam / (n * p) * x.mean(0)
+    found = states(executor)
+    for client in ALL:
+        own = np.column_stack([found[client][k].numpy() for k in keys])
+        np.testing.assert_allclose(own, x[client], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("training", [Training(lr=0.1, batch_size=4, local_epochs=2, lr_decay=0.9), TRAINING])
+def test_without_aggregation_it_is_local(training: Training) -> None:
+    one, other = l2gd(0.0, training=training).inline(), world(Local, LocalServer(), training=training).inline()
+    rounds(other, 5, 4, fraction=0.75)
+    for report in rounds(one, 5, 4, fraction=0.75):
+        assert report.up_bytes == 0
+    assert equal(nets(states(other)), states(one))
+    assert set(one.send(ALL).down_bytes.values()) == {0}
+    judge = Judge("personal", "trained", ALL, ("test",), 5)
+    assert one.evaluate(judge) == other.evaluate(judge)
+
+
+def test_the_mean_stays_through_consecutive_aggregations() -> None:
+    """Rounds 3, 4 and 5: each goes ηλ/p of what is left, towards the uniform mean after round 2."""
+    executor = l2gd(lam=2.0).inline()
+    rounds(executor, 2, 4)
+    start = nets(states(executor))
+    for k in start[0]:
+        mean = torch.stack([start[c][k].double() for c in ALL]).mean(0)
+        torch.testing.assert_close(executor.server.state.weights[k].double(), mean, rtol=0, atol=1e-6)
+    for t, left in ((3, 0.6), (4, 0.36), (5, 0.216)):  # 1 − 0.1·2/0.5 = 0.6
+        step(executor, t)
+        found = states(executor)
+        for c in ALL:
+            for k in start[c]:
+                mean = torch.stack([start[i][k].double() for i in ALL]).mean(0)
+                expected = mean + left * (start[c][k].double() - mean)
+                torch.testing.assert_close(found[c][k].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_the_learning_rate_of_the_round_counts() -> None:
+    training = Training(lr=0.1, batch_size=4, lr_decay=0.5)
+    executor = l2gd(lam=2.0, training=training).inline()
+    rounds(executor, 2, 4)
+    start, mean = nets(states(executor)), executor.server.state.weights
+    step(executor, 3)
+    found = states(executor)
+    for k in start[0]:  # 0.1·0.5²·2/0.5 = 0.1
+        torch.testing.assert_close(found[0][k], start[0][k] + 0.1 * (mean[k] - start[0][k]), rtol=0, atol=1e-6)
+
+
+def test_aggregation_before_any_local_round_does_nothing() -> None:
+    """All start equal: nothing moves and nothing travels, also where what is not shared starts per client."""
+    seed = next(s for s in range(100) if [coin(s, t, 0.5) for t in (1, 2, 3, 4)] == [True, True, False, True])
+    for init in ("same", "per_client"):
+        executor = l2gd(training=Training(lr=0.1, batch_size=4, seed=seed), init=init).inline()
+        start = nets(states(executor))
+        assert [step(executor, t) for t in (1, 2)] == [(set(), set())] * 2
+        assert equal(start, states(executor))
+        assert step(executor, 3) == (set(ALL), set())
+        assert step(executor, 4) == (set(), set(ALL))
+
+
+def test_a_client_gets_the_mean_when_it_first_needs_it() -> None:
+    """Partial participation: in rounds 3 to 5, whoever was not there yet is sent the mean, once."""
+    executor = l2gd(lam=5.0).inline()
+    cohorts = [(0, 1, 2), (1, 2), (0, 1), (0, 3), (0, 2, 3)]
+    found = [step(executor, t, cohort) for t, cohort in enumerate(cohorts, start=1)]
+    assert found == [(set(), set()), ({1, 2}, set()), (set(), {0, 1}), (set(), {3}), (set(), {2})]
+    mean = executor.server.state.weights
+    for client in ALL:  # lr·λ/p = 1: all the way
+        assert all(torch.equal(states(executor)[client][k], v) for k, v in mean.items())
+
+
+def test_the_mean_is_uniform_and_the_server_changes_nothing_it_was_given() -> None:
+    w = l2gd()
+    first = w.rule.init(w.federation)
+    second = w.rule.fuse(first, [Uplink(client=c, num_examples=5) for c in ALL])
+    ups = [Uplink({k: v + c for k, v in w.federation.initial.items()}, client=c, num_examples=10**c) for c in ALL]
+    third = w.rule.fuse(second, ups)
+    fourth = w.rule.fuse(third, [Uplink(client=1, num_examples=5)])
+    for k, v in w.federation.initial.items():
+        torch.testing.assert_close(third.weights[k], v + 1.5)
+        assert torch.equal(second.weights[k], v)
+    assert [s.holds.tolist() for s in (first, second, third)] == [[True] * 4, [True] * 4, [False] * 4]
+    assert fourth.holds.tolist() == [False, True, False, False] and fourth.weights is third.weights
+    down = w.rule.downlinks(third, ALL)
+    assert all(down[c].weights is third.weights for c in ALL), "one message for all"
+
+
+def test_overshooting_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"method\.lam=5\.5.*method\.p=0\.5.*lr\*lam/p = 1\.1 .*p/lr = 5"):
+        l2gd(lam=5.5)
+    l2gd(lam=5.0)
+    with pytest.raises(ClientError, match="overshoots"):
+        rounds(l2gd(lam=4.0, training=Training(lr=0.1, batch_size=4, lr_decay=1.5)).inline(), 3, 4)
+
+
+@pytest.mark.parametrize("p", [1.0, -0.1, 1.5, float("nan")])
+def test_chances_that_are_none_are_refused(p: float) -> None:
+    with pytest.raises(SettingsError, match=r"method\.p"):
+        Server(p=p)
+    with pytest.raises(SettingsError, match=r"method\.p"):
+        world(partial(L2GD, p=p), Server())
+
+
+def test_a_negative_weight_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"method\.lam"):
+        l2gd(lam=-1.0)
+
+
+def normed(input_shape: tuple[int, ...], classes: int) -> Net:
+    body = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU())
+    return Net(body, nn.Linear(6, classes), (6,), classes)
+
+
+@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
+def test_running_statistics_in_an_aggregation_round(buffers: Any) -> None:
+    """Aggregated ones move as the parameters do, local ones not at all, the others are measured after every step."""
+    training = Training(lr=0.1, batch_size=5, buffers=buffers)
+    executor = l2gd(lam=2.0, training=training, model=normed).inline()
+    rounds(executor, 3, 4)
+    before = nets(states(executor))
+    sent = executor.send(ALL)
+    assert set(sent.down_bytes.values()) == {0}, "round 4 is the second aggregation in a row"
+    executor.train(4, sent)
+    key = "net.body.2.running_var"
+    for client, found in states(executor).items():
+        assert not torch.equal(found["net.head.weight"], before[client]["net.head.weight"])
+        own = before[client][key]
+        if buffers == "aggregate":
+            own = own + 0.4 * (executor.server.state.weights[key] - own)
+        if buffers == "recalibrate":
+            inputs = executor.host.shards[client].train.batch(slice(None))[0].flatten(1)
+            own = (inputs @ found["net.body.1.weight"].T).var(0)
+        else:
+            assert torch.equal(
+                found["net.body.2.num_batches_tracked"], before[client]["net.body.2.num_batches_tracked"]
+            )
+        torch.testing.assert_close(found[key], own, rtol=1e-5, atol=1e-6)
+
+
+def test_the_global_model_is_the_last_mean() -> None:
+    executor = l2gd().inline()
+    rounds(executor, 5, 4)
+    module = executor.host.recipe.build().eval()
+    module.net.load_state_dict({k.removeprefix("net."): v for k, v in executor.server.state.weights.items()})
+    row = executor.evaluate(Judge("global", "received", (1,), ("test",), 5))[0]
+    inputs, labels = executor.host.shards[1].test.batch(slice(None))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module.net(inputs), labels, reduction="sum")
+    assert row.loss == pytest.approx(float(loss), rel=1e-6)
