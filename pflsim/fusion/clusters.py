@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Num, Shaped
+from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
+from pflsim.fusion.attentive import COLUMNS
 from pflsim.fusion.means import weighted_mean
 
 
@@ -88,3 +89,40 @@ def cluster_means(
         inside = labels == m
         means[m] = weighted_mean(stack[inside].to(means.dtype), weights[inside])
     return means
+
+
+def centre_distances(rows: Float[Tensor, " K P"], centres: Float[Tensor, " M P"]) -> Float64[Tensor, " K M"]:
+    """Squared Euclidean distance of K rows to M centres.
+
+    FeSEM, E step: `d_km = ‖w_k − c_m‖²`
+
+    Args:
+        rows: [K, P], one flattened unit per client.
+        centres: [M, P], the same unit per cluster.
+
+    Returns:
+        [K, M] float64. Differences are taken before squaring, a block of columns at a time.
+    """
+    distances = torch.zeros(len(rows), len(centres), dtype=torch.float64, device=rows.device)
+    for start in range(0, rows.shape[1], COLUMNS):
+        block, others = (flat[:, start : start + COLUMNS].double() for flat in (rows, centres))
+        for m, centre in enumerate(others):
+            distances[:, m] += (block - centre).square().sum(1)
+    return distances
+
+
+def nearest(distances: Float[Tensor, " K M"], current: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
+    """Choose the nearest of M clusters for each of K clients.
+
+    FeSEM, E step: `r_k = argmin_m d_km`
+
+    Args:
+        distances: [K, M].
+        current: [K], the cluster each is in.
+
+    Returns:
+        [K] int64. Where no cluster is nearer than the current one (equal ones are not, nor is anything to a client
+        whose model is not finite), the current one.
+    """
+    smallest, best = distances.min(1)
+    return torch.where(distances.gather(1, current[:, None])[:, 0] > smallest, best, current)

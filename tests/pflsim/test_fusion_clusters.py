@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pflsim.fusion.adaptive import layer_weights, mix_layer
-from pflsim.fusion.clusters import cluster_means, cosine_similarity, ward_clusters
+from pflsim.fusion.attentive import COLUMNS
+from pflsim.fusion.clusters import centre_distances, cluster_means, cosine_similarity, nearest, ward_clusters
 
 
 def gram(vectors: np.ndarray) -> Tensor:
@@ -121,3 +122,21 @@ def test_a_model_mixed_with_itself_is_itself() -> None:
     common = torch.randn(50, generator=torch.Generator().manual_seed(0))
     psi = torch.linspace(0, 1, 7)
     assert all(torch.equal(row, common) for row in mix_layer(common.expand(7, 50), common, psi))
+
+
+def test_centre_distances_golden() -> None:
+    """Also where the rows are longer than a block of columns, and nearly equal."""
+    rng = np.random.default_rng(8)
+    rows, centres = rng.normal(size=(4, COLUMNS + 7)), rng.normal(size=(3, COLUMNS + 7))
+    rows[1] = centres[2] + 1e-9
+    found = centre_distances(torch.from_numpy(rows), torch.from_numpy(centres)).numpy()
+    np.testing.assert_allclose(found, ((rows[:, None] - centres[None]) ** 2).sum(-1), rtol=1e-6)
+    single = centre_distances(torch.from_numpy(rows).float(), torch.from_numpy(centres).float())
+    assert single.dtype == torch.float64
+
+
+def test_nearest() -> None:
+    """The nearest one; on a tie, and for what is not finite, the current one."""
+    nan, inf = float("nan"), float("inf")
+    rows = torch.tensor([[3.0, 1, 2], [1, 1, 2], [1, 1, 2], [2, 1, 1], [nan, nan, nan], [inf, inf, inf]])
+    assert nearest(rows, torch.tensor([0, 1, 2, 0, 2, 1])).tolist() == [1, 1, 0, 1, 2, 1]

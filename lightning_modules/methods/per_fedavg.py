@@ -1,0 +1,116 @@
+"""Per-FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.nets.net import Net
+from lightning_modules.phases import Phase
+from lightning_modules.training import Training
+from pflsim.data.federated import Shard
+from pflsim.errors import SettingsError
+from pflsim.validate import non_negative, positive
+
+
+class PerFedAvg(ClientModule):
+    """A common model that is good after one step of every client's own (Fallah et al. 2020, eq. 3, Algorithm 1).
+
+    With D and D' the halves of a mini-batch, w̃ = w − α·∇f(w, D), g = ∇f(w̃, D') and the outer rate β, the run's,
+
+        fo: w ← w − β·g
+        hf: w ← w − β·(g − α·d),    d = [∇f(w + δ·g, D) − ∇f(w − δ·g, D)] / 2δ ≈ ∇²f(w, D)·g
+
+    Judged as received, after one step w − α·∇f(w) on the whole training shard.
+
+    Args:
+        net: body and head.
+        training: the run's local training settings.
+        alpha: α ≥ 0; 0 is FedAvg trained on the second halves.
+        variant: without the Hessian ("fo"), or with its product approximated by two gradients ("hf").
+        delta: δ > 0 of "hf".
+
+    Notes:
+        The paper draws D, D' and the Hessian's batch D'' independently; here D and D' are the halves of one batch and
+        D'' = D, so that with δ → 0 "hf" is the exact gradient of f(w − α·∇f(w, D), D'). Of an odd batch D' is the
+        larger half; of a batch of one example D = D'. Every forward pass updates running statistics.
+    """
+
+    judged_phase = "received"
+
+    def __init__(
+        self,
+        net: Net,
+        training: Training,
+        *,
+        alpha: float = 0.01,
+        variant: Literal["fo", "hf"] = "fo",
+        delta: float = 1e-3,
+    ):
+        super().__init__(net, training)
+        if variant not in ("fo", "hf"):
+            raise SettingsError(f"method.variant={variant!r} is not one of: fo, hf")
+        self.alpha, self.delta = non_negative("method.alpha", alpha), positive("method.delta", delta)
+        self.variant = variant
+
+    @property
+    def smallest_batch(self) -> int:
+        """Batch normalisation must be able to measure the variance of either half."""
+        least = super().smallest_batch
+        return 2 * least if least > 1 else 1
+
+    def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
+        """The gradient g after the inner step, without or with the correction by the Hessian."""
+        inner, outer = halves(batch)
+        start = [p.detach().clone() for p in parameters]
+
+        def at(half: Batch, direction: Sequence[Tensor] = start, length: float = 0.0) -> tuple[Terms, Sequence[Tensor]]:
+            _place(parameters, start, direction, length)
+            terms: Terms = getattr(self, phase.objective)(half)
+            return terms, torch.autograd.grad(torch.stack(list(terms.values())).sum(), parameters)
+
+        terms, found = at(outer, at(inner)[1], -self.alpha)
+        if self.variant == "hf":
+            with torch.random.fork_rng(devices=[p.device for p in parameters[:1] if p.is_cuda]):
+                ahead = at(inner, found, self.delta)[1]
+            behind = at(inner, found, -self.delta)[1]  # with the same dropout as ahead: 1/2δ would blow a difference up
+            scale = self.alpha / (2 * self.delta)
+            found = [g - scale * (a - b) for g, a, b in zip(found, ahead, behind, strict=True)]
+        _place(parameters, start, start, 0.0)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+        return {name: value.detach() for name, value in terms.items()}
+
+    def adapt(self, shard: Shard) -> None:
+        """One step with α on the mean loss of the training shard (eq. 3)."""
+        n, parameters = shard.num_examples, list(self.net.parameters())
+        if n < self.smallest_batch:
+            return
+        self.train()
+        sums = [torch.zeros_like(p) for p in parameters]
+        for index in torch.arange(n).tensor_split(-(-n // 1024)):
+            loss = torch.stack(list(self.objective(shard.train.batch(index)).values())).sum() * (len(index) / n)
+            for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
+                total.add_(gradient)
+        _place(parameters, [p.detach().clone() for p in parameters], sums, -self.alpha)
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first ⌊B/2⌋ examples and the rest; of one example twice the same."""
+    inputs, labels = batch
+    middle = len(labels) // 2
+    rest = inputs[middle:], labels[middle:]
+    return ((inputs[:middle], labels[:middle]) if middle else rest), rest
+
+
+def _place(
+    parameters: Sequence[nn.Parameter], start: Sequence[Tensor], direction: Sequence[Tensor], length: float
+) -> None:
+    """Set parameters to start + length · direction."""
+    with torch.no_grad():
+        for parameter, origin, step in zip(parameters, start, direction, strict=True):
+            parameter.copy_(origin + length * step)

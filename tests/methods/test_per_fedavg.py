@@ -1,0 +1,273 @@
+"""Per-FedAvg: its equations against NumPy in float64, and what must hold of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import dropout_mlp, rounds, same, states, world
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.losses import cross_entropy
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.per_fedavg import PerFedAvg, halves
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.phases import Phase
+from lightning_modules.training import Training
+from pflsim.data.federated import Examples, Shard
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Message
+from pflsim.servers.fedavg import FedAvg as Server
+from ray_actors.prepare import check_batches
+
+ALPHA, BETA, DELTA = 0.4, 0.3, 1e-2
+KEYS = ["net.head.weight", "net.head.bias"]
+Arrays = list[np.ndarray]
+
+
+def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
+    """Gradient of the mean cross-entropy of softmax regression, by hand."""
+    scores = x @ w[0].T + w[1]
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return [p.T @ x / len(y), p.mean(0)]
+
+
+def curvature(w: Arrays, v: Arrays, x: np.ndarray) -> Arrays:
+    """∇²f(w)·v of softmax regression, by hand: with u = V·x + c, dp = p·(u − ⟨p, u⟩)."""
+    scores = x @ w[0].T + w[1]
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    u = x @ v[0].T + v[1]
+    change = p * (u - (p * u).sum(1, keepdims=True))
+    return [change.T @ x / len(x), change.mean(0)]
+
+
+def along(w: Arrays, v: Arrays, length: float) -> Arrays:
+    return [a + length * b for a, b in zip(w, v, strict=True)]
+
+
+def linear(client: Any = PerFedAvg, **settings: Any) -> tuple[ClientModule, Arrays, np.random.Generator]:
+    """Softmax regression in float64 with received weights that are not those it was built with."""
+    w = world(partial(client, alpha=ALPHA, **settings), Server(), training=Training(lr=BETA), model=softmax_regression)
+    module, rng = w.recipe.build().double(), np.random.default_rng(5)
+    start = [rng.normal(size=module.get_parameter(k).shape) for k in KEYS]
+    module.receive(Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, start, strict=True)}))
+    return module, start, rng
+
+
+softmax_regression = partial(Mlp, hidden=[])
+
+
+def drawn(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, Batch]:
+    x, y = rng.uniform(size=(size, 16)), rng.integers(0, 3, size=size)
+    return x, y, (torch.from_numpy(x).reshape(size, 1, 4, 4), torch.from_numpy(y))
+
+
+def step(module: ClientModule, batch: Batch) -> Terms:
+    return module.optimise(batch, module.step_of(module.schedule()[0]))  # type: ignore[arg-type]
+
+
+def close(module: ClientModule, expected: Arrays, rtol: float = 1e-10) -> None:
+    for key, value in zip(KEYS, expected, strict=True):
+        np.testing.assert_allclose(module.get_parameter(key).detach().numpy(), value, rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [6, 7, 2])
+def test_first_order_step(size: int) -> None:
+    """w ← w − β·∇f(w − α·∇f(w, D), D'), D the first ⌊B/2⌋ examples and D' the others; the loss is that of w̃ on D'."""
+    module, w, rng = linear()
+    x, y, batch = drawn(rng, size)
+    terms, m = step(module, batch), size // 2
+    inner = along(w, slope(w, x[:m], y[:m]), -ALPHA)
+    close(module, along(w, slope(inner, x[m:], y[m:]), -BETA))
+    scores = x[m:] @ inner[0].T + inner[1]
+    chosen = scores[np.arange(size - m), y[m:]]
+    assert math.isclose(float(terms["ce"]), (np.log(np.exp(scores).sum(1)) - chosen).mean(), rel_tol=1e-10)
+
+
+def test_hessian_free_step() -> None:
+    """w ← w − β·(g − α·d), d = [∇f(w + δg, D) − ∇f(w − δg, D)] / 2δ."""
+    module, w, rng = linear(variant="hf", delta=DELTA)
+    x, y, batch = drawn(rng, 6)
+    step(module, batch)
+    g = slope(along(w, slope(w, x[:3], y[:3]), -ALPHA), x[3:], y[3:])
+    ends = [slope(along(w, g, s * DELTA), x[:3], y[:3]) for s in (1, -1)]
+    d = [(a - b) / (2 * DELTA) for a, b in zip(*ends, strict=True)]
+    close(module, along(w, along(g, d, -ALPHA), -BETA))
+
+
+def test_hessian_free_step_tends_to_the_exact_one() -> None:
+    """With small δ it is the MAML gradient (I − α·∇²f(w, D))·∇f(w̃, D'), the Hessian by hand; first order is not."""
+    x, y, batch = drawn(np.random.default_rng(9), 8)
+    found = {}
+    for variant in ("fo", "hf"):
+        module, w, _ = linear(variant=variant, delta=1e-5)
+        step(module, batch)
+        found[variant] = module
+    g = slope(along(w, slope(w, x[:4], y[:4]), -ALPHA), x[4:], y[4:])
+    exact = along(w, along(g, curvature(w, g, x[:4]), -ALPHA), -BETA)
+    close(found["hf"], exact, rtol=1e-8)
+    with pytest.raises(AssertionError):
+        close(found["fo"], exact, rtol=1e-4)
+
+
+def test_hessian_free_step_of_a_deep_net_is_the_exact_gradient() -> None:
+    """Against autograd through the inner step (float64, tanh in place of ReLU so that second derivatives exist)."""
+    w = world(partial(PerFedAvg, alpha=ALPHA, variant="hf", delta=1e-5), Server(), model=smooth)
+    module = w.recipe.build().double()
+    x, y, batch = drawn(np.random.default_rng(4), 10)
+    parameters = dict(module.net.named_parameters())
+
+    def loss(values: dict[str, Tensor], half: slice) -> Tensor:
+        return cross_entropy(functional_call(module.net, values, (batch[0][half],)), batch[1][half])
+
+    inner = torch.autograd.grad(loss(parameters, slice(0, 5)), list(parameters.values()), create_graph=True)
+    moved = {k: p - ALPHA * g for (k, p), g in zip(parameters.items(), inner, strict=True)}
+    exact = torch.autograd.grad(loss(moved, slice(5, 10)), list(parameters.values()))
+    module.gradients(batch, Phase(), list(parameters.values()))
+    for parameter, gradient in zip(parameters.values(), exact, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-9)
+
+
+def smooth(shape: tuple[int, ...], classes: int) -> Mlp:
+    net = Mlp(shape, classes, hidden=[6])
+    net.body.relu1 = nn.Tanh()
+    return net
+
+
+class SecondHalves(FedAvg):
+    """FedAvg on the second half of every mini-batch."""
+
+    def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
+        middle = len(batch[1]) // 2
+        return super().gradients((batch[0][middle:], batch[1][middle:]), phase, parameters)
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_without_the_inner_step_it_is_fedavg_on_the_second_halves(variant: str) -> None:
+    """α=0 to the bit; with α it is not. Sizes give batches of 4, 3, 1 and others."""
+    sizes, training = (12, 7, 21, 9), Training(lr=0.1, batch_size=4)
+
+    def trained(client: Any) -> dict[int, dict[str, Tensor]]:
+        executor = world(client, Server(), sizes=sizes, training=training).inline()
+        rounds(executor, 3, 4)
+        return states(executor)
+
+    average = trained(SecondHalves)
+    assert same(trained(partial(PerFedAvg, alpha=0.0, variant=variant)), average)
+    assert not same(trained(partial(PerFedAvg, alpha=0.1, variant=variant)), average)
+
+
+def test_variants_differ() -> None:
+    found = []
+    for variant in ("fo", "hf"):
+        client = partial(PerFedAvg, alpha=0.5, variant=variant)  # type: ignore[arg-type]
+        executor = world(client, Server(), training=Training(lr=0.1, batch_size=8)).inline()
+        rounds(executor, 2, 4)
+        found.append(states(executor))
+    assert not same(*found)
+
+
+def test_halves() -> None:
+    x, y = torch.arange(5.0)[:, None], torch.arange(5)
+    first, second = halves((x, y))
+    assert first[1].tolist() == [0, 1] and second[1].tolist() == [2, 3, 4]
+    first, second = halves((x[:1], y[:1]))
+    assert first[1].tolist() == second[1].tolist() == [0]
+
+
+def test_one_example_takes_both_steps() -> None:
+    """D = D': a batch of one example is neither skipped nor trained without its inner step."""
+    module, w, rng = linear()
+    x, y, batch = drawn(rng, 1)
+    step(module, batch)
+    close(module, along(w, slope(along(w, slope(w, x, y), -ALPHA), x, y), -BETA))
+    executor = world(PerFedAvg, Server(), sizes=(1, 7)).inline()
+    assert all(math.isfinite(v) for report in rounds(executor, 2, 2) for v in report.losses.values())
+
+
+def test_both_ends_of_the_difference_see_the_same_dropout() -> None:
+    """Otherwise they differ by the noise of the masks over 2δ, hundreds of times the gradient."""
+    w = world(partial(PerFedAvg, alpha=0.1, variant="hf", delta=1e-4), Server(), model=dropout_mlp)
+    module = w.recipe.build().double().train()
+    parameters = list(module.net.parameters())
+    _, _, batch = drawn(np.random.default_rng(0), 12)
+    torch.manual_seed(3)
+    terms = module.gradients(batch, Phase(), parameters)
+    size = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
+    assert math.isfinite(float(terms["ce"])) and size < 10
+
+
+def test_adaptation_is_one_step_on_the_whole_shard() -> None:
+    """w − α·∇f(w) with f the mean over all training examples, however many passes the gradient takes."""
+    module, w, rng = linear()
+    x, y, (inputs, labels) = drawn(rng, 2500)
+    mine = Examples(inputs, labels)
+    module.adapt(Shard(0, 3, mine, mine, mine))
+    close(module, along(w, slope(w, x, y), -ALPHA))
+    empty = Examples(inputs[:0], labels[:0])
+    module.adapt(Shard(0, 3, empty, empty, empty))
+    close(module, along(w, slope(w, x, y), -ALPHA))
+
+
+def test_judged_after_one_step_on_a_copy() -> None:
+    """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
+    alpha = 0.7
+    w = world(partial(PerFedAvg, alpha=alpha), Server(), training=Training(lr=0.1, batch_size=4))
+    assert PerFedAvg.judged_by == "personal" and PerFedAvg.judged_phase == "received"
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    before, weights = states(executor), dict(executor.server.state.weights)
+    personal = executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",)))
+    common = executor.evaluate(Judge("global", "received", (0, 1, 2, 3), ("test",)))
+    for client in range(4):
+        shard = executor.host.shards[client]
+        net = w.recipe.build().net
+        net.load_state_dict({k.removeprefix("net."): v for k, v in weights.items()})
+        assert common[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
+        inputs, labels = shard.train.batch(slice(None))
+        cross_entropy(net(inputs), labels).backward()
+        torch.optim.SGD(net.parameters(), lr=alpha).step()
+        assert personal[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
+    assert same(before, states(executor))
+    assert all(torch.equal(weights[k], v) for k, v in executor.server.state.weights.items())
+    assert executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",))) == personal
+
+
+def summed_loss(net: nn.Module, examples: Examples) -> float:
+    x, y = examples.batch(slice(None))
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(net(x), y, reduction="sum"))
+
+
+def test_batch_normalisation_needs_two_examples_in_either_half() -> None:
+    w = world(PerFedAvg, Server(), sizes=(3, 9), model=normed)
+    module = w.recipe.build()
+    assert module.smallest_batch == 4 and world(PerFedAvg, Server()).recipe.build().smallest_batch == 1
+    with pytest.raises(SettingsError, match="client 0"):
+        check_batches(module, w.partition, 4)
+    executor = world(PerFedAvg, Server(), sizes=(5, 9, 11), training=Training(batch_size=4), model=normed).inline()
+    rounds(executor, 2, 3)
+    executor.evaluate(Judge("personal", "received", (0, 1, 2), ("test",)))
+
+
+def normed(shape: tuple[int, ...], classes: int) -> Mlp:
+    net = Mlp(shape, classes, hidden=[6])
+    net.body.append(nn.BatchNorm1d(6))  # type: ignore[operator]
+    return net
+
+
+@pytest.mark.parametrize(("setting", "value"), [("alpha", -0.1), ("delta", 0.0), ("variant", "exact")])
+def test_wrong_settings_are_refused(setting: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=f"method.{setting}"):
+        world(partial(PerFedAvg, **{setting: value}), Server())

@@ -1,0 +1,262 @@
+"""pFedMe: its equations against NumPy in float64, and what must hold of it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import Records, plan, rounds, same, states, world
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.pfedme import PFedMe
+from lightning_modules.nets.mlp import Mlp
+from lightning_modules.training import Training
+from pflsim.errors import SettingsError
+from pflsim.execution import Judge
+from pflsim.messages import Message, Uplink
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.pfedme import PFedMe as Server
+from pflsim.simulation import Simulation
+
+LR, LAM, K, PERSONAL = 0.05, 6.0, 4, 0.07
+KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
+Arrays = list[np.ndarray]
+
+
+def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> tuple[float, Arrays]:
+    """Mean cross-entropy of a ReLU network with one hidden layer, and its gradient, by hand."""
+    w1, b1, w2, b2 = w
+    hidden = x @ w1.T + b1
+    active = np.maximum(hidden, 0)
+    scores = active @ w2.T + b2
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    loss = -np.log(p[np.arange(len(y)), y]).mean()
+    p[np.arange(len(y)), y] -= 1
+    p /= len(y)
+    back = (p @ w2) * (hidden > 0)
+    return float(loss), [back.T @ x, back.sum(0), p.T @ active, p.sum(0)]
+
+
+def theta_of(module: PFedMe) -> Arrays:
+    return [value.detach().numpy().copy() for value in module.personal().values()]
+
+
+def common_of(module: PFedMe) -> Arrays:
+    return [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
+
+
+def close(found: Arrays, expected: Arrays) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def message(rng: np.random.Generator, like: PFedMe) -> tuple[Arrays, Message]:
+    values = [rng.normal(0, 0.5, size=like.get_parameter(k).shape) for k in KEYS]
+    return values, Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, values, strict=True)})
+
+
+def test_client_steps() -> None:
+    """θ goes on from its last value within a round and starts from the received w in the next; w ← w − ηλ(w − θ)."""
+    client = partial(PFedMe, lam=LAM, inner_steps=K, personal_lr=PERSONAL)
+    w = world(client, Server(), training=Training(lr=LR, batch_size=5, momentum=0.0))
+    module, rng = w.recipe.build().double(), np.random.default_rng(7)
+    assert isinstance(module, PFedMe)
+    for _ in range(2):  # rounds
+        common, down = message(rng, module)
+        module.receive(down)
+        theta = [v.copy() for v in common]
+        step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+        for _ in range(3):  # mini-batches
+            x, y = rng.uniform(size=(5, 16)), rng.integers(0, 3, size=5)
+            terms = module.optimise((torch.from_numpy(x).reshape(5, 1, 4, 4), torch.from_numpy(y)), step)
+            loss, pull = 0.0, 0.0
+            for _ in range(K):
+                loss, gradient = slope(theta, x, y)
+                pull = LAM / 2 * sum(((t - c) ** 2).sum() for t, c in zip(theta, common, strict=True))
+                theta = [t - PERSONAL * (g + LAM * (t - c)) for t, g, c in zip(theta, gradient, common, strict=True)]
+            common = [c - LR * LAM * (c - t) for c, t in zip(common, theta, strict=True)]
+            assert math.isclose(float(terms["ce"]), loss, rel_tol=1e-10)
+            assert math.isclose(float(terms["prox"]), pull, rel_tol=1e-10)
+            close(theta_of(module), theta)
+            close(common_of(module), common)
+
+
+def test_many_inner_steps_find_the_gradient_of_the_moreau_envelope() -> None:
+    """λ·(w − θ) is then ∇_w min_θ F(θ) + λ/2·‖θ − w‖², here by central differences."""
+    client = partial(PFedMe, lam=LAM, inner_steps=60, personal_lr=0.1)
+    module = world(client, Server(), training=Training(lr=LR)).recipe.build().double()
+    assert isinstance(module, PFedMe)
+    rng = np.random.default_rng(2)
+    start, down = message(rng, module)
+    module.receive(down)
+    x, y = rng.uniform(size=(6, 16)), rng.integers(0, 3, size=6)
+    step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    module.gradients((torch.from_numpy(x).reshape(6, 1, 4, 4), torch.from_numpy(y)), step.phase, step.parameters)
+
+    def envelope(w: Arrays) -> float:
+        theta, loss = [v.copy() for v in w], 0.0
+        for _ in range(60):
+            loss, gradient = slope(theta, x, y)
+            theta = [t - 0.1 * (g + LAM * (t - v)) for t, g, v in zip(theta, gradient, w, strict=True)]
+        return loss + LAM / 2 * sum(((t - v) ** 2).sum() for t, v in zip(theta, w, strict=True))
+
+    for part, at in ((0, (1, 3)), (2, (0, 2)), (3, (1,))):
+        ends = []
+        for sign in (1, -1):
+            moved = [v.copy() for v in start]
+            moved[part][at] += sign * 1e-5
+            ends.append(envelope(moved))
+        gradient = step.parameters[part].grad
+        assert gradient is not None
+        assert math.isclose(float(gradient[at]), (ends[0] - ends[1]) / 2e-5, rel_tol=1e-5, abs_tol=1e-8)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3, 2.0])
+def test_server_step(beta: float) -> None:
+    """w ← (1 − β)·w + β·mean, the clients counting equally however many examples they have."""
+    w = world(PFedMe, Server(beta=beta))
+    state, rng = w.rule.init(w.federation), np.random.default_rng(1)
+    sent = [{k: torch.from_numpy(rng.normal(size=v.shape)).float() for k, v in state.weights.items()} for _ in range(3)]
+    ups = [
+        Uplink(weights, client=i, num_examples=n) for i, (weights, n) in enumerate(zip(sent, (5, 1, 90), strict=True))
+    ]
+    fused = w.rule.fuse(state, ups).weights
+    for key, old in state.weights.items():
+        mean = sum(s[key].double().numpy() for s in sent) / 3
+        expected = (1 - beta) * old.double().numpy() + beta * mean
+        np.testing.assert_allclose(fused[key].numpy(), expected, rtol=1e-6, atol=1e-6)
+    assert w.rule.fuse(state, []) is state
+
+
+def test_server_without_inertia_is_fedavgs_for_equal_clients() -> None:
+    """β=1 to the bit."""
+    pair = [
+        world(PFedMe, rule, sizes=(9, 9, 9), training=Training(lr=0.01, batch_size=4)).inline()
+        for rule in (Server(), FedAvgServer())
+    ]
+    for executor in pair:
+        rounds(executor, 3, 3)
+    assert same(states(pair[0]), states(pair[1]))
+
+
+def test_running_variances_stay_positive_beyond_the_mean() -> None:
+    """With β=2 parameters go beyond the mean, running statistics do not."""
+    w = world(PFedMe, Server(beta=2.0), model=normed)
+    executor = w.inline()
+    rounds(executor, 3, 4)
+    weights = executor.server.state.weights
+    (variance,) = [k for k in weights if k.endswith("running_var")]
+    ups = [Uplink({**weights, variance: torch.full_like(weights[variance], 0.1 * (i + 1))}, client=i) for i in range(2)]
+    fused = w.rule.fuse(executor.server.state, ups).weights
+    torch.testing.assert_close(fused[variance], torch.full_like(fused[variance], 0.15))
+
+
+def normed(shape: tuple[int, ...], classes: int) -> Mlp:
+    """A net with batch normalisation."""
+    net = Mlp(shape, classes, hidden=[6])
+    net.body.append(torch.nn.BatchNorm1d(6))  # type: ignore[operator]
+    return net
+
+
+def test_personal_and_global_figures_are_those_of_theta_and_w() -> None:
+    """A public error is to report the initial or the common model for θ: here the losses tell the two apart."""
+    w = world(PFedMe, Server(), training=Training(lr=0.01, batch_size=4))
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    before = states(executor)
+    judged = {m: executor.evaluate(Judge(m, p, (0, 1, 2, 3), ("test",))) for m, p in JUDGES}  # type: ignore[arg-type]
+    for client in range(4):
+        theta = {k.removeprefix("theta.").replace("/", "."): v for k, v in before[client].items() if "theta" in k}
+        common = {k.removeprefix("net."): v for k, v in executor.server.state.weights.items()}
+        assert not any(torch.equal(theta[k], before[client][f"net.{k}"]) for k in theta)
+        x, y = executor.host.shards[client].test.batch(slice(None))
+        for name, values in (("personal", theta), ("global", common)):
+            net = w.recipe.build().net
+            net.load_state_dict(values)
+            with torch.no_grad():
+                expected = torch.nn.functional.cross_entropy(net(x), y, reduction="sum")
+            assert judged[name][client].loss == pytest.approx(float(expected), rel=1e-6)
+    assert same(before, states(executor)), "evaluation changed θ or w"
+    losses = {name: [row.loss for row in rows] for name, rows in judged.items()}
+    assert losses["personal"] != losses["global"]
+
+
+JUDGES = (("personal", "trained"), ("global", "received"))
+
+
+def test_a_run_reports_both_models(tmp_path: Any) -> None:
+    records = Records()
+    Simulation(world(PFedMe, Server()).inline(), plan(4, 1), tmp_path, records).run()
+    found = {(row.model, row.phase) for row in records.records[0].evaluations}
+    assert found == {("personal", "trained"), ("global", "received")}
+
+
+def test_only_w_travels_and_only_participants_change() -> None:
+    executor = world(PFedMe, Server()).inline()
+    before = states(executor)
+    trained = executor.train(1, executor.send([1, 2]))
+    (ups,) = [executor.uplinks(handle) for handle in trained.uplinks]
+    assert all(set(up.weights) == set(KEYS) for up in ups)
+    after = states(executor)
+    assert [c for c in range(4) if not same({0: before[c]}, {0: after[c]})] == [1, 2]
+    for up in ups:
+        assert all(torch.equal(up.weights[k], after[up.client][k]) for k in KEYS)
+
+
+def test_a_stiff_pull_keeps_theta_near_w() -> None:
+    """λ large (and η_p < 2/λ): ‖θ − w‖ falls as 1/λ."""
+    gaps = []
+    for lam in (20.0, 200.0):
+        client = partial(PFedMe, lam=lam, personal_lr=0.5 / lam, inner_steps=50)
+        executor = world(client, Server(), training=Training(lr=1e-6, batch_size=40)).inline()
+        rounds(executor, 1, 4)
+        state = states(executor)[2]
+        gaps.append(math.sqrt(sum(float((state[k] - state[theta_name(k)]).square().sum()) for k in KEYS)))
+    assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.2)
+
+
+def theta_name(key: str) -> str:
+    return "theta." + key.removeprefix("net.").replace(".", "/")
+
+
+def test_running_statistics_belong_to_theta_and_w_alike() -> None:
+    """A model with batch normalisation: one set of running statistics, which moves with θ's K passes and travels."""
+    executor = world(partial(PFedMe, inner_steps=3), Server(), model=normed).inline()
+    trained = executor.train(1, executor.send([0]))
+    state = states(executor)[0]
+    (counted,) = [int(value) for key, value in state.items() if key.endswith("num_batches_tracked")]
+    assert counted == 3 * trained.reports[0].steps
+    assert not any("running" in key and key.startswith("theta") for key in state)
+    (up,) = executor.uplinks(trained.uplinks[0])
+    assert any("running_mean" in key for key in up.weights)
+
+
+def test_one_example_is_enough() -> None:
+    executor = world(PFedMe, Server(), sizes=(1, 7)).inline()
+    reports = rounds(executor, 2, 2)
+    assert all(math.isfinite(v) for report in reports for v in report.losses.values())
+
+
+def test_it_is_not_fedavg() -> None:
+    training = Training(lr=0.05, batch_size=4)
+    ours, average = (world(c, Server(), training=training).inline() for c in (PFedMe, FedAvg))
+    for executor in (ours, average):
+        rounds(executor, 1, 4)
+    a, b = ours.server.state.weights, average.server.state.weights
+    assert not any(torch.equal(a[k], b[k]) for k in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("lam", 0.0), ("lam", -1.0), ("inner_steps", 0), ("personal_lr", 0.0), ("beta", 0.0)]
+)
+def test_wrong_settings_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(SettingsError, match=f"method.{setting}"):
+        if setting == "beta":
+            Server(beta=value)
+        else:
+            world(partial(PFedMe, **{setting: value}), Server())  # type: ignore[arg-type]
