@@ -62,6 +62,10 @@ class ClientModule(LightningModule):
 
     compares_features: ClassVar[bool] = False
     """Whether features of different clients meet, so that they need the same shape."""
+    needs_validation: ClassVar[bool] = False
+    """Whether every client must have validation examples."""
+    extra_stays: ClassVar[bool] = False
+    """Whether the extra tensors of a downlink stay on the CPU: they are more than a device should hold."""
 
     def __init__(self, net: Net, training: Training):
         super().__init__()

@@ -32,7 +32,13 @@ AT_LEAST_ONE = (
     "placement.threads",
     "checkpoint.keep",
 )
-AT_LEAST_ZERO = ("weight_decay", "checkpoint.every", "placement.gpus")
+AT_LEAST_ZERO = (
+    "weight_decay",
+    "checkpoint.every",
+    "placement.gpus",
+    "eval.holdout_clients",
+    "eval.finetune_epochs",
+)
 ABOVE_ZERO = ("lr", "lr_decay")
 SMALLEST_STORE = 75
 """MiB; Ray does not start with less."""
@@ -49,7 +55,7 @@ def check(settings: Settings) -> None:
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
     problems += [*_choices(values), *_length(settings), *_cohort(settings, broken)]
-    problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings)]
+    problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings), *_holdout(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -121,12 +127,13 @@ def _length(settings: Settings) -> Iterator[str]:
 
 
 def _cohort(settings: Settings, broken: set[str]) -> Iterator[str]:
-    if settings.clients < 1 or "fraction" in broken or settings.fraction == 1:
+    trained = settings.clients - max(settings.eval.holdout_clients, 0)
+    if trained < 1 or "fraction" in broken or settings.fraction == 1:
         return
     from pflsim.sampling import cohort_size  # here, since it loads torch, and most mistakes are found without
 
     try:
-        cohort_size(settings.clients, settings.fraction)
+        cohort_size(trained, settings.fraction)
     except SettingsError as error:
         yield str(error)
 
@@ -158,3 +165,12 @@ def _quick(settings: Settings) -> Iterator[str]:
     if quick is not None and quick != experiment:
         with_it = "without an experiment" if experiment is None else f"with +experiment={experiment}"
         yield f"+quick={quick} {with_it}: a quick form belongs to the experiment of its name, +experiment={quick}"
+
+
+def _holdout(settings: Settings) -> Iterator[str]:
+    held = settings.eval.holdout_clients
+    if settings.clients >= 1 and held >= settings.clients:
+        yield (
+            f"eval.holdout_clients={held} of clients={settings.clients} leaves nobody to train: expected at most "
+            f"{settings.clients - 1}"
+        )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO, get_args
 
 from pflsim.history import RoundMetrics
 from pflsim.metrics import Model, Scope
-from pflsim.summary import Figure, RunMeta, Summary
+from pflsim.summary import Figure, NewcomerFigures, RunMeta, Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,7 +65,8 @@ class Console:
     def start(self, folder: Path) -> None:
         """Say what is about to run, and where its results go."""
         meta = self.meta
-        self._print(f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients, "
+        held = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
+        self._print(f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{held}, "
                     f"{meta.rounds} rounds, seed {meta.seed}")  # fmt: skip
         self._print(f"run folder {folder}")
         self._print("accuracy: mean over clients, on their test data; worst: mean of the worst tenth of the clients")
@@ -112,6 +113,8 @@ class Console:
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
                     f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip
+        if summary.newcomers is not None:
+            self._print(f"newcomers    {self._newcomers(summary.newcomers)}")
         self._print(f"traffic      up {up}, down {down}")
         start = format_seconds(max(summary.seconds - rounds, 0))
         self._print(f"time         {format_seconds(summary.seconds)}: start {start}, "
@@ -148,6 +151,14 @@ class Console:
             return [self.dash] * 4
         stats = figure.stats
         return [str(figure.round), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
+
+    def _newcomers(self, figures: NewcomerFigures) -> str:
+        clients, epochs = self.meta.newcomers, self.meta.finetune_epochs
+        received, trained = (
+            self.dash if stats is None else f"{stats.mean:.4f}" for stats in (figures.received, figures.trained)
+        )
+        own = f"{epochs} epoch{'' if epochs == 1 else 's'} of their own"
+        return f"{clients} client{'' if clients == 1 else 's'}: {received} as received, {trained} after {own}"
 
     def _accuracy(self, metrics: RoundMetrics, model: Model, worst: bool) -> str:
         stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))

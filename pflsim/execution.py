@@ -67,8 +67,19 @@ class Executor(Protocol[Handle]):
         """Have the server fuse the replies, in the order of the client ids."""
         ...
 
-    def evaluate(self, judge: Judge) -> list[EvalRow]:
-        """Judge a model; changes nothing. No rows where the method has no global model."""
+    def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        """Judge a model; changes nothing. No rows where the method has no global model.
+
+        A personal model as received is made of what is in `sent`, or else of the downlinks as they now are.
+        """
+        ...
+
+    def join(self, clients: Sequence[int]) -> Sent[Handle]:
+        """Have the server make what it sends to clients that are new to it."""
+        ...
+
+    def finetune(self, round_number: int, sent: Sent[Handle], epochs: int) -> None:
+        """Have those clients receive and train for so many epochs; nothing comes back."""
         ...
 
     def downlink(self, handle: Handle) -> Message:

@@ -44,6 +44,10 @@ class Eval:
     """Judge the personal model both as the server sends it and after local training, whichever the method reports."""
     batch_size: int = 1024
     """Examples per forward pass."""
+    holdout_clients: int = 0
+    """The last so many clients take no part in training; they join after the last round and are judged as newcomers."""
+    finetune_epochs: int = 1
+    """Local epochs of a newcomer before it is judged again."""
 
 
 @dataclass

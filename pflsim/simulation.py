@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from pflsim.checkpoint import write_checkpoint
 from pflsim.execution import Executor, Judge, Sent, Trained
 from pflsim.trace import write_message, write_server
-from pflsim.types import EvalRow, RoundRecord, Split
+from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, Split
 
 Handle = TypeVar("Handle")
 
@@ -24,7 +24,7 @@ class Plan:
     Args:
         method: its name.
         cohorts: who takes part, round by round.
-        clients: N.
+        clients: N, those that train.
         splits: which splits are judged: test, and val where there is one.
         judged_phase: when a personal model is judged.
         received: judge personal models both as received and after local training.
@@ -35,6 +35,8 @@ class Plan:
         opening: all clients reply once before round 1.
         header: what a checkpoint says of the run.
         units: names of the fusion units, in their order, for the trace.
+        newcomers: clients that join after the last round.
+        finetune_epochs: how long they then train.
     """
 
     method: str
@@ -51,6 +53,8 @@ class Plan:
     opening: bool = False
     header: Mapping[str, str | int] | None = None
     units: tuple[str, ...] = ()
+    newcomers: tuple[int, ...] = ()
+    finetune_epochs: int = 1
 
     @property
     def rounds(self) -> int:
@@ -63,6 +67,10 @@ class Listener(Protocol):
 
     def round(self, record: RoundRecord) -> None:
         """A round is over."""
+        ...
+
+    def newcomers(self, record: NewcomerRecord) -> None:
+        """Newcomers have joined, after the last round; not called where the plan has none."""
         ...
 
 
@@ -80,11 +88,13 @@ class Simulation(Generic[Handle]):
         self.executor, self.plan, self.folder, self.listener = executor, plan, folder, listener
 
     def run(self) -> None:
-        """All rounds; round 0 is the opening, where the method has one."""
+        """All rounds; round 0 is the opening, where the method has one. Then newcomers join, where there are any."""
         if self.plan.opening:
             self.listener.round(self._opening())
         for round_number, cohort in enumerate(self.plan.cohorts, start=1):
             self.listener.round(self._round(round_number, cohort))
+        if self.plan.newcomers:
+            self.listener.newcomers(self._welcome())
 
     def _round(self, round_number: int, cohort: tuple[int, ...]) -> RoundRecord:
         seconds: dict[str, float] = {}
@@ -115,6 +125,17 @@ class Simulation(Generic[Handle]):
         if 0 in self.plan.trace_rounds:
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
+
+    def _welcome(self) -> NewcomerRecord:
+        plan = self.plan
+        sent = self.executor.join(plan.newcomers)
+        judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds)
+        received = self.executor.evaluate(judge, sent)
+        self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
+        down_bytes = sent.down_bytes
+        del sent  # the messages may go now
+        trained = self.executor.evaluate(replace(judge, phase="trained"))
+        return NewcomerRecord(plan.rounds, down_bytes, tuple(received), tuple(trained))
 
     def _is_due(self, round_number: int, every: int) -> bool:
         return round_number == self.plan.rounds or (every > 0 and round_number % every == 0)

@@ -11,7 +11,8 @@ from typing import Literal, get_args
 from pflsim.accounting import Traffic
 from pflsim.files import write_atomically
 from pflsim.history import RoundMetrics, finite
-from pflsim.metrics import AccuracyStats, Model, Phase, Scope
+from pflsim.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
+from pflsim.types import NewcomerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class RunMeta:
         judged_by: the model the method is judged by.
         judged_phase: when the personal model is judged: after the client's local training, or as received.
         evaluated_on: whose data the figures are about.
+        newcomers: how many of the clients are held out of the training, and of all figures but their own.
+        finetune_epochs: how long they train when they have joined.
     """
 
     method: str
@@ -40,6 +43,8 @@ class RunMeta:
     judged_by: Model = "personal"
     judged_phase: Phase = "trained"
     evaluated_on: Literal["all", "participants"] = "all"
+    newcomers: int = 0
+    finetune_epochs: int = 1
 
     def phase(self, model: Model) -> Phase:
         """When a model is judged; the global one always as the server sends it, for no client trains it."""
@@ -71,8 +76,31 @@ class ModelFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class NewcomerFigures:
+    """Test accuracy over the clients that joined after the last round: as received, and after their own training.
+
+    `down_bytes` is what they were sent, all together; it is no part of the run's traffic.
+    """
+
+    received: AccuracyStats | None
+    trained: AccuracyStats | None
+    down_bytes: int
+
+
+def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
+    """Sum newcomers up."""
+    received, trained = (
+        accuracy_stats([row for row in rows if row.split == "test"]) for rows in (record.received, record.trained)
+    )
+    return NewcomerFigures(received, trained, sum(record.down_bytes.values()))
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes."""
+    """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes.
+
+    `newcomers` is None where there are none, or not yet.
+    """
 
     complete: bool
     meta: RunMeta
@@ -81,10 +109,16 @@ class Summary:
     accuracy: dict[Model, ModelFigures]
     traffic: Traffic
     peak_rss_mb: float
+    newcomers: NewcomerFigures | None = None
 
 
 def summarise(
-    meta: RunMeta, history: Sequence[RoundMetrics], complete: bool, seconds: float, peak_rss_mb: float
+    meta: RunMeta,
+    history: Sequence[RoundMetrics],
+    complete: bool,
+    seconds: float,
+    peak_rss_mb: float,
+    newcomers: NewcomerFigures | None = None,
 ) -> Summary:
     """Summarise the rounds done so far; there may be none."""
     return Summary(
@@ -95,6 +129,7 @@ def summarise(
         accuracy={model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)},
         traffic=history[-1].traffic_total if history else Traffic(),
         peak_rss_mb=peak_rss_mb,
+        newcomers=newcomers,
     )
 
 
@@ -139,7 +174,17 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "accuracy": {model: _figures(figures) for model, figures in summary.accuracy.items()},
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
+        **_newcomers(summary),
     }
+
+
+def _newcomers(summary: Summary) -> dict[str, object]:
+    """Nothing where no client is held out."""
+    meta, found = summary.meta, summary.newcomers
+    if not meta.newcomers:
+        return {}
+    figures = {"received": None, "trained": None, "down_bytes": None} if found is None else asdict(found)
+    return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **figures}}
 
 
 def _figures(figures: ModelFigures) -> dict[str, dict[str, float] | None]:

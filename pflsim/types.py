@@ -74,6 +74,23 @@ class EvalRow:
 
 
 @dataclass(frozen=True, slots=True)
+class NewcomerRecord:
+    """What the clients that were kept out of training came to when they joined after it.
+
+    Args:
+        round: the last round, after which they joined.
+        down_bytes: the size of what the server sent each of them.
+        received: how their personal models did as sent.
+        trained: how they did after the newcomers' own fine-tuning.
+    """
+
+    round: int
+    down_bytes: Mapping[int, int]
+    received: tuple[EvalRow, ...]
+    trained: tuple[EvalRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoundRecord:
     """Everything that one round leaves for the tracker. `round` counts from 1."""
 

@@ -93,6 +93,36 @@ class ClientHost:
         up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
         return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds)
 
+    def finetune(
+        self, round_number: int, epochs: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
+    ) -> None:
+        """Have newcomers receive and train, one after the other: so many times the module's schedule, one epoch long
+        where it takes the run's length. Their replies go nowhere.
+
+        Args:
+            round_number: whose learning rate and random numbers they use.
+            epochs: how often, from 0.
+            clients: who they are.
+            positions: for each of them, the index of its message in `downlinks`.
+            downlinks: the messages, each once.
+        """
+        for client, at in zip(clients, positions, strict=True):
+            own, seed = self.shards[client], self.recipe.seed
+            with (
+                _told(client, round_number, "fine-tuning"),
+                torch_threads(self.recipe.threads),
+                seeded_global(seed, "train", client, round_number),
+            ):
+                self._wake(client, round_number)
+                self._receive(own, downlinks[at])
+                with _one_epoch(self.module):
+                    order = torch_generator(seed, "batches", client, round_number)
+                    for _ in range(epochs):
+                        train(self.module, own.train, order)
+                self.module.eval()
+                self.module.reply(own)
+                self.states[client] = snapshot(self.module.state_dict())
+
     def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
         """Have clients reply as they are, before the first round; changes nothing."""
         replies = [self._open(client) for client in clients]
@@ -170,7 +200,7 @@ class ClientHost:
         self.module.round_number = round_number
 
     def _receive(self, own: Shard, downlink: Message) -> None:
-        self.module.receive(_message_on(downlink, self.device))
+        self.module.receive(_message_on(downlink, self.device, extra=not self.module.extra_stays))
         self.module.adopt(own)
         if any(name.startswith("net.body.") for name in downlink.weights):  # a head alone moves no statistics
             self._recalibrate(own)
@@ -187,16 +217,27 @@ def _on(own: Shard, device: torch.device) -> Shard:
     return Shard(own.client, own.num_classes, move(own.train), move(own.val), move(own.test))
 
 
-def _message_on(message: Message, device: torch.device) -> Message:
-    """The message with its tensors where the module is, as anchors and losses need them."""
+def _message_on(message: Message, device: torch.device, extra: bool = True) -> Message:
+    """The message with its tensors where the module is, as losses need them; extra ones only if asked for."""
     if device.type == "cpu":
         return message
     prototypes = message.prototypes
     if prototypes is not None:
         prototypes = Prototypes(prototypes.means.to(device), prototypes.counts.to(device))
     weights = {name: tensor.to(device) for name, tensor in message.weights.items()}
-    extra = {name: tensor.to(device) for name, tensor in message.extra.items()}
-    return replace(message, weights=weights, prototypes=prototypes, extra=extra)
+    extras = {name: tensor.to(device) for name, tensor in message.extra.items()} if extra else message.extra
+    return replace(message, weights=weights, prototypes=prototypes, extra=extras)
+
+
+@contextmanager
+def _one_epoch(module: ClientModule) -> Iterator[None]:
+    """Where the module's schedule takes the run's length, that is one epoch inside the block."""
+    given = module.training_settings
+    module.training_settings = replace(given, local_epochs=1, local_steps=None)
+    try:
+        yield
+    finally:
+        module.training_settings = given
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -34,8 +34,16 @@ class InlineExecutor:
 
     def send(self, clients: Sequence[int]) -> Sent[Content]:
         """The server's messages."""
-        messages = self.server.downlinks(clients)
-        return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})
+        return _sent(self.server.downlinks(clients))
+
+    def join(self, clients: Sequence[int]) -> Sent[Content]:
+        """The server's messages to newcomers."""
+        return _sent(self.server.join(clients))
+
+    def finetune(self, round_number: int, sent: Sent[Content], epochs: int) -> None:
+        """Train newcomers, in turn."""
+        clients, messages = list(sent.downlinks), list(sent.downlinks.values())
+        self.host.finetune(round_number, epochs, clients, range(len(clients)), *messages)  # type: ignore[arg-type]
 
     def train(self, round_number: int, sent: Sent[Content]) -> Trained[Content]:
         """Train the clients that were sent something, in turn."""
@@ -52,7 +60,7 @@ class InlineExecutor:
         """Fuse."""
         self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
 
-    def evaluate(self, judge: Judge) -> list[EvalRow]:
+    def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
         if judge.model == "global":
             message = self.server.global_message()
@@ -60,8 +68,8 @@ class InlineExecutor:
                 [] if message is None else self.host.evaluate(judge, judge.clients, [0] * len(judge.clients), message)
             )
         if judge.phase == "received":
-            messages = self.server.downlinks(judge.clients)
-            return self.host.evaluate(judge, list(messages), range(len(messages)), *messages.values())
+            messages = (self.send(judge.clients) if sent is None else sent).downlinks
+            return self.host.evaluate(judge, list(messages), range(len(messages)), *messages.values())  # type: ignore[arg-type]
         return self.host.evaluate(judge, judge.clients, ())
 
     def downlink(self, handle: Content) -> Message:
@@ -85,3 +93,7 @@ class InlineExecutor:
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state."""
         yield from self.host.private_states().items()
+
+
+def _sent(messages: Mapping[int, Message]) -> Sent[Content]:
+    return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})

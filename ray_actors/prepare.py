@@ -82,8 +82,9 @@ def prepare(settings: Settings) -> Job:
     module = variants[0]
     check_variants(part_name(settings, "method"), variants)
     check_batches(module, partition, settings.batch_size)
+    check_validation(part_name(settings, "method"), module, partition)
     rule: ServerRule[Any] = make_rule()
-    federation = _federation(settings, partition, module)
+    federation = _federation(settings, partition, module, _trained(settings))
     rule.init(federation)
     if 0 in settings.trace.rounds and not rule.opening:
         raise SettingsError("trace.rounds: round 0 is the opening, which this method has not; rounds count from 1")
@@ -130,9 +131,14 @@ def _device(settings: Settings) -> str:
     return "cuda:0" if choice == "cuda" else "cpu"
 
 
-def _federation(settings: Settings, partition: Partition, module: ClientModule) -> Federation:
+def _trained(settings: Settings) -> int:
+    """How many clients train: all but the last ones, which are held out."""
+    return settings.clients - settings.eval.holdout_clients
+
+
+def _federation(settings: Settings, partition: Partition, module: ClientModule, clients: int) -> Federation:
     return Federation(
-        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(partition.train)),
+        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(partition.train[:clients])),
         initial=module.shared_tensors(),
         layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
         seed=settings.seed,
@@ -156,6 +162,8 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         judged_by=module.judged_by,
         judged_phase=module.judged_phase,
         evaluated_on=cast(Any, settings.eval.on),
+        newcomers=settings.eval.holdout_clients,
+        finetune_epochs=settings.eval.finetune_epochs,
     )
 
 
@@ -165,7 +173,7 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
     return Plan(
         method=meta.method,
         cohorts=tuple(_cohort(settings, t, rule) for t in rounds),
-        clients=settings.clients,
+        clients=_trained(settings),
         splits=splits,
         judged_phase=module.judged_phase,
         received=settings.eval.received,
@@ -177,13 +185,15 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
         opening=rule.opening,
         units=tuple(u.name for u in module.layout(rule.unit)),
+        newcomers=tuple(range(_trained(settings), settings.clients)),
+        finetune_epochs=settings.eval.finetune_epochs,
     )
 
 
 def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
     if rule.everyone(round_number, settings.rounds):
-        return tuple(range(settings.clients))
-    return cohort(settings.seed, round_number, settings.clients, settings.fraction)
+        return tuple(range(_trained(settings)))
+    return cohort(settings.seed, round_number, _trained(settings), settings.fraction)
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
@@ -245,6 +255,21 @@ def check_batches(module: ClientModule, partition: Partition, batch_size: int) -
         raise SettingsError(
             f"client {short[0]} has {len(partition.train[short[0]])} training examples, and a model with batch "
             f"normalisation needs at least {least}: use fewer clients, split.validation=0, or a model without it"
+        )
+
+
+def check_validation(method: str, module: ClientModule, partition: Partition) -> None:
+    """Hold the split to a method that uses validation examples.
+
+    Raises:
+        SettingsError: a client has none; names the client.
+    """
+    without = [client for client, rows in enumerate(partition.val) if not len(rows)]
+    if module.needs_validation and without:
+        raise SettingsError(
+            f"{method} needs validation examples at every client, but client {without[0]} has none (so do "
+            f"{len(without)} of {partition.clients}): set split.validation above 0, and give each client at least two "
+            "training examples"
         )
 
 

@@ -53,9 +53,9 @@ class RayExecutor:
             settled.append(host.settle.remote(recipe, data, rows, group))
         ray.get(settled)
 
-    def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+    def send(self, clients: Sequence[int], new: bool = False) -> Sent[ObjectRef]:
         """Have the server store the messages; the driver gets references and sizes."""
-        sent: dict[int, tuple[ObjectRef, int]] = ray.get(self.server.send.remote(clients))
+        sent: dict[int, tuple[ObjectRef, int]] = ray.get(self.server.send.remote(clients, new))
         return Sent({c: ref for c, (ref, _) in sent.items()}, {c: size for c, (_, size) in sent.items()})
 
     def train(self, round_number: int, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
@@ -75,7 +75,19 @@ class RayExecutor:
         """Hand the references to the server and wait for it."""
         ray.get(self.server.fuse.remote(*trained.uplinks))
 
-    def evaluate(self, judge: Judge) -> list[EvalRow]:
+    def join(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+        """Have the server store what newcomers are sent."""
+        return self.send(clients, new=True)
+
+    def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
+        """Train newcomers on all hosts at once."""
+        started = []
+        for host, clients in self._by_host(sent.downlinks):
+            positions, unique = _unique([sent.downlinks[c] for c in clients])
+            started.append(host.finetune.remote(round_number, epochs, clients, positions, *unique))
+        ray.get(started)
+
+    def evaluate(self, judge: Judge, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""
         handles: Mapping[int, Any] = {}
         if judge.model == "global":
@@ -84,7 +96,7 @@ class RayExecutor:
                 return []
             handles = dict.fromkeys(judge.clients, message)
         elif judge.phase == "received":
-            handles = self.send(judge.clients).downlinks
+            handles = (self.send(judge.clients) if sent is None else sent).downlinks
         pending = []
         for host, clients in self._by_host(judge.clients):
             positions, unique = _unique([handles[c] for c in clients]) if handles else ([], [])

@@ -27,6 +27,12 @@ class RemoteHost:
         """As `ClientHost.train`."""
         return self.host.train(round_number, clients, positions, *downlinks)
 
+    def finetune(
+        self, round_number: int, epochs: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
+    ) -> None:
+        """As `ClientHost.finetune`."""
+        self.host.finetune(round_number, epochs, clients, positions, *downlinks)
+
     def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
         """As `ClientHost.open`."""
         return self.host.open(clients)

@@ -34,11 +34,13 @@ class RemoteServer:
         """As `ServerHost.saved_state`."""
         return self.host.saved_state()
 
-    def send(self, clients: Sequence[int]) -> dict[int, tuple[ObjectRef, int]]:
-        """For each client a reference to its message and the size in bytes; a message for many is stored once."""
+    def send(self, clients: Sequence[int], new: bool = False) -> dict[int, tuple[ObjectRef, int]]:
+        """For each client (they may be `new`) a reference to its message and the size in bytes; a message for many is
+        stored once.
+        """
         stored: dict[tuple[int | None, ...], tuple[ObjectRef, int]] = {}
         sent: dict[int, tuple[ObjectRef, int]] = {}
-        messages = self.host.downlinks(clients)
+        messages = self.host.join(clients) if new else self.host.downlinks(clients)
         for client, message in messages.items():
             key = identity(message)
             if key not in stored:

@@ -20,7 +20,7 @@ from pflsim.simulation import Simulation
 from pflsim.summary import Summary
 from pflsim.tracking.run_folder import create_run_folder, write_config
 from pflsim.tracking.tracker import Tracker
-from pflsim.types import RoundRecord
+from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, describe, prepare
 
@@ -99,6 +99,9 @@ class _Listener:
 
     def round(self, record: RoundRecord) -> None:
         self.console.round(self.tracker.round(record))
+
+    def newcomers(self, record: NewcomerRecord) -> None:
+        self.tracker.newcomers(record)
 
 
 def _write_head(folder: Path, job: Job) -> None:

@@ -30,6 +30,11 @@ class ServerHost:
         with torch_threads(self.threads):
             return self.rule.downlinks(self.state, clients)
 
+    def join(self, clients: Sequence[int]) -> dict[int, Message]:
+        """The messages to clients that are new."""
+        with torch_threads(self.threads):
+            return {client: self.rule.join(self.state, client) for client in clients}
+
     def fuse(self, *uplinks: Sequence[Uplink]) -> int:
         """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival; returns how many."""
         ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)

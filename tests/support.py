@@ -20,7 +20,7 @@ from pflsim.execution import Executor
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.simulation import Plan
-from pflsim.types import ClientInfo, RoundRecord
+from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
 from ray_actors.recipe import Recipe
 
@@ -133,9 +133,13 @@ class Records:
 
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
+        self.joined: list[NewcomerRecord] = []
 
     def round(self, record: RoundRecord) -> None:
         self.records.append(record)
+
+    def newcomers(self, record: NewcomerRecord) -> None:
+        self.joined.append(record)
 
 
 def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:

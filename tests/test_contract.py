@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning import Trainer
-from support import rounds, same, states
+from support import Records, rounds, same, states
 
 from launch import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
@@ -23,6 +24,7 @@ from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.params import Selector
 from pflsim.seeding import seeded_global, torch_generator
+from pflsim.simulation import Simulation
 from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor
 from ray_actors.placement import Layout
@@ -179,8 +181,9 @@ def test_batch_norm(method: str) -> None:
         module = executor.host.module
         norms = set(Selector(("",), norms="only").parameters(module)) & set(module.shared_parameters())
         for message in executor.server.downlinks(range(4)).values():
-            assert not any("num_batches" in key for key in message.weights)
-            travels = any("running" in key for key in message.weights)
+            names = [*message.weights, *message.extra]
+            assert not any("num_batches" in key for key in names)
+            travels = any("running" in key for key in names)
             assert travels == (buffers == "aggregate" and bool(norms))
 
 
@@ -202,6 +205,39 @@ def test_equal_on_actors(method: str, pool: Pool) -> None:
         rounds(e, 2, 4, fraction=0.75)
     assert same(states(executor), states(alone))
     assert equal(executor.server_state(), alone.server_state())
+
+
+def test_newcomers(method: str, pool: Pool, tmp_path: Path) -> None:
+    """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
+    made = job(method, "eval.holdout_clients=1")
+    on_actors = RayExecutor(
+        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout(((0, 3), (1, 2)), 1, 0), pool
+    )
+    on_actors.start()
+    alone, heard = inline(made), []
+    before = states(alone)[3]
+    for executor in (alone, on_actors):
+        records = Records()
+        Simulation(executor, made.plan, tmp_path / str(len(heard)), records).run()
+        heard.append(records)
+    assert heard[0].joined == heard[1].joined and same(states(alone), states(on_actors))
+    assert [info.id for info in made.federation.clients] == [0, 1, 2]
+    for record in heard[0].records:
+        rows = {row.client for row in record.evaluations}
+        assert {*record.cohort, *record.down_bytes, *rows, *(r.client for r in record.reports)} <= {0, 1, 2}
+    (joined,) = heard[0].joined
+    assert joined.down_bytes == {3: counted(alone.server.join([3])[3])}
+    for rows in (joined.received, joined.trained):
+        assert {(row.client, row.split) for row in rows} == {(3, "test"), (3, "val")}
+        assert all(row.total > 0 and row.loss == row.loss for row in rows)
+    assert not same({3: before}, {3: states(alone)[3]})
+
+    no_epochs, records = inline(made), Records()
+    Simulation(no_epochs, replace(made.plan, finetune_epochs=0), tmp_path / "none", records).run()
+    (left,) = records.joined
+    assert left.received == joined.received
+    assert [(r.correct, r.loss) for r in left.trained] == [(r.correct, r.loss) for r in left.received]
+    assert left.trained != joined.trained
 
 
 class Epochs:

@@ -1,4 +1,8 @@
-"""Hypernetworks, one per client, as stacked tensors: an embedding, hidden layers with ReLU, linear heads."""
+"""Hypernetworks as stacked tensors: embeddings, hidden layers with ReLU, linear heads.
+
+Either every client has one of its own (pFedLA), or all have one in common, that each client sees through its own
+embedding (pFedHN).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,17 @@ class Linear:
     """A linear layer of every hypernetwork.
 
     Args:
-        weight: [N, out, in].
-        bias: [N, out].
+        weight: [N, out, in], or [1, out, in] where it is common to all.
+        bias: [N, out], or [1, out].
     """
 
     weight: Tensor
     bias: Tensor
 
     def __call__(self, inputs: Float[Tensor, "N in_"]) -> Float[Tensor, "N out"]:
-        """Each row through its own layer."""
+        """Each row through its own layer, or all through the common one."""
+        if len(self.weight) < len(inputs):
+            return functional.linear(inputs, self.weight[0], self.bias[0])
         return torch.einsum("noi,ni->no", self.weight, inputs) + self.bias
 
 
@@ -61,12 +67,40 @@ def draw(clients: int, embedding: int, hidden: Sequence[int], outputs: Sequence[
     """
     generators = [torch_generator(seed, "hypernetwork", client) for client in range(clients)]
     v = torch.stack([torch.randn(embedding, generator=g) for g in generators])
+    return _drawn(v, generators, hidden, outputs)
+
+
+def draw_common(
+    clients: int, embedding: int, hidden: Sequence[int], start: Sequence[Tensor], seed: int
+) -> Hypernetworks:
+    """Draw one hypernetwork for N clients, each with an embedding of its own.
+
+    Args:
+        clients: N.
+        embedding: E, the width of an embedding.
+        hidden: widths of the hidden layers.
+        start: what each head gives before it has learnt anything, one tensor of any shape for each.
+        seed: the run's seed.
+
+    Returns:
+        As of `draw`, but layers have one row, [1, ...], and the biases of the heads are `start`, flattened.
+    """
+    v = [torch.randn(embedding, generator=torch_generator(seed, "hypernetwork", client)) for client in range(clients)]
+    drawn = _drawn(torch.stack(v), [torch_generator(seed, "hypernetwork")], hidden, [s.numel() for s in start])
+    heads = tuple(Linear(h.weight, s.reshape(1, -1).clone()) for h, s in zip(drawn.heads, start, strict=True))
+    return Hypernetworks(drawn.embeddings, drawn.hidden, heads)
+
+
+def _drawn(
+    v: Tensor, generators: Sequence[torch.Generator], hidden: Sequence[int], outputs: Sequence[int]
+) -> Hypernetworks:
+    """Layers with a row from every generator."""
     layers: list[Linear] = []
-    width = embedding
+    width = v.shape[1]
     for out in hidden:
         layers.append(Linear(_uniform(generators, (out, width), width), _uniform(generators, (out,), width)))
         width = out
-    heads = [Linear(_uniform(generators, (out, width), width), torch.ones(clients, out)) for out in outputs]
+    heads = [Linear(_uniform(generators, (out, width), width), torch.ones(len(generators), out)) for out in outputs]
     return Hypernetworks(v, tuple(layers), tuple(heads))
 
 
@@ -76,18 +110,65 @@ def level(nets: Hypernetworks) -> Hypernetworks:
     return Hypernetworks(nets.embeddings, nets.hidden, heads)
 
 
-def outputs(nets: Hypernetworks) -> list[Tensor]:
-    """The outputs [N, out] of every head (pFedLA eq. 4, before the scores are made weights)."""
+def features(nets: Hypernetworks) -> Tensor:
+    """What the heads see: the embeddings after the hidden layers, [N, width]."""
     x = nets.embeddings
     for layer in nets.hidden:
         x = functional.relu(layer(x))
+    return x
+
+
+def outputs(nets: Hypernetworks) -> list[Tensor]:
+    """The outputs [N, out] of every head (pFedLA eq. 4, before the scores are made weights)."""
+    x = features(nets)
     return [head(x) for head in nets.heads]
 
 
 def select(nets: Hypernetworks, clients: Sequence[int]) -> Hypernetworks:
     """The hypernetworks of these clients; copies."""
     index = torch.tensor(clients, dtype=torch.int64)
-    return _rebuilt(nets, [tensor[index] for tensor in tensors(nets)])
+    return rebuilt(nets, [tensor[index] for tensor in tensors(nets)])
+
+
+def see(nets: Hypernetworks, embeddings: Tensor) -> Hypernetworks:
+    """A common hypernetwork with other embeddings, [K, E]; its layers are the same tensors."""
+    return Hypernetworks(embeddings, nets.hidden, nets.heads)
+
+
+def pull_back(
+    nets: Hypernetworks, clients: Sequence[int], back: Callable[[int, Sequence[int]], Tensor], chunk: int = 8
+) -> Hypernetworks:
+    """The gradients of Σ_i ⟨h(v_i; φ), b_i⟩ for a common hypernetwork h: its Jacobians times vectors b_i.
+
+    Heads are linear, so their part is written out, head by head for a few clients at a time; the hidden layers' part is
+    a backward pass from the features. So only a few clients' b exist at once beside the result.
+
+    Args:
+        nets: the common hypernetwork with all N embeddings.
+        clients: the K clients.
+        back: the number of a head and some places 0..K−1 → b of those clients, [places, out].
+        chunk: how many clients at a time.
+
+    Returns:
+        Gradients in the form of hypernetworks: of the embeddings by row, [N, E], 0 for other clients; of φ the sum over
+        the K clients.
+    """
+    index = torch.tensor(clients, dtype=torch.int64)
+    with torch.enable_grad():
+        inner = [nets.embeddings[index].requires_grad_()]
+        inner += [t.detach().requires_grad_() for layer in nets.hidden for t in (layer.weight, layer.bias)]
+        x = features(rebuilt(nets, [*inner, *(t for head in nets.heads for t in (head.weight, head.bias))]))
+    seen, onward, heads = x.detach(), torch.zeros_like(x), []
+    for number, head in enumerate(nets.heads):
+        weight, bias = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
+        for places in torch.arange(len(clients)).split(chunk):
+            b = back(number, places.tolist())
+            onward[places] += b @ head.weight[0]
+            weight[0].addmm_(b.T, seen[places])
+            bias[0].add_(b.sum(0))
+        heads += [weight, bias]
+    of_v, *of_hidden = torch.autograd.grad(x, inner, onward)
+    return rebuilt(nets, [torch.zeros_like(nets.embeddings).index_copy(0, index, of_v), *of_hidden, *heads])
 
 
 def descend(
@@ -107,9 +188,9 @@ def descend(
     index = torch.tensor(clients, dtype=torch.int64)
     with torch.enable_grad():
         before = [tensor[index].requires_grad_() for tensor in tensors(nets)]
-        gradients = torch.autograd.grad(objective(outputs(_rebuilt(nets, before))), before)
+        gradients = torch.autograd.grad(objective(outputs(rebuilt(nets, before))), before)
     after = [b.detach() - lr * g for b, g in zip(before, gradients, strict=True)]
-    return _rebuilt(nets, [t.index_copy(0, index, a) for t, a in zip(tensors(nets), after, strict=True)])
+    return rebuilt(nets, [t.index_copy(0, index, a) for t, a in zip(tensors(nets), after, strict=True)])
 
 
 def tensors(nets: Hypernetworks) -> list[Tensor]:
@@ -117,7 +198,7 @@ def tensors(nets: Hypernetworks) -> list[Tensor]:
     return [nets.embeddings, *(t for layer in (*nets.hidden, *nets.heads) for t in (layer.weight, layer.bias))]
 
 
-def _rebuilt(like: Hypernetworks, values: list[Tensor]) -> Hypernetworks:
+def rebuilt(like: Hypernetworks, values: Sequence[Tensor]) -> Hypernetworks:
     """Hypernetworks of the tensors that `tensors` lists."""
     layers = [Linear(weight, bias) for weight, bias in zip(values[1::2], values[2::2], strict=True)]
     depth = len(like.hidden)

@@ -72,6 +72,15 @@ class ServerRule(ABC, Generic[State]):
         """What several clients are sent; for rules that do it better for all at once than one by one."""
         return {client: self.downlink(state, client) for client in clients}
 
+    def join(self, state: State, client: int) -> Message:
+        """What a client is sent that is new when the training is over, and in none of the state's tables.
+
+        By default the one model for all, where there is one, or nothing.
+        """
+        del client
+        weights = self.global_weights(state)
+        return Message() if weights is None else Message(weights=weights)
+
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The state after a round; uplinks come in the order of the client ids."""

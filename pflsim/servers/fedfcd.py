@@ -93,6 +93,10 @@ class FedFCD(ServerRule[State]):
         del client
         return Message(weights=state.head, prototypes=state.means if self.feature_alignment else None)
 
+    def join(self, state: State, client: int) -> Message:
+        """φ_g and the global means, as everyone is sent them."""
+        return self.downlink(state, client)
+
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """One training of the head, and the global means."""
         after = replace(state, fusions=state.fusions + 1)

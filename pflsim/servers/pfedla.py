@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
-from pflsim.fusion.layerwise import flatten_unit, mix_unit
+from pflsim.fusion.layerwise import flatten_unit, mix_unit, stack
+from pflsim.fusion.means import uniform_mean
 from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
@@ -104,6 +105,12 @@ class PFedLA(ServerRule[State]):
             for row, part in zip(rows, mix_unit(table, unit, alpha[rows, number]), strict=True):
                 mixtures[row].update(part)
         return {client: Message(weights=m) for client, m in zip(clients, mixtures, strict=True)}
+
+    def join(self, state: State, client: int) -> Message:
+        """The mean of all clients' last parameters: a newcomer has no weights of its own."""
+        del client
+        rows = list(state.table.values())
+        return Message(weights={key: uniform_mean(stack(rows, key)) for unit in state.units for key in unit.keys})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """A step of the hypernetworks of those who replied, all from the same table; then their rows of the table."""

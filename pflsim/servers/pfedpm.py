@@ -39,6 +39,10 @@ class PFedPM(ServerRule[State]):
         del client
         return Message(prototypes=state.features)
 
+    def join(self, state: State, client: int) -> Message:
+        """The global features, as everyone is sent them."""
+        return self.downlink(state, client)
+
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The count-weighted mean of what was sent; classes that were not sent stay."""
         if not uplinks:

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from pflsim.accounting import Traffic, client_traffic
-from pflsim.types import RoundRecord
+from pflsim.types import NewcomerRecord, RoundRecord
 
 COLUMNS = ("round", "client", "split", "model", "phase", "correct", "total", "loss", "up_bytes", "down_bytes")
 
@@ -36,6 +36,13 @@ class PerClientFile:
         for client, counts in sorted(lines, key=lambda line: line[0]):
             bytes_of = traffic.get(client, Traffic())
             self._writer.writerow((record.round, client, *counts, bytes_of.up_bytes, bytes_of.down_bytes))
+        self._file.flush()
+
+    def write_newcomers(self, record: NewcomerRecord) -> None:
+        """Append what newcomers came to: their model is called "newcomer"; they have sent nothing."""
+        for row in sorted((*record.received, *record.trained), key=lambda row: (row.client, row.split, row.phase)):
+            counts = (row.client, row.split, "newcomer", row.phase, row.correct, row.total, row.loss)
+            self._writer.writerow((record.round, *counts, 0, record.down_bytes[row.client]))
         self._file.flush()
 
     def close(self) -> None:

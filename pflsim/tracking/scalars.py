@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pflsim.history import RoundMetrics
 from pflsim.metrics import AccuracyStats
+from pflsim.summary import NewcomerFigures
 
 STATISTICS = tuple(f.name for f in fields(AccuracyStats) if f.name != "clients")
 
@@ -38,6 +39,13 @@ class TensorBoard:
         for tag, value in scalars(metrics).items():
             self._writer.add_scalar(tag, value, metrics.round)
         self._writer.add_scalar("memory/held_mb", memory_mb, metrics.round)
+        self._writer.flush()
+
+    def write_newcomers(self, figures: NewcomerFigures, round_number: int) -> None:
+        """Append what newcomers came to, as `newcomer/test/<phase>/<statistic>`."""
+        for phase, stats in (("received", figures.received), ("trained", figures.trained)):
+            for name in STATISTICS if stats is not None else ():
+                self._writer.add_scalar(f"newcomer/test/{phase}/{name}", getattr(stats, name), round_number)
         self._writer.flush()
 
     def close(self) -> None:

@@ -10,10 +10,10 @@ from types import TracebackType
 from pflsim.accounting import Ledger
 from pflsim.history import RoundMetrics, round_metrics, to_line
 from pflsim.memory import MemorySampler
-from pflsim.summary import RunMeta, Summary, summarise, write_summary
+from pflsim.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
 from pflsim.tracking.per_client import PerClientFile
 from pflsim.tracking.scalars import TensorBoard
-from pflsim.types import RoundRecord
+from pflsim.types import NewcomerRecord, RoundRecord
 
 
 class Tracker:
@@ -36,6 +36,7 @@ class Tracker:
         self._watch = watch
         self._start = time.perf_counter()
         self._summary: Summary | None = None
+        self._newcomers: NewcomerFigures | None = None
         self._lines = (folder / "metrics.jsonl").open("x", encoding="utf-8")
         self._per_client = PerClientFile(folder / "per_client.csv")
         self._tensorboard = TensorBoard(folder / "tb")
@@ -58,6 +59,13 @@ class Tracker:
             self._watch(metrics)
         return metrics
 
+    def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
+        """Write down what newcomers came to and return it; it is no part of any other figure, nor of the traffic."""
+        self._newcomers = newcomer_figures(record)
+        self._per_client.write_newcomers(record)
+        self._tensorboard.write_newcomers(self._newcomers, record.round)
+        return self._newcomers
+
     def close(self, complete: bool) -> Summary:
         """Write summary.json and close the files; a second call changes nothing and returns the same summary.
 
@@ -67,7 +75,8 @@ class Tracker:
         if self._summary is None:
             self.memory.sample(force=True)
             seconds = time.perf_counter() - self._start
-            self._summary = summarise(self.meta, self.history, complete, seconds, self.memory.peak_mb)
+            figures = self._newcomers
+            self._summary = summarise(self.meta, self.history, complete, seconds, self.memory.peak_mb, figures)
             write_summary(self.folder, self._summary)
             self._lines.close()
             self._per_client.close()

@@ -40,6 +40,7 @@ def settings_with(**changes: Any) -> Settings:
         {"checkpoint__every": 0, "checkpoint__keep": 1},
         {"names": {"experiment": "a", "quick": "a"}},
         {"names": {"experiment": "a"}},
+        {"eval__holdout_clients": 9, "eval__finetune_epochs": 0},
     ],
 )
 def test_what_is_right(changes: dict[str, Any]) -> None:
@@ -53,6 +54,10 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
         ({"clients": 0}, "clients=0: expected a whole number of at least 1"),
         ({"rounds": -1}, "rounds=-1"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"eval__holdout_clients": 10}, "eval.holdout_clients=10 of clients=10 leaves nobody .* at most 9"),
+        ({"eval__holdout_clients": -1}, "eval.holdout_clients=-1: expected a number of at least 0"),
+        ({"eval__finetune_epochs": -1}, "eval.finetune_epochs=-1: expected a number of at least 0"),
+        ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 of 5 clients selects nobody"),
         ({"local_steps": 0}, "local_steps=0"),
         ({"local_epochs": 0}, "local_epochs=0"),
         ({"lr": 0.0}, "lr=0.0: expected a number above 0"),

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from pflsim.fusion.hypernetwork import Hypernetworks, Linear, descend, draw, level, outputs, select, tensors
+from pflsim.fusion.hypernetwork import (
+    Hypernetworks,
+    Linear,
+    descend,
+    draw,
+    draw_common,
+    level,
+    outputs,
+    pull_back,
+    rebuilt,
+    see,
+    select,
+    tensors,
+)
 
 NETS = draw(clients=5, embedding=4, hidden=(6, 3), outputs=(5, 2), seed=3)
 
@@ -100,3 +113,38 @@ def doubled(nets: Hypernetworks) -> Hypernetworks:
         tuple(Linear(x.weight.double(), x.bias.double()) for x in part) for part in (nets.hidden, nets.heads)
     )
     return Hypernetworks(nets.embeddings.double(), hidden, heads)
+
+
+# One hypernetwork for all ---------------------------------------------------------------------------------------------
+
+COMMON = draw_common(clients=5, embedding=4, hidden=(6, 3), start=(torch.ones(2, 3), torch.zeros(4)), seed=3)
+
+
+def test_a_common_hypernetwork_has_one_row_of_layers_and_an_embedding_for_each() -> None:
+    assert COMMON.embeddings.shape == (5, 4) and torch.equal(COMMON.embeddings, NETS.embeddings)
+    assert [tuple(t.shape) for t in tensors(COMMON)[1:]] == [
+        (1, 6, 4), (1, 6), (1, 3, 6), (1, 3), (1, 6, 3), (1, 6), (1, 4, 3), (1, 4)
+    ]  # fmt: skip
+    assert torch.equal(COMMON.heads[0].bias, torch.ones(1, 6)) and torch.equal(COMMON.heads[1].bias, torch.zeros(1, 4))
+
+
+def test_common_outputs_are_those_of_equal_hypernetworks() -> None:
+    """As if every client had a copy; also for one client, and for embeddings of nobody."""
+    copies = rebuilt(COMMON, [t if len(t) == 5 else t.expand(5, *t.shape[1:]) for t in tensors(COMMON)])
+    for found, expected in zip(outputs(COMMON), outputs(copies), strict=True):
+        torch.testing.assert_close(found, expected)
+    for found, expected in zip(outputs(see(COMMON, COMMON.embeddings[2:3])), outputs(copies), strict=True):
+        torch.testing.assert_close(found[0], expected[2])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+def test_pull_back_is_the_gradient_that_autograd_finds(chunk: int) -> None:
+    values = [t.double().requires_grad_() for t in tensors(COMMON)]
+    nets, clients = rebuilt(COMMON, values), [4, 0, 3]
+    back = [torch.randn(3, 6).double(), torch.randn(3, 4).double()]
+    total = sum((out[torch.tensor(clients)] * b).sum() for out, b in zip(outputs(nets), back, strict=True))
+    expected = torch.autograd.grad(total, values)
+    plain = rebuilt(COMMON, [v.detach() for v in values])
+    found = tensors(pull_back(plain, clients, lambda number, places: back[number][torch.tensor(places)], chunk))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)

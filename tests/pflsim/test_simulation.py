@@ -56,8 +56,16 @@ class Recorder:
         self.events.append(("fuse", len(trained.uplinks)))
         self.fused += 1
 
-    def evaluate(self, judge: Judge) -> list[EvalRow]:
-        assert not any(ref() for ref in self.alive), "the messages of the round are still held"
+    def join(self, clients: Sequence[int]) -> Sent[Handle]:
+        self.events.append(("join", tuple(clients)))
+        return Sent({c: self.handle(Message()) for c in clients}, dict.fromkeys(clients, 5))
+
+    def finetune(self, round_number: int, sent: Sent[Handle], epochs: int) -> None:
+        self.events.append(("finetune", round_number, tuple(sent.downlinks), epochs))
+
+    def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        held = [ref() for ref in self.alive if ref() is not None]
+        assert held == ([] if sent is None else list(sent.downlinks.values())), "messages of the round are still held"
         self.events.append(("evaluate", judge.model, judge.phase, judge.clients, judge.splits, judge.round_number))
         return [] if judge.model == "global" else [EvalRow(c, "test", "personal", judge.phase, 1, 2, 0.5) for c in (0,)]
 
@@ -175,3 +183,23 @@ def test_nothing_is_written_without_trace_and_before_the_last_round(tmp_path: Pa
 
     Simulation(Recorder(), PLAN, tmp_path, Stop()).run()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
+    recorder, records = simulate(tmp_path, clients=3, newcomers=(3, 4), finetune_epochs=2, splits=("test", "val"))
+    last = max(at for at, event in enumerate(recorder.events) if event[0] == "save")
+    assert recorder.events[last + 1 :] == [
+        ("join", (3, 4)),
+        ("evaluate", "personal", "received", (3, 4), ("test", "val"), 5),
+        ("finetune", 6, (3, 4), 2),
+        ("evaluate", "personal", "trained", (3, 4), ("test", "val"), 5),
+    ]
+    (joined,) = records.joined
+    assert (joined.round, joined.down_bytes) == (5, {3: 5, 4: 5})
+    assert [row.phase for row in (*joined.received, *joined.trained)] == ["received", "trained"]
+    assert len(records.records) == 5
+
+
+def test_without_newcomers_nobody_joins(tmp_path: Path) -> None:
+    recorder, records = simulate(tmp_path)
+    assert not records.joined and not any(event[0] in ("join", "finetune") for event in recorder.events)

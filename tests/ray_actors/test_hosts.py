@@ -399,3 +399,12 @@ def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
     one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
                   for c, s in one.states.items()}  # fmt: skip
     assert all(row.correct == 0 and row.total > 0 for row in one.evaluate(PERSONAL, ALL, ()))
+
+
+def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_for_it() -> None:
+    """All others go to the device; here one that stores nothing."""
+    tensors = {"a": torch.ones(2)}
+    message, device = Message(weights=tensors, extra=tensors), torch.device("meta")
+    moved, left = client_host._message_on(message, device), client_host._message_on(message, device, extra=False)
+    assert moved.weights["a"].is_meta and moved.extra["a"].is_meta and left.weights["a"].is_meta
+    assert left.extra["a"] is tensors["a"]

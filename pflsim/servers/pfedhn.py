@@ -1,0 +1,148 @@
+"""The server of pFedHN: one hypernetwork that makes every client's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pflsim.errors import SettingsError
+from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, outputs, pull_back, rebuilt, see, tensors
+from pflsim.fusion.layerwise import stack
+from pflsim.fusion.means import weighted_mean
+from pflsim.messages import Message, Uplink
+from pflsim.params import UnitKind
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import Tensors
+from pflsim.validate import non_negative
+
+CHUNK = 8
+"""How many clients' weights are worked on at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the server keeps.
+
+    Args:
+        names, shapes: of the generated tensors, in the order of the heads.
+        nets: the embeddings v of all clients and the common hypernetwork φ, a head for every tensor.
+        velocity: the momentum of each of them.
+        statistics: running statistics of normalisation layers, where they travel.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    nets: Hypernetworks
+    velocity: Hypernetworks
+    statistics: Tensors
+
+
+class PFedHN(ServerRule[State]):
+    """θ_i = h(v_i; φ), one hypernetwork h for all clients (Shamsian et al. 2021, Algorithm 1).
+
+    After the client's training, with Δ_i = θ_i(after) − θ_i, φ and v_i take a step of gradient descent with
+    (∇θ_i)ᵀ(−Δ_i), so that θ_i moves towards the trained model.
+
+    Args:
+        embedding: E, the width of an embedding; None: ⌊1 + N/4⌋, as in the paper.
+        hidden: widths of the hidden layers (ReLU); the paper: 3 of 100.
+        hn_lr: the step of φ and v, ≥ 0; the authors: 0.01.
+        hn_momentum: in [0, 1); the authors: 0.9.
+        hn_weight_decay: ≥ 0; the authors: 0.001.
+
+    Notes:
+        Algorithm 1 prints the step as φ − α·∇φ θ_iᵀ Δ_i, which is away from the trained model; eq. 4 and the authors'
+        code have it the other way round, as here.
+        The paper has one client a round. With K clients all products are taken at the same φ; φ moves by their mean,
+        and an embedding, which is one client's alone, by its own. With K = 1 that is Algorithm 1. Momentum and decay
+        go on for embeddings of absent clients, as in the authors' optimiser.
+        Heads start with the common initial model as their bias, so that clients start near it, as in every method here,
+        and normalisation layers near 1; weights are drawn as torch draws them. The authors' code has one more linear
+        layer before the heads, which makes no other function of the embedding, and clips gradients at a norm of 50.
+        Running statistics of normalisation layers have no gradient: everyone is sent their mean over the clients of the
+        round by examples (buffers=aggregate), or they stay where they are.
+    """
+
+    unit: UnitKind = "tensor"
+
+    def __init__(
+        self,
+        *,
+        embedding: int | None = None,
+        hidden: Sequence[int] = (100, 100, 100),
+        hn_lr: float = 0.01,
+        hn_momentum: float = 0.9,
+        hn_weight_decay: float = 0.001,
+    ):
+        if (embedding is not None and embedding < 1) or any(width < 1 for width in hidden):
+            raise SettingsError(f"method.embedding={embedding}, method.hidden={list(hidden)}: widths are at least 1")
+        if not 0 <= hn_momentum < 1:
+            raise SettingsError(f"method.hn_momentum={hn_momentum} must be in [0, 1)")
+        self.embedding, self.hidden, self.momentum = embedding, tuple(hidden), hn_momentum
+        self.lr = non_negative("method.hn_lr", hn_lr)
+        self.decay = non_negative("method.hn_weight_decay", hn_weight_decay)
+
+    def init(self, federation: Federation) -> State:
+        """A new hypernetwork around the initial model."""
+        clients, initial = len(federation.clients), federation.initial
+        names = tuple(key for unit in federation.layouts["tensor"] for key in unit.parameters)
+        width = self.embedding or int(1 + clients / 4)
+        nets = draw_common(clients, width, self.hidden, [initial[name] for name in names], federation.seed)
+        still = rebuilt(nets, [torch.zeros_like(t) for t in tensors(nets)])
+        statistics = {key: value for key, value in initial.items() if key not in names}
+        return State(names, tuple(tuple(initial[name].shape) for name in names), nets, still, statistics)
+
+    def downlink(self, state: State, client: int) -> Message:
+        """The client's generated weights."""
+        return self.downlinks(state, [client])[client]
+
+    def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
+        """Generated weights of several clients."""
+        index = torch.tensor(clients, dtype=torch.int64)
+        made = (w for rows in index.split(CHUNK) for w in generated(state, state.nets.embeddings[rows]))
+        return {c: Message(weights={**w, **state.statistics}) for c, w in zip(clients, made, strict=True)}
+
+    def join(self, state: State, client: int) -> Message:
+        """What the mean embedding generates: a newcomer has none of its own."""
+        del client
+        (weights,) = generated(state, state.nets.embeddings.mean(0, keepdim=True))
+        return Message(weights={**weights, **state.statistics})
+
+    def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
+        """One step of φ and the embeddings, and the mean of the running statistics."""
+        if not uplinks:
+            return state
+        clients, nets = [u.client for u in uplinks], state.nets
+
+        def back(number: int, places: Sequence[int]) -> Tensor:  # −Δ of one tensor for a few clients
+            v = nets.embeddings[torch.tensor([clients[place] for place in places])]
+            (sent,) = outputs(Hypernetworks(v, nets.hidden, nets.heads[number : number + 1]))
+            return sent - torch.stack([uplinks[place].weights[state.names[number]].flatten() for place in places])
+
+        of_v, *of_phi = tensors(pull_back(nets, clients, back, CHUNK))
+        gradients = [of_v, *(g / len(clients) for g in of_phi)]
+        moved, velocity = [], []
+        for value, gradient, before in zip(tensors(nets), gradients, tensors(state.velocity), strict=True):
+            speed = self.momentum * before + gradient + self.decay * value
+            moved.append(value - self.lr * speed)
+            velocity.append(speed)
+        examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
+        statistics = {
+            key: weighted_mean(stack([u.weights for u in uplinks], key), examples) for key in state.statistics
+        }
+        nets, speed = rebuilt(nets, moved), rebuilt(nets, velocity)
+        return replace(state, nets=nets, velocity=speed, statistics=statistics)
+
+    def numbers(self, state: State) -> Tensors:
+        """`embeddings` [N, E]."""
+        return {"embeddings": state.nets.embeddings}
+
+
+def generated(state: State, embeddings: Tensor) -> list[dict[str, Tensor]]:
+    """h(v; φ) for embeddings [K, E], by the names of the tensors; each tensor in memory of its own."""
+    made = outputs(see(state.nets, embeddings))
+    named = list(zip(state.names, state.shapes, made, strict=True))
+    return [{name: out[k].reshape(shape).clone() for name, shape, out in named} for k in range(len(embeddings))]

@@ -1,0 +1,419 @@
+"""FedFomo: weights and update by independent NumPy, whom the server sends to whom, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import Records, World, plan, rounds, same, states, world
+
+from lightning_modules.methods.fedfomo import FedFomo, validation_loss
+from lightning_modules.methods.local import Local
+from lightning_modules.nets.cnn import Cnn
+from lightning_modules.training import Training
+from pflsim.data.federated import Partition, Shard
+from pflsim.errors import SettingsError
+from pflsim.messages import Message, Uplink
+from pflsim.payload import payload_bytes
+from pflsim.servers.fedfomo import FedFomo as Server
+from pflsim.servers.fedfomo import State, candidates
+from pflsim.servers.local import Local as LocalServer
+from pflsim.simulation import Simulation
+from ray_actors import client_host
+from ray_actors.prepare import check_validation
+
+MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
+Arrays = dict[str, np.ndarray]
+
+
+def fomo(client: Any = FedFomo, model: Any = None, training: Training | None = None, **rule: Any) -> World:
+    return world(client, Server(**rule), model=model, training=training)
+
+
+def noisy(initial: Any, seed: int, scale: float = 0.3) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {k: v + scale * torch.randn(v.shape, generator=generator) for k, v in initial.items()}
+
+
+def message(models: dict[int, Any]) -> Message:
+    return Message(extra={f"candidate/{n}/{k}": v for n, model in models.items() for k, v in model.items()})
+
+
+def own(module: FedFomo) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in module.state_dict().items() if k.startswith("net.")}
+
+
+# By NumPy -------------------------------------------------------------------------------------------------------------
+
+
+def arrays(model: Any) -> Arrays:
+    return {k: v.double().numpy() for k, v in model.items()}
+
+
+def loss_of(model: Arrays, shard: Shard) -> float:
+    """Mean cross-entropy on the validation examples, with a net of one hidden layer."""
+    x = shard.val.x.numpy().astype(float).reshape(len(shard.val), -1) / 255
+    hidden = np.maximum(x @ model["net.body.fc1.weight"].T + model["net.body.fc1.bias"], 0)
+    logits = hidden @ model["net.head.weight"].T + model["net.head.bias"]
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return float(-logs[np.arange(len(x)), shard.val.y.numpy()].mean())
+
+
+def usefulness(start: Arrays, model: Arrays, shard: Shard) -> float:
+    distance = np.sqrt(sum(((model[k] - start[k]) ** 2).sum() for k in start))
+    return (loss_of(start, shard) - loss_of(model, shard)) / distance if distance else 0.0
+
+
+@pytest.mark.parametrize("baseline", ["previous", "own"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_update(baseline: str, seed: int) -> None:
+    w = fomo(partial(FedFomo, baseline=baseline))
+    module, shard, initial = w.recipe.build(), w.inline().host.shards[1], w.federation.initial
+    assert isinstance(module, FedFomo)
+    by_loss = sorted((noisy(initial, 100 * seed + n, 1.0) for n in range(6)), key=lambda m: loss_of(arrays(m), shard))
+    worst, start, trained, good, better, best = by_loss[::-1]
+    if baseline == "own":
+        start, trained = trained, start
+    module.load_state_dict({**trained, **{f"previous.{k}": v for k, v in start.items()}, "started": torch.tensor(True)})
+    models = {0: good, 2: worst, 3: best, 5: better}
+    module.receive(message(models))
+    module.adopt(shard)
+    base = arrays(start if baseline == "previous" else trained)
+    everyone = {**models, 1: trained}
+    u = {n: usefulness(base, arrays(m), shard) for n, m in everyone.items()}
+    positive = {n: max(0.0, v) for n, v in u.items()}
+    total = sum(positive.values())
+    assert {n for n, v in positive.items() if v} == ({0, 1, 3, 5} if baseline == "previous" else {0, 3, 5})
+    for key, value in own(module).items():
+        expected = base[key] + sum(positive[n] / total * (arrays(m)[key] - base[key]) for n, m in everyone.items())
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-6)
+        assert torch.equal(module.state_dict()[f"previous.{key}"], value), "local training begins here"
+    numbers = module.reply(shard).numbers
+    assert set(numbers) == {f"usefulness/{n}" for n in models}
+    for n in models:
+        assert numbers[f"usefulness/{n}"] == pytest.approx(u[n], rel=1e-4, abs=1e-6)
+
+
+def setting(baseline: str = "previous") -> tuple[FedFomo, Shard, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A client whose last training made its model better; and a much worse model."""
+    w = fomo(partial(FedFomo, baseline=baseline))
+    executor = w.inline()
+    rounds(executor, 1, 4)
+    module, shard = executor.host.module, executor.host.shards[1]
+    assert isinstance(module, FedFomo)
+    models = sorted((noisy(own(module), n, 1.0) for n in range(20)), key=lambda m: loss_of(arrays(m), shard))
+    best, middle, worst = models[0], models[5], models[-1]
+    module.load_state_dict({**best, **{f"previous.{k}": v for k, v in middle.items()}, "started": torch.tensor(True)})
+    module.clear_anchors()
+    return module, shard, best, worst
+
+
+@pytest.mark.parametrize("baseline", ["previous", "own"])
+def test_candidates_that_do_not_help_leave_the_client_its_own(baseline: str) -> None:
+    module, shard, trained, bad = setting(baseline)
+    module.receive(message({0: bad, 2: bad}))
+    module.adopt(shard)
+    assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
+    assert all(value < 0 for value in module.reply(shard).numbers.values())
+
+
+def test_where_training_did_not_help_either_the_client_goes_back() -> None:
+    module, shard, trained, bad = setting()
+    module.load_state_dict({**bad, **{f"previous.{k}": v for k, v in trained.items()}, "started": torch.tensor(True)})
+    module.receive(message({0: bad}))
+    module.adopt(shard)
+    assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
+
+
+def test_without_candidates_the_client_keeps_its_model() -> None:
+    module, shard, _, bad = setting()
+    module.load_state_dict({**module.state_dict(), **bad})
+    module.receive(Message())
+    module.adopt(shard)
+    assert all(torch.equal(v, bad[k]) for k, v in own(module).items())
+    assert not module.reply(shard).numbers
+
+
+def test_models_that_have_diverged_and_equal_ones_have_no_weight() -> None:
+    module, shard, trained, _ = setting("own")
+    broken = {k: torch.full_like(v, float("nan")) for k, v in trained.items()}
+    huge = {k: torch.full_like(v, 1e30) for k, v in trained.items()}
+    module.receive(message({0: broken, 2: trained, 3: huge}))
+    module.adopt(shard)
+    assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
+    assert set(module.reply(shard).numbers.values()) == {0.0}
+
+
+def test_a_model_that_alone_helps_is_taken_over() -> None:
+    module, shard, trained, bad = setting("own")
+    module.load_state_dict({**module.state_dict(), **bad})
+    module.receive(message({0: bad, 3: trained}))
+    module.adopt(shard)
+    assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
+
+
+def test_nothing_of_the_candidates_is_kept() -> None:
+    module, shard, _, bad = setting()
+    before = {k: v.shape for k, v in module.state_dict().items()}
+    module.receive(message({0: bad}))
+    module.adopt(shard)
+    assert not module._candidates
+    assert {k: v.shape for k, v in module.state_dict().items()} == before
+    module.clear_anchors()
+    assert not module.reply(shard).numbers, "what was found lasts one round"
+
+
+def test_candidates_wait_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not bring them all to the device."""
+    asked, real = [], client_host._message_on
+
+    def watched(message: Message, device: torch.device, extra: bool = True) -> Message:
+        asked.append(extra)
+        return real(message, device, extra)
+
+    monkeypatch.setattr(client_host, "_message_on", watched)
+    rounds(fomo().inline(), 2, 4)
+    assert asked == [False] * 8
+    rounds(world(Local, LocalServer()).inline(), 1, 4)
+    assert asked[8:] == [True] * 4
+
+
+def test_weighing_leaves_the_mode_and_the_counters_alone() -> None:
+    module, shard, _, bad = setting()
+    for mode in (True, False):
+        module.train(mode)
+        module.receive(message({0: bad}))
+        module.adopt(shard)
+        assert module.training == module.net.training == mode
+
+
+@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
+def test_running_statistics(buffers: Any) -> None:
+    """Aggregated: mixed with the weights of their model. Local: the client's own. Recalibrated: measured anew."""
+    model = partial(Cnn, channels=[2], kernel=3, hidden=4, norm="batch")
+    w = fomo(partial(FedFomo, baseline="own"), model=model, training=Training(lr=0.1, batch_size=4, buffers=buffers))
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    module, shard = executor.host.module, executor.host.shards[0]
+    assert isinstance(module, FedFomo)
+    stats = [k for k in own(module) if "running" in k]
+    weights = {k: v for k, v in own(module).items() if k in module.shared_parameters()}
+
+    def judge(values: Any) -> float:
+        module.load_state_dict({**module.state_dict(), **values})
+        if buffers == "recalibrate":
+            module.recalibrate(shard.train)
+        return validation_loss(module.net, shard.val)
+
+    better, worse = sorted(({**own(module), **noisy(weights, n, 1.0)} for n in range(2)), key=judge)
+    sent = {k: v + 0.01 * ("running_mean" in k) for k, v in better.items() if k in w.federation.initial}
+    assert any(k in sent for k in stats) == (buffers == "aggregate")
+    module.load_state_dict({**module.state_dict(), **worse})
+    module.receive(message({1: sent}))
+    module.adopt(shard)
+    assert all(torch.allclose(v, sent[k], atol=1e-5) for k, v in own(module).items() if k in sent)
+    if buffers == "local":
+        assert all(torch.equal(own(module)[k], worse[k]) for k in stats)
+    if buffers == "recalibrate":
+        found = own(module)
+        module.recalibrate(shard.train)
+        assert all(torch.allclose(own(module)[k], found[k], atol=1e-6) for k in stats)
+
+
+def test_validation_loss_takes_all_examples() -> None:
+    module, shard, trained, _ = setting()
+    whole = validation_loss(module.net, shard.train)
+    assert validation_loss(module.net, shard.train, batch_size=3) == pytest.approx(whole, rel=1e-5)
+    assert validation_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
+    with pytest.raises(ValueError, match="validation"):
+        validation_loss(module.net, shard.val.__class__(shard.val.x[:0], shard.val.y[:0]))
+
+
+# The server -----------------------------------------------------------------------------------------------------------
+
+
+def server(affinity: Any = None, n: int = 6, done: int = 100, **rule: Any) -> tuple[Server, State]:
+    made = Server(**rule)
+    p = torch.zeros(n, n, dtype=torch.float64) if affinity is None else torch.tensor(affinity, dtype=torch.float64)
+    return made, State({i: {"w": torch.tensor([float(i)])} for i in range(n)}, p, done, 0)
+
+
+def test_the_best_by_affinity_are_sent() -> None:
+    p = np.zeros((6, 6))
+    p[2] = [0.5, -1, 9, 0.7, 0.1, 0.6]
+    rule, state = server(p, models=3)
+    assert rule.choose(state, 2) == [0, 3, 5]
+    assert set(candidates(rule.downlink(state, 2))) == {0, 3, 5}
+    assert [rule.choose(replace(state, rounds=r), 2) for r in range(101, 120)] == [[0, 3, 5]] * 19, (
+        "no exploration left"
+    )
+
+
+def test_exploration_decays() -> None:
+    """With ε_t = max(0, ε − d·t) a place goes to a random other one; measured over many clients' worth of draws."""
+    p = np.zeros((50, 50))
+    p[:, 7] = 1.0
+    rule, state = server(p, n=50, models=1, epsilon=0.8, epsilon_decay=0.1)
+    for done, epsilon in ((0, 0.8), (4, 0.4), (8, 0.0), (20, 0.0)):
+        now = [replace(state, rounds=done, seed=s) for s in range(20)]
+        best = np.mean([rule.choose(s, c) == [7] for s in now for c in range(50) if c != 7])
+        assert best == pytest.approx(1 - epsilon * 48 / 49, abs=0.05)
+
+
+def test_ties_are_broken_at_random_and_a_choice_is_a_function_of_state_and_client() -> None:
+    rule, state = server(models=2, epsilon=0.0)
+    chosen = {tuple(rule.choose(replace(state, rounds=r), 0)) for r in range(60)}
+    assert chosen == {(a, b) for a in range(1, 6) for b in range(a + 1, 6)}
+    assert all(rule.choose(state, c) == rule.choose(state, c) for c in range(6))
+
+
+@pytest.mark.parametrize("models", [5, 6, 1000])
+def test_more_places_than_candidates(models: int) -> None:
+    rule, state = server(models=models, done=0)
+    assert all(rule.choose(state, c) == [n for n in range(6) if n != c] for c in range(6))
+    w = fomo(models=models)
+    rounds(w.inline(), 3, 4)
+
+
+def test_before_anyone_has_reported_nothing_is_sent() -> None:
+    w = fomo()
+    sent = w.inline().send(range(4))
+    assert set(sent.down_bytes.values()) == {0}
+
+
+def test_a_newcomer_is_sent_candidates_at_random() -> None:
+    p = np.zeros((6, 6))
+    p[:, 0] = 10
+    rule, state = server(p, models=2)
+    found = [set(candidates(rule.join(replace(state, rounds=r), 6))) for r in range(100, 200)]
+    assert all(len(f) == 2 for f in found) and set().union(*found) == set(range(6))
+    assert 10 < sum(0 in f for f in found) < 60
+
+
+def test_affinity_grows_by_what_clients_report() -> None:
+    w = fomo(models=2)
+    executor = w.inline()
+    expected = np.eye(4)
+    for t in range(1, 5):
+        trained = executor.train(t, executor.send((0, 1, 3) if t % 2 else (0, 2, 3)))
+        (handle,) = trained.uplinks
+        for up in executor.uplinks(handle):
+            for name, value in up.numbers.items():
+                expected[up.client, int(name.removeprefix("usefulness/"))] += value
+        executor.fuse(trained)
+        np.testing.assert_array_equal(executor.server_numbers()["affinity"].numpy(), expected)
+    assert (expected != np.eye(4)).any()
+
+
+def test_the_last_model_of_everyone_who_has_reported_is_on_offer() -> None:
+    w = fomo(models=10)
+    executor = w.inline()
+    executor.fuse(executor.train(1, executor.send([0, 2])))
+    first = states(executor)
+    assert set(candidates(executor.server.downlinks([3])[3])) == {0, 2}
+    executor.fuse(executor.train(2, executor.send([1, 2])))
+    second = states(executor)
+    found = candidates(executor.server.downlinks([3])[3])
+    assert set(found) == {0, 1, 2}
+    for n, source in ((0, first), (1, second), (2, second)):
+        assert all(torch.equal(v, source[n][k]) for k, v in found[n].items())
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    rule, state = server()
+    before = state.affinity.clone()
+    fused = rule.fuse(state, [Uplink({"w": torch.ones(1)}, numbers={"usefulness/2": 0.5}, client=1)])
+    assert torch.equal(state.affinity, before) and state.table[1]["w"] == 1.0 and state.rounds == 100
+    assert fused.affinity[1, 2] == 0.5 and fused.rounds == 101
+
+
+# Bytes, traces, reductions --------------------------------------------------------------------------------------------
+
+
+def test_every_model_sent_counts() -> None:
+    w = fomo(models=2)
+    executor = w.inline()
+    rounds(executor, 1, 4)
+    sent = executor.send(range(4))
+    assert set(sent.down_bytes.values()) == {2 * MODEL}
+    assert payload_bytes(executor.downlink(sent.downlinks[0])) == 2 * MODEL
+    assert {r.up_bytes for r in executor.train(2, sent).reports} == {MODEL + 2 * 8}
+
+
+def test_a_trace_names_the_candidates(tmp_path: Path) -> None:
+    Simulation(fomo(models=2).inline(), plan(4, 2, trace_rounds=(1, 2)), tmp_path, Records()).run()
+    down = load_file(tmp_path / "trace" / "round_0002" / "down_000.safetensors")
+    ids = {name.split("/")[2] for name in down}
+    assert len(ids) == 2 and "0" not in ids and all(name.startswith("extra/candidate/") for name in down)
+    for n in ids:
+        up = load_file(tmp_path / "trace" / "round_0001" / f"up_{int(n):03d}.safetensors")
+        assert all(np.array_equal(down[f"extra/candidate/{n}/{k}"], up[f"weights/{k}"]) for k in w_keys(up))
+    sent = load_file(tmp_path / "trace" / "round_0002" / "up_000.safetensors")
+    assert {name for name in sent if name.startswith("numbers/")} == {f"numbers/usefulness/{n}" for n in ids}
+
+
+def w_keys(up: Any) -> list[str]:
+    return [name.removeprefix("weights/") for name in up if name.startswith("weights/")]
+
+
+def test_one_client_alone_is_local() -> None:
+    found, expected = {}, {}
+    for target, kept in ((fomo(), found), (world(Local, LocalServer()), expected)):
+        executor = replace(target, partition=Partition(*(p[:1] for p in parts(target)))).inline()
+        for t in (1, 2, 3):
+            executor.fuse(executor.train(t, executor.send([0])))
+        kept[0] = {k: v for k, v in states(executor)[0].items() if k.startswith("net.")}
+    assert same(found, expected)
+
+
+def parts(w: World) -> tuple[Any, Any, Any]:
+    return w.partition.train, w.partition.val, w.partition.test
+
+
+def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None:
+    """Also where what is private starts differently on every client: what it was before training is its model."""
+    w = world(FedFomo, Server(models=10), init="per_client")
+    executor = w.inline()
+    executor.fuse(executor.train(1, executor.send([0, 2])))
+    module, shard = executor.host.module, executor.host.shards[1]
+    module.load_state_dict(dict(executor.host.states[1]))
+    assert all(torch.equal(v, w.federation.initial[k]) for k, v in own(module).items())  # type: ignore[arg-type]
+    models = candidates(executor.server.downlinks([1])[1])
+    module.receive(message(models))
+    module.adopt(shard)
+    base = arrays(w.federation.initial)
+    for n, value in models.items():
+        found = module.reply(shard).numbers[f"usefulness/{n}"]
+        assert found == pytest.approx(usefulness(base, arrays(value), shard), rel=1e-4, abs=1e-6)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_clients_without_validation_examples_are_refused() -> None:
+    w = fomo()
+    module, none = w.recipe.build(), np.arange(0)
+    check_validation("fedfomo", module, w.partition)
+    without = replace(w.partition, val=(*w.partition.val[:2], none, w.partition.val[3]))
+    with pytest.raises(SettingsError, match=r"fedfomo needs validation .* client 2 .*1 of 4.*split.validation"):
+        check_validation("fedfomo", module, without)
+    check_validation("local", world(Local, LocalServer()).recipe.build(), without)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"models": 0}, "method.models=0"),
+        ({"epsilon": 1.5}, "method.epsilon=1.5"),
+        ({"epsilon_decay": -0.1}, "method.epsilon_decay=-0.1"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        Server(**settings)

@@ -1,0 +1,323 @@
+"""pFedHN: the generated weights and the step by independent NumPy, the sign, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, rounds, states, world
+
+from lightning_modules.methods.pfedhn import PFedHN
+from lightning_modules.nets.cnn import Cnn
+from lightning_modules.training import Training
+from pflsim.errors import SettingsError
+from pflsim.fusion.hypernetwork import Hypernetworks, pull_back, rebuilt, tensors
+from pflsim.messages import Uplink
+from pflsim.servers import pfedhn
+from pflsim.servers.pfedhn import PFedHN as Server
+from pflsim.servers.pfedhn import State
+from pflsim.threads import torch_threads
+
+PLAIN = {"hn_momentum": 0.0, "hn_weight_decay": 0.0}
+
+
+def hn(model: Any = None, training: Training | None = None, **rule: Any) -> World:
+    return world(PFedHN, Server(**{"embedding": 3, "hidden": (4, 5), **rule}), model=model, training=training)
+
+
+def after_rounds(w: World, count: int) -> State:
+    executor = w.inline()
+    rounds(executor, count, w.clients)
+    return executor.server.state
+
+
+def ups(w: World, state: State, clients: tuple[int, ...] = (0, 1, 2, 3), scale: float = 1.0) -> list[Uplink]:
+    """Uplinks at some distance from what was sent."""
+    generator = torch.Generator().manual_seed(1)
+    downs = w.rule.downlinks(state, range(w.clients))
+    noise = {i: {k: torch.randn(v.shape, generator=generator) for k, v in m.weights.items()} for i, m in downs.items()}
+    moved = {i: {k: v + scale * noise[i][k] for k, v in m.weights.items()} for i, m in downs.items()}
+    return [Uplink(moved[i], client=i, num_examples=w.federation.clients[i].num_examples) for i in clients]
+
+
+# By NumPy -------------------------------------------------------------------------------------------------------------
+
+Arrays = list[np.ndarray]
+"""v [N, E], then weight and bias of every layer and head."""
+
+
+def arrays(nets: Hypernetworks) -> Arrays:
+    first, *rest = (t.double().numpy().copy() for t in tensors(nets))
+    return [first, *(r[0] for r in rest)]
+
+
+def generate(net: Arrays, client: int, hidden: int) -> Arrays:
+    """θ_i, flat, a part for every tensor: embedding → ReLU layers → heads."""
+    x, layers = net[0][client], list(zip(net[1::2], net[2::2], strict=True))
+    for weight, bias in layers[:hidden]:
+        x = np.maximum(weight @ x + bias, 0)
+    return [weight @ x + bias for weight, bias in layers[hidden:]]
+
+
+def doubled(state: State, seed: int = 3) -> State:
+    """In float64, with random velocities, and hidden biases that keep units away from the kink."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def like(nets: Hypernetworks, scale: float) -> Hypernetworks:
+        parts = [t.double() + scale * torch.randn(t.shape, generator=generator).double() for t in tensors(nets)]
+        return rebuilt(nets, parts)
+
+    return replace(state, nets=like(state.nets, 0.5), velocity=like(state.velocity, 0.1))
+
+
+def test_generated_weights() -> None:
+    w = hn()
+    state = after_rounds(w, 2)
+    net = arrays(state.nets)
+    for client, message in w.rule.downlinks(state, [3, 0, 2]).items():
+        assert list(message.weights) == list(w.federation.initial)
+        for value, expected in zip(message.weights.values(), generate(net, client, 2), strict=True):
+            np.testing.assert_allclose(value.flatten().numpy(), expected, rtol=1e-4, atol=1e-6)
+            assert value.untyped_storage().nbytes() == value.numel() * 4, "a message holds no more than its own"
+
+
+def test_step_is_the_vector_jacobian_product() -> None:
+    """φ and v by central differences of ⟨θ_i, −Δ_i⟩, the mean for φ and each client's own for v; momentum and decay."""
+    w = hn(hn_lr=0.02, hn_momentum=0.7, hn_weight_decay=0.3)
+    state = doubled(w.rule.init(w.federation))
+    sent = [replace(u, weights={k: v.double() for k, v in u.weights.items()}) for u in ups(w, state, (0, 2, 3))]
+    fused = w.rule.fuse(state, sent)
+    net, speed, found = arrays(state.nets), arrays(state.velocity), arrays(fused.nets)
+    back = {
+        u.client: [
+            theta - value.numpy().ravel()
+            for theta, value in zip(generate(net, u.client, 2), u.weights.values(), strict=True)
+        ]
+        for u in sent
+    }
+
+    def along(client: int) -> float:
+        return sum(float(t @ b) for t, b in zip(generate(net, client, 2), back[client], strict=True))
+
+    largest = 0.0
+    for part, array in enumerate(net):
+        for at in np.ndindex(array.shape):
+            slopes, value = [], array[at]
+            for client in (0, 2, 3):
+                ends = []
+                for step in (1e-6, -1e-6):
+                    array[at] = value + step
+                    ends.append(along(client))
+                array[at] = value
+                slopes.append((ends[0] - ends[1]) / 2e-6)
+            gradient = sum(slopes) / (1 if part == 0 else 3)
+            largest = max(largest, abs(gradient))
+            expected = value - 0.02 * (0.7 * speed[part][at] + gradient + 0.3 * value)
+            assert found[part][at] == pytest.approx(expected, abs=1e-7)
+    assert largest > 1
+
+
+# The sign -------------------------------------------------------------------------------------------------------------
+
+
+def distances(w: World, state: State, sent: list[Uplink]) -> list[float]:
+    """‖θ_i − θ_i(after)‖² of every client."""
+    downs = w.rule.downlinks(state, range(w.clients))
+    return [
+        sum(float((downs[u.client].weights[k].double() - v.double()).square().sum()) for k, v in u.weights.items())
+        for u in sent
+    ]
+
+
+@pytest.mark.parametrize("clients", [(1,), (0, 1, 2, 3)])
+def test_a_step_moves_generated_weights_towards_the_trained_model(
+    clients: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And away from it with the sign of the printed Algorithm 1."""
+    w = hn(hn_lr=1e-3, **PLAIN)
+    state = after_rounds(w, 3)
+    sent = ups(w, state, clients)
+    before, closer = sum(distances(w, state, sent)), sum(distances(w, w.rule.fuse(state, sent), sent))
+    assert closer < before
+
+    def flipped(*a: Any) -> Hypernetworks:
+        found = pull_back(*a)
+        return rebuilt(found, [-t for t in tensors(found)])
+
+    monkeypatch.setattr(pfedhn, "pull_back", flipped)
+    assert sum(distances(w, w.rule.fuse(state, sent), sent)) > before
+
+
+def test_many_steps_reach_fixed_targets() -> None:
+    """Four different models, one for each client: the common hypernetwork learns them all."""
+    w = hn(hn_lr=0.05, hidden=(20,), hn_weight_decay=0.0)
+    state = w.rule.init(w.federation)
+    targets = ups(w, state, scale=0.3)
+    first = distances(w, state, targets)
+    with torch_threads(1):
+        for _ in range(120):
+            state = w.rule.fuse(state, targets)
+    assert all(last < 0.05 * start for last, start in zip(distances(w, state, targets), first, strict=True))
+
+
+# Several clients a round ----------------------------------------------------------------------------------------------
+
+
+def test_phi_moves_by_the_mean_and_an_embedding_by_its_own() -> None:
+    w = hn(hn_lr=0.1, **PLAIN)
+    state = after_rounds(w, 2)
+    sent = ups(w, state)
+    v, *phi = tensors(state.nets)
+    together = tensors(w.rule.fuse(state, sent).nets)
+    alone = [tensors(w.rule.fuse(state, [u]).nets) for u in sent]
+    for i in range(4):
+        torch.testing.assert_close(together[0][i], alone[i][0][i], rtol=1e-5, atol=1e-6)
+        others = [j for j in range(4) if j != i]
+        assert torch.equal(alone[i][0][others], v[others]) and not torch.equal(alone[i][0][i], v[i])
+    for number, before in enumerate(phi, start=1):
+        mean = torch.stack([one[number] - before for one in alone]).mean(0)
+        torch.testing.assert_close(together[number] - before, mean, rtol=1e-4, atol=1e-6)
+
+
+def test_only_a_few_clients_weights_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = hn()
+    state = after_rounds(w, 1)
+    sent, whole = ups(w, state), w.rule.fuse(state, ups(w, state))
+    asked = []
+
+    def watched(nets: Any, clients: Any, back: Any, chunk: int) -> Hypernetworks:
+        def noted(number: int, places: list[int]) -> torch.Tensor:
+            asked.append(len(places))
+            return back(number, places)
+
+        return pull_back(nets, clients, noted, chunk)
+
+    monkeypatch.setattr(pfedhn, "CHUNK", 3)
+    monkeypatch.setattr(pfedhn, "pull_back", watched)
+    fused = w.rule.fuse(state, sent)
+    assert asked == [3, 1] * len(state.names)
+    for a, b in zip(tensors(fused.nets), tensors(whole.nets), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    for (_, one), (_, other) in zip(
+        w.rule.downlinks(fused, range(4)).items(), w.rule.downlinks(whole, range(4)).items(), strict=True
+    ):
+        assert all(torch.allclose(v, other.weights[k], rtol=1e-4, atol=1e-6) for k, v in one.weights.items())
+
+
+def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
+    w = hn()
+    state = after_rounds(w, 2)
+    together = w.rule.downlinks(state, range(4))
+    for client in range(4):
+        alone = w.rule.downlink(state, client).weights
+        assert all(torch.allclose(v, together[client].weights[k], rtol=1e-5, atol=1e-7) for k, v in alone.items())
+    a, b = together[0].weights["net.head.weight"], together[1].weights["net.head.weight"]
+    assert not torch.allclose(a, b, atol=1e-5), "clients get weights of their own"
+
+
+# What stays -----------------------------------------------------------------------------------------------------------
+
+
+def test_clients_start_near_the_initial_model_and_train_from_what_they_are_sent() -> None:
+    w = hn(training=Training(lr=0.0, batch_size=4))
+    executor = w.inline()
+    sent = executor.send(range(4))
+    for client in range(4):
+        for key, value in executor.downlink(sent.downlinks[client]).weights.items():
+            assert 0 < float((value - w.federation.initial[key]).abs().max()) < 1
+    (handle,) = executor.train(1, sent).uplinks
+    for up in executor.uplinks(handle):
+        down = executor.downlink(sent.downlinks[up.client]).weights
+        assert all(torch.equal(up.weights[k], v) for k, v in down.items())
+
+
+def test_untrained_replies_change_nothing_without_momentum_and_decay() -> None:
+    w = hn(training=Training(lr=0.0, batch_size=4), **PLAIN)
+    executor = w.inline()
+    before = tensors(executor.server.state.nets)
+    rounds(executor, 2, 4)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
+
+
+def test_the_server_changes_nothing_it_was_given() -> None:
+    w = hn()
+    state = after_rounds(w, 2)
+    sent = ups(w, state)
+    held = [*tensors(state.nets), *tensors(state.velocity), *(v for u in sent for v in u.weights.values())]
+    copies = [t.clone() for t in held]
+    w.rule.downlinks(w.rule.fuse(state, sent), range(4))
+    assert all(torch.equal(a, b) for a, b in zip(held, copies, strict=True))
+    assert w.rule.fuse(state, []) is state
+
+
+def test_running_statistics_are_averaged_and_do_not_steer() -> None:
+    w = hn(model=partial(Cnn, channels=[2], kernel=3, hidden=4, norm="batch"))
+    state = after_rounds(w, 2)
+    kept = {k for k in state.statistics}
+    assert kept and all("running" in k for k in kept) and not kept & set(state.names)
+    sent = ups(w, state)
+    moved = [
+        replace(u, weights={k: v + (i + 1) * (k in kept) for k, v in u.weights.items()}) for i, u in enumerate(sent)
+    ]
+    one, other = w.rule.fuse(state, sent), w.rule.fuse(state, moved)
+    assert all(torch.equal(a, b) for a, b in zip(tensors(one.nets), tensors(other.nets), strict=True))
+    n = np.array([u.num_examples for u in moved], dtype=float)
+    for key in kept:
+        expected = np.tensordot(n / n.sum(), np.stack([u.weights[key].numpy() for u in moved]).astype(float), 1)
+        for message in w.rule.downlinks(other, range(4)).values():
+            np.testing.assert_allclose(message.weights[key].numpy(), expected, rtol=1e-6)
+    local = hn(model=partial(Cnn, channels=[2], kernel=3, hidden=4, norm="batch"), training=Training(buffers="local"))
+    assert not after_rounds(local, 1).statistics
+
+
+def test_absent_clients_keep_their_own_model() -> None:
+    w = hn()
+    executor = w.inline()
+    before = states(executor)
+    executor.fuse(executor.train(1, executor.send([0, 2])))
+    now = states(executor)
+    for client in range(4):
+        same = all(torch.equal(now[client][k], v) for k, v in before[client].items())
+        assert same == (client in (1, 3))
+
+
+def test_a_newcomer_is_sent_what_the_mean_embedding_generates() -> None:
+    w = hn()
+    state = after_rounds(w, 2)
+    net = arrays(state.nets)
+    net[0] = net[0].mean(0, keepdims=True)
+    for value, expected in zip(w.rule.join(state, 9).weights.values(), generate(net, 0, 2), strict=True):
+        np.testing.assert_allclose(value.flatten().numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("clients", "width"), [(1, 1), (4, 2), (10, 3), (50, 13)])
+def test_width_of_the_embedding(clients: int, width: int) -> None:
+    """⌊1 + N/4⌋, and three hidden layers of 100."""
+    w = world(PFedHN, Server(), sizes=(1,) * clients)
+    nets = w.rule.init(w.federation).nets
+    assert nets.embeddings.shape == (clients, width)
+    assert [tuple(layer.weight.shape) for layer in nets.hidden] == [(1, 100, width), (1, 100, 100), (1, 100, 100)]
+    assert len(nets.heads) == len(w.federation.initial)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"embedding": 0}, "method.embedding=0"),
+        ({"hidden": (5, 0)}, r"method.hidden=\[5, 0\]"),
+        ({"hn_lr": -1.0}, "method.hn_lr=-1"),
+        ({"hn_momentum": 1.0}, "method.hn_momentum=1"),
+        ({"hn_weight_decay": -0.1}, "method.hn_weight_decay=-0.1"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        hn(**settings)
+
+
+def test_judged_as_received() -> None:
+    assert (PFedHN.judged_by, PFedHN.judged_phase) == ("personal", "received")

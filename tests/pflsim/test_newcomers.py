@@ -1,0 +1,115 @@
+"""What is written and printed of newcomers, and that nothing is where there are none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pflsim.console import Console
+from pflsim.metrics import Phase
+from pflsim.summary import RunMeta, newcomer_figures, summarise, to_dict
+from pflsim.tracking import Tracker
+from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
+
+META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)
+
+
+def rows(phase: Phase, *correct: int) -> tuple[EvalRow, ...]:
+    """Clients 4 and 5 with 10 and 20 test examples, and as many for validation, all of them wrong."""
+    found = [EvalRow(4 + i, "test", "personal", phase, c, 10 * (i + 1), 2.0) for i, c in enumerate(correct)]
+    return (*found, *(replace(row, split="val", correct=0) for row in found))
+
+
+JOINED = NewcomerRecord(1, {4: 100, 5: 50}, rows("received", 1, 8), rows("trained", 8, 18))
+ROUND = RoundRecord(
+    1,
+    (0, 1),
+    (TrainReport(0, 5, 1, {"ce": 1.0}, 7), TrainReport(1, 5, 1, {"ce": 1.0}, 7)),
+    {0: 9, 1: 9},
+    tuple(EvalRow(c, "test", "personal", "trained", 5, 10, 1.0) for c in range(4)),
+    {"train": 1.0},
+)
+
+
+def track(folder: Path, meta: RunMeta, joined: NewcomerRecord | None) -> dict[str, Any]:
+    with Tracker(folder, meta) as tracker:
+        tracker.round(ROUND)
+        if joined is not None:
+            tracker.newcomers(joined)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_figures_are_of_the_test_examples() -> None:
+    figures = newcomer_figures(JOINED)
+    assert figures.received is not None and figures.trained is not None
+    assert (figures.received.clients, figures.received.mean, figures.received.weighted_mean) == (2, 0.25, 9 / 30)
+    assert figures.trained.mean == pytest.approx(np.mean([0.8, 0.9]))
+    assert figures.down_bytes == 150
+
+
+def test_files(tmp_path: Path) -> None:
+    """A section of the summary, marked lines in per_client.csv, curves; all other figures as without newcomers."""
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    found, other = track(tmp_path / "with", META, JOINED), track(tmp_path / "without", replace(META, newcomers=0), None)
+    section = found.pop("newcomers")
+    assert "newcomers" not in other
+    assert {k: v for k, v in found.items() if k not in ("seconds", "peak_rss_mb")} == {
+        k: v for k, v in other.items() if k not in ("seconds", "peak_rss_mb")
+    }
+    assert (section["clients"], section["finetune_epochs"], section["down_bytes"]) == (2, 3, 150)
+    assert (section["received"]["mean"], section["trained"]["worst_decile"]) == (0.25, 0.8)
+
+    before = (tmp_path / "without" / "per_client.csv").read_text()
+    after = (tmp_path / "with" / "per_client.csv").read_text()
+    assert after.startswith(before)
+    added = list(csv.reader(after[len(before) :].splitlines()))
+    assert [row[:5] for row in added] == [
+        ["1", client, split, "newcomer", phase]
+        for client in ("4", "5")
+        for split in ("test", "val")
+        for phase in ("received", "trained")
+    ]
+    assert added[0][5:] == ["1", "10", "2.0", "0", "100"] and added[5][5:] == ["18", "20", "2.0", "0", "50"]
+
+
+def test_curves(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (tmp_path / "run").mkdir()
+    track(tmp_path / "run", META, JOINED)
+    events = EventAccumulator(str(tmp_path / "run" / "tb"))
+    events.Reload()
+    (point,) = events.Scalars("newcomer/test/received/mean")
+    assert (point.step, point.value) == (1, 0.25)
+    assert "newcomer/test/trained/worst_decile" in events.Tags()["scalars"]
+
+
+def test_before_they_have_joined_their_figures_are_null(tmp_path: Path) -> None:
+    section = to_dict(summarise(META, [], False, 1.0, 1.0))["newcomers"]
+    empty = {"received": None, "trained": None, "down_bytes": None}
+    assert section == {"clients": 2, "finetune_epochs": 3, **empty}
+
+
+def said(meta: RunMeta, joined: NewcomerRecord | None) -> str:
+    console = Console(meta, stream := io.StringIO())
+    console.start(Path("runs/x"))
+    figures = None if joined is None else newcomer_figures(joined)
+    console.end(summarise(meta, [], True, 1.0, 1.0, figures), Path("runs/x"))
+    return stream.getvalue()
+
+
+def test_the_console_says_so() -> None:
+    text = said(META, JOINED)
+    assert "6 clients (2 of them join after the last round), 1 rounds" in text
+    assert "newcomers    2 clients: 0.2500 as received, 0.8500 after 3 epochs of their own\n" in text
+    one = said(replace(META, newcomers=1, finetune_epochs=1), JOINED)
+    assert "newcomers    1 client: 0.2500 as received, 0.8500 after 1 epoch of their own\n" in one
+    assert "newcomer" not in said(replace(META, newcomers=0), None)

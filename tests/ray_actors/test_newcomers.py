@@ -1,0 +1,170 @@
+"""Clients that are held out of the training: what they are sent, how they train, and that nobody else notices."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import World, rounds, same, states, world
+
+import launch
+from lightning_modules.base import ClientModule
+from lightning_modules.methods.fedalp import FedALP
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedfcd import FedFCD
+from lightning_modules.methods.local import Local
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.methods.pfedla import PFedLA
+from lightning_modules.methods.pfedpm import PFedPM
+from lightning_modules.phases import Phase, Schedule
+from lightning_modules.training import Training
+from pflsim.execution import Judge
+from pflsim.messages import Message
+from pflsim.params import BODY, HEAD
+from pflsim.servers.base import ServerRule
+from pflsim.servers.fedalp import FedALP as FedALPServer
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.fedfcd import FedFCD as FedFCDServer
+from pflsim.servers.local import Local as LocalServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from pflsim.servers.pfedla import PFedLA as PFedLAServer
+from pflsim.servers.pfedpm import PFedPM as PFedPMServer
+from ray_actors.prepare import prepare
+
+
+def fewer(w: World, clients: int) -> World:
+    """The same, but the server knows of the first clients only."""
+    return replace(w, federation=replace(w.federation, clients=w.federation.clients[:clients]))
+
+
+def joined(client: Any, rule: ServerRule[Any], count: int = 3) -> tuple[Message, Any, ServerRule[Any]]:
+    """What client 3 is sent after some rounds of the other three."""
+    executor = fewer(world(client, rule), 3).inline()
+    if rule.opening:
+        executor.fuse(executor.open(range(3)))
+    rounds(executor, count, 3)
+    return executor.server.join([3])[3], executor.server.state, rule
+
+
+def test_what_a_newcomer_is_sent() -> None:
+    message, state, _ = joined(FedAvg, FedAvgServer())
+    assert message.weights is state.weights
+    message, state, _ = joined(FedALP, FedALPServer(groups=2, warmup=0.1))
+    assert message.weights is state.weights and state.mixtures
+    message, _, _ = joined(Local, LocalServer())
+    assert message == Message()
+    message, state, _ = joined(PFedPM, PFedPMServer())
+    assert message == Message(prototypes=state.features)
+    server = FedFCDServer(feature_alignment=True, decision_fusion=True)
+    message, state, _ = joined(FedFCD, server)
+    assert message == Message(weights=state.head, prototypes=state.means) and state.head
+
+
+@pytest.mark.parametrize(
+    ("client", "rule"),
+    [
+        (PFedLA, PFedLAServer(embedding=3, hidden=(4,))),
+        (PFedLA, PFedLAServer(k=1, embedding=3, hidden=(4,))),
+        (partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3)),
+    ],
+)
+def test_of_a_table_of_models_a_newcomer_is_sent_the_mean(client: Any, rule: ServerRule[Any]) -> None:
+    message, state, _ = joined(client, rule)
+    assert len(state.table) == 3 and set(message.weights) == set(state.table[0])
+    for key, value in message.weights.items():
+        expected = np.mean([state.table[i][key].double().numpy() for i in range(3)], axis=0)
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
+class TwoPhases(ClientModule):
+    """A head for three epochs, then a body for as long as the run says."""
+
+    def schedule(self) -> Schedule:
+        return Phase("head", trainable=HEAD, epochs=3), Phase("body", trainable=BODY)
+
+
+@pytest.mark.parametrize(("client", "own"), [(FedAvg, 0), (TwoPhases, 3)])
+def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int) -> None:
+    """The run's length plays no part; a phase's own length stays; the learning rate is that of the round."""
+    long = Training(lr=0.1, lr_decay=0.5, batch_size=4, local_steps=50)
+    w = world(client, FedAvgServer(), training=long)
+    module, down = w.inline().host.module, Message(weights=w.federation.initial)
+    found, once = w.inline(), world(client, FedAvgServer(), training=replace(long, local_steps=None)).inline()
+    found.host.finetune(2, 1, [3], [0], down)
+    once.host.train(2, [3], [0], down)
+    assert same(states(found), states(once))
+    assert found.host.module.training_settings == module.training_settings == long
+    if not own:
+        twice = world(client, FedAvgServer(), training=replace(long, local_steps=None, local_epochs=2)).inline()
+        twice.host.train(2, [3], [0], down)
+        found.host.finetune(2, 2, [3], [0], down)
+        for key, value in twice.host.states[3].items():
+            torch.testing.assert_close(found.host.states[3][key], value)
+
+
+def test_no_epochs_leave_what_was_received() -> None:
+    w = world(FedAvg, FedAvgServer())
+    executor = w.inline()
+    rounds(executor, 2, 3)
+    executor.finetune(3, executor.join([3]), 0)
+    assert all(torch.equal(executor.host.states[3][k], v) for k, v in executor.server.state.weights.items())
+
+
+def test_judging_a_newcomer_as_received_changes_nothing() -> None:
+    executor = fewer(world(FedAvg, FedAvgServer()), 3).inline()
+    rounds(executor, 2, 3)
+    before, sent = states(executor), executor.join([3])
+    judge = Judge("personal", "received", (3,), ("test",), 2)
+    assert executor.evaluate(judge, sent) == executor.evaluate(judge, sent)
+    assert same(before, states(executor))
+
+
+def run(folder: Path, *arguments: str) -> Path:
+    small = ["executor=inline", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true", f"run_dir={folder}"]
+    assert launch.main([*small, *arguments]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedalp", "fedfcd"])
+def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also for a method with rounds for everyone, and for one with an opening."""
+    folder = run(tmp_path / "run", f"method={method}", "eval.holdout_clients=2", "eval.finetune_epochs=2")
+    with (folder / "per_client.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["client"] for line in lines if line["model"] == "newcomer"} == {"4", "5"}
+    assert {line["client"] for line in lines if line["model"] != "newcomer"} == {"0", "1", "2", "3"}
+    assert {line["round"] for line in lines if line["model"] == "newcomer"} == {"3"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["clients"] == 6 and summary["newcomers"]["clients"] == 2
+    last = summary["accuracy"][summary["judged_by"]]["last"]
+    assert last["clients"] == 4
+    for phase in ("received", "trained"):
+        own = [x for x in lines if (x["model"], x["phase"], x["split"]) == ("newcomer", phase, "test")]
+        rates = [int(x["correct"]) / int(x["total"]) for x in own]
+        assert summary["newcomers"][phase]["mean"] == pytest.approx(np.mean(rates))
+    down = sum({x["client"]: int(x["down_bytes"]) for x in lines if x["model"] == "newcomer"}.values())
+    traffic = {(x["round"], x["client"]): int(x["down_bytes"]) for x in lines if x["model"] != "newcomer"}
+    assert summary["newcomers"]["down_bytes"] == down
+    assert summary["traffic"]["down_bytes"] == sum(traffic.values())
+    assert "newcomers    2 clients: " in capsys.readouterr().out
+
+
+def test_rounds_are_drawn_from_those_who_train() -> None:
+    with launch.composing([launch.CONFIGS]):
+        small = ["method=fedavg", "clients=6", "fraction=0.5", "rounds=3", "eval.holdout_clients=2"]
+        made = prepare(launch.plain(launch.composed(small, [launch.CONFIGS])))
+    assert made.plan.newcomers == (4, 5) and made.plan.clients == len(made.federation.clients) == 4
+    assert all(set(cohort) <= set(range(4)) and len(cohort) == 2 for cohort in made.plan.cohorts)
+
+
+def test_without_newcomers_nothing_is_said_of_them(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", "method=fedavg")
+    for name in ("per_client.csv", "summary.json", "metrics.jsonl"):
+        assert "newcomer" not in (folder / name).read_text()
