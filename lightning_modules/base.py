@@ -90,6 +90,10 @@ class ClientModule(LightningModule):
         """Take in what the server sent, before local training."""
         load(self, downlink.weights)
 
+    def join(self, downlink: Message) -> None:
+        """Take in the first message of a client that was not in the training; by default as any other message."""
+        self.receive(downlink)
+
     def adopt(self, shard: Shard) -> None:
         """Bring what was received together with the client's own data, before local training; by default nothing."""
 

@@ -42,6 +42,8 @@ class Judge:
     splits: tuple[Split, ...]
     round_number: int = 1
     """The round just finished."""
+    joining: bool = False
+    """Whether what is received is a newcomer's first message."""
 
 
 class Executor(Protocol[Handle]):

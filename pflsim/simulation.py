@@ -129,7 +129,7 @@ class Simulation(Generic[Handle]):
     def _welcome(self) -> NewcomerRecord:
         plan = self.plan
         sent = self.executor.join(plan.newcomers)
-        judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds)
+        judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
         received = self.executor.evaluate(judge, sent)
         self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
         down_bytes = sent.down_bytes

@@ -114,7 +114,7 @@ class ClientHost:
                 seeded_global(seed, "train", client, round_number),
             ):
                 self._wake(client, round_number)
-                self._receive(own, downlinks[at])
+                self._receive(own, downlinks[at], joining=True)
                 with _one_epoch(self.module):
                     order = torch_generator(seed, "batches", client, round_number)
                     for _ in range(epochs):
@@ -172,7 +172,7 @@ class ClientHost:
             self._recalibrate(own)
         else:
             if judge.phase == "received":
-                self._receive(own, message)
+                self._receive(own, message, judge.joining)
             self.module.adapt(own)
         self.module.eval()
 
@@ -199,8 +199,9 @@ class ClientHost:
         self.module.load_state_dict(dict(self.states[client]))
         self.module.round_number = round_number
 
-    def _receive(self, own: Shard, downlink: Message) -> None:
-        self.module.receive(_message_on(downlink, self.device, extra=not self.module.extra_stays))
+    def _receive(self, own: Shard, downlink: Message, joining: bool = False) -> None:
+        take_in = self.module.join if joining else self.module.receive
+        take_in(_message_on(downlink, self.device, extra=not self.module.extra_stays))
         self.module.adopt(own)
         if any(name.startswith("net.body.") for name in downlink.weights):  # a head alone moves no statistics
             self._recalibrate(own)

@@ -13,7 +13,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.messages import Message
-from pflsim.params import Selector
+from pflsim.params import Selector, load
 from pflsim.validate import non_negative
 
 
@@ -47,6 +47,11 @@ class Ditto(ClientModule):
         super().receive(downlink)
         names = self.shared_parameters()
         self.received.hold({"personal" + name.removeprefix("net"): downlink.weights[name] for name in names})
+
+    def join(self, downlink: Message) -> None:
+        """A newcomer's v starts from the server's model."""
+        self.receive(downlink)
+        load(self.personal, self.net.state_dict())
 
     def personal_objective(self, batch: Batch) -> Terms:
         """Cross-entropy of v and its pull towards w^t."""

@@ -51,11 +51,12 @@ class L2GD(ClientModule):
         self.p, self.lam = chance("method.p", p), non_negative("method.lam", lam)
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
+        self.joins = False
         self.aggregation_step()
 
     def aggregates(self, round_number: int) -> bool:
-        """Whether the coin makes it an aggregation round."""
-        return coin(self.training_settings.seed, round_number, self.p)
+        """Whether the coin makes it an aggregation round; a newcomer trains whatever the coin says."""
+        return not self.joins and coin(self.training_settings.seed, round_number, self.p)
 
     def aggregation_step(self) -> float:
         """ηλ/p in this round."""
@@ -77,8 +78,15 @@ class L2GD(ClientModule):
 
     def receive(self, downlink: Message) -> None:
         """Keep x̄ for this and further aggregation rounds; most rounds bring nothing."""
+        self.joins = False
         load(self.mean, {key.removeprefix("net."): value for key, value in downlink.weights.items()})
         self.met.logical_or_(torch.tensor(bool(downlink.weights)))
+
+    def join(self, downlink: Message) -> None:
+        """A newcomer starts from x̄."""
+        self.receive(downlink)
+        load(self, downlink.weights)
+        self.joins = True
 
     def reply(self, shard: Shard) -> Uplink:
         """The step towards x̄ in an aggregation round; the model, after a local round that an aggregation follows."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from pflsim.errors import SettingsError
 from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
 from pflsim.fusion.layerwise import flatten_unit, stack
+from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
@@ -69,6 +70,12 @@ class FeSEM(ServerRule[State]):
     def downlink(self, state: State, client: int) -> Message:
         """The centre of the client's cluster, one for all of the cluster."""
         return Message(weights=state.centres[int(state.groups[client])])
+
+    def join(self, state: State, client: int) -> Message:
+        """The mean of the centres, each as often as it has clients: a newcomer has no cluster yet."""
+        del client
+        sizes = torch.bincount(state.groups, minlength=self.groups).double()
+        return Message(weights={key: weighted_mean(stack(state.centres, key), sizes) for key in state.centres[0]})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """E step, then M step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg, State
 
 
@@ -10,6 +11,10 @@ class GPFL(FedAvg):
 
     The head and the condition of the path that decides are the clients' own.
     """
+
+    def join(self, state: State, client: int) -> Message:
+        """What everyone is sent."""
+        return self.downlink(state, client)
 
     def global_weights(self, state: State) -> None:
         """None."""

@@ -210,3 +210,12 @@ def test_recalibration_is_of_the_received_model() -> None:
 def test_a_negative_pull_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"method\.lam"):
         ditto(lam=-0.1)
+
+
+def test_a_newcomer_starts_from_the_servers_model() -> None:
+    w = ditto()
+    module, sent = w.recipe.build(), {k: v + 1 for k, v in w.federation.initial.items()}
+    module.join(Message(weights=sent))
+    inputs = torch.rand(3, 1, 4, 4)
+    assert torch.equal(module.predict(inputs), module.predict_global(inputs))
+    assert torch.equal(module.get_parameter("personal.head.bias"), sent["net.head.bias"])

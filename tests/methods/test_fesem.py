@@ -233,3 +233,12 @@ def test_wrong_numbers_of_clusters_are_refused(groups: int) -> None:
     with pytest.raises(SettingsError, match="method.groups"):
         w = world(FeSEM, Server(groups=groups))
         w.rule.init(w.federation)
+
+
+def test_a_newcomer_is_sent_the_mean_of_the_clusters_by_their_sizes() -> None:
+    rule = Server(groups=2)
+    w = world(FeSEM, rule)
+    state = rule.init(w.federation)
+    centres = tuple({k: torch.full_like(v, float(c)) for k, v in w.federation.initial.items()} for c in (1, 5))
+    joined = rule.join(replace(state, groups=torch.tensor([0, 1, 0, 0]), centres=centres), 4)
+    assert all(torch.equal(v, torch.full_like(v, 2.0)) for v in joined.weights.values())

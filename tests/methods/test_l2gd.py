@@ -18,7 +18,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, SettingsError
 from pflsim.execution import Judge
-from pflsim.messages import Uplink
+from pflsim.messages import Message, Uplink
 from pflsim.sampling import coin
 from pflsim.servers.l2gd import L2GD as Server
 from pflsim.servers.local import Local as LocalServer
@@ -249,3 +249,16 @@ def test_the_global_model_is_the_last_mean() -> None:
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module.net(inputs), labels, reduction="sum")
     assert row.loss == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_a_newcomer_starts_from_the_mean_and_trains_whatever_the_coin_says() -> None:
+    w = l2gd(p=0.999, lam=0.1)
+    module, sent = w.recipe.build(), {k: v + 1 for k, v in w.federation.initial.items()}
+    assert isinstance(module, L2GD)
+    module.receive(Message(weights=sent))
+    assert module.aggregates(1) and torch.equal(
+        module.get_parameter("net.head.bias"), w.federation.initial["net.head.bias"]
+    )
+    module.join(Message(weights=sent))
+    assert torch.equal(module.get_parameter("net.head.bias"), sent["net.head.bias"])
+    assert not module.aggregates(1) and module.schedule()
