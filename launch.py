@@ -82,20 +82,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, then run one after the other; stops at the first that does not end well."""
+    """Check all runs, then run one after the other."""
     from pflsim.checks import check, check_sweep
 
     for settings in runs:
         check(settings)
     check_sweep(runs)
-    from ray_actors.run import run
+    from ray_actors.run import Runner
 
-    for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
-        if len(runs) > 1:
-            print(f"[{number}/{len(runs)}] {' '.join(job)}", flush=True)
-        status = run(settings)
-        if isinstance(status, int) and status:
-            return status
+    with Runner() as runner:
+        for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
+            if len(runs) > 1:
+                print(f"[{number}/{len(runs)}] {' '.join(job)}", flush=True)
+            runner.run(settings)
     return 0
 
 

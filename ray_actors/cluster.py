@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import psutil
 import ray
 
 from pflsim.settings import Placement
-from ray_actors.placement import Supply
+from ray_actors.placement import ACTOR_MB, Layout, Supply
+from ray_actors.pool import Pool
 
 
-def supply(placement: Placement) -> Supply:
-    """What there will be to place on: what a running Ray has, or else what ours will be started with."""
-    free = psutil.virtual_memory().available / 2**20
-    if not ray.is_initialized():
-        return Supply(_cpus(placement), placement.gpus, free)
-    resources = ray.cluster_resources()
-    return Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
-
-
-def _cpus(placement: Placement) -> int:
-    """As told, or the CPUs that this process may use."""
-    return placement.cpus or len(os.sched_getaffinity(0))
-
-
-@contextmanager
-def local_ray(placement: Placement, store_mb: int) -> Iterator[None]:
-    """A Ray of our own on this machine for the block, with declared CPUs and GPUs.
+class LocalRay:
+    """A Ray of our own on this machine with its actors, kept for the runs of a sweep as long as they need the same.
 
     One that this process is already connected to is used as it is and left running.
     """
-    mine = not ray.is_initialized()
-    if mine:
+
+    def __init__(self) -> None:
+        self._theirs = ray.is_initialized()
+        self._size: tuple[int, int, int] | None = None  # CPUs, GPUs, MiB of store of the Ray that we started
+        self._request: tuple[float, float] | None = None
+        self._pool = Pool()
+
+    def supply(self, placement: Placement) -> Supply:
+        """What there will be to place on; the memory of actors that are up already counts as free."""
+        free = psutil.virtual_memory().available / 2**20 + self._pool.started * ACTOR_MB
+        if not self._theirs:
+            return Supply(_cpus(placement), placement.gpus, free)
+        resources = ray.cluster_resources()
+        return Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
+
+    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
+        """Where the actors of a run come from; Ray is up then, with the declared CPUs and GPUs and at least this store."""
+        self._fit(_cpus(placement), placement.gpus, store_mb)
+        request = layout.num_cpus, layout.num_gpus
+        if request != self._request:
+            self._pool.close()  # actors that ask for something else would hold what the new ones need
+            self._request = request
+        return self._pool
+
+    def _fit(self, cpus: int, gpus: int, store_mb: int) -> None:
+        if self._theirs or (self._size and self._size[:2] == (cpus, gpus) and self._size[2] >= store_mb):
+            return
+        self.close()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
@@ -43,14 +54,31 @@ def local_ray(placement: Placement, store_mb: int) -> Iterator[None]:
         ray.init(
             address="local",
             _node_ip_address="127.0.0.1",  # nothing outside this machine can reach it
-            num_cpus=_cpus(placement),
-            num_gpus=placement.gpus,
+            num_cpus=cpus,
+            num_gpus=gpus,
             object_store_memory=store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
         )
-    try:
-        yield
-    finally:
-        if mine:
+        self._size = cpus, gpus, store_mb
+
+    def close(self) -> None:
+        """End the actors, and the Ray that we started."""
+        self._pool.close()
+        self._request = None
+        if self._size:
             ray.shutdown()
+            self._size = None
+
+    def __enter__(self) -> LocalRay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cpus(placement: Placement) -> int:
+    """As told, or the CPUs that this process may use."""
+    return placement.cpus or len(os.sched_getaffinity(0))

@@ -17,6 +17,11 @@ class Pool:
         self._hosts: dict[tuple[float, float], list[Any]] = {}
         self._server: Any = None
 
+    @property
+    def started(self) -> int:
+        """How many client actors there are."""
+        return sum(map(len, self._hosts.values()))
+
     def hosts(self, count: int, num_cpus: float, num_gpus: float) -> list[Any]:
         """So many client actors, each with these requests; they may still be starting."""
         kept = self._hosts.setdefault((num_cpus, num_gpus), [])

@@ -1,11 +1,12 @@
-"""A run from beginning to end."""
+"""Runs from beginning to end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -25,59 +26,65 @@ from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, describe, prepare
 
 if TYPE_CHECKING:
-    from ray_actors.placement import Layout
+    from ray_actors.cluster import LocalRay
 
 
-def run(settings: Settings) -> Summary:
-    """Run the settings and leave a run folder; returns what summary.json says.
+class Runner:
+    """Runs one run after another from beginning to end; Ray and its actors stay up in between. Use it as a context."""
 
-    Raises:
-        SettingsError: something in the settings cannot be run; no actor was started.
-    """
-    check(settings)
-    job = prepare(settings)
-    opened = executor_of(job)
-    folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
-    _write_head(folder, job)
-    console = Console(job.meta)
-    console.start(folder)
-    tracker = Tracker(folder, job.meta)
-    try:
-        with tracker, opened as executor:
-            executor.start()
-            Simulation(executor, job.plan, folder, _Listener(tracker, console)).run()
-    finally:
-        console.end(tracker.close(complete=False), folder)
-    return tracker.close(complete=True)
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._ray: LocalRay | None = None
 
+    def run(self, settings: Settings) -> Summary:
+        """Run the settings and leave a run folder; returns what summary.json says.
 
-def executor_of(job: Job) -> AbstractContextManager[Executor]:
-    """The executor that the settings ask for, not yet started: Ray comes up, and goes, with the block.
-
-    Raises:
-        SettingsError: the placement cannot be met; nothing was started.
-    """
-    if job.settings.executor == "inline":
-        return nullcontext(InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation))
-    from ray_actors.cluster import supply
-    from ray_actors.placement import lay_out
-
-    return _on_ray(job, lay_out(job.work, job.settings.placement, supply(job.settings.placement)))
-
-
-@contextmanager
-def _on_ray(job: Job, layout: Layout) -> Iterator[Executor]:
-    from ray_actors.cluster import local_ray
-    from ray_actors.pool import Pool
-    from ray_actors.remote import RayExecutor
-
-    placement = job.settings.placement
-    with local_ray(placement, placement.object_store_mb or store_mb(job)):
-        pool = Pool()
+        Raises:
+            SettingsError: something in the settings cannot be run; no actor was started.
+        """
+        check(settings)
+        job = prepare(settings)
+        started = self._executor(job)
+        folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
+        _write_head(folder, job)
+        console = Console(job.meta)
+        console.start(folder)
+        tracker = Tracker(folder, job.meta)
         try:
-            yield RayExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation, layout, pool)
+            with tracker:
+                executor = started()
+                executor.start()
+                Simulation(executor, job.plan, folder, _Listener(tracker, console)).run()
         finally:
-            pool.close()
+            console.end(tracker.close(complete=False), folder)
+        return tracker.close(complete=True)
+
+    def _executor(self, job: Job) -> Callable[[], Executor]:
+        """What brings the executor up that the settings ask for.
+
+        Raises:
+            SettingsError: the placement cannot be met; nothing was started.
+        """
+        parts = job.recipe, job.dataset, job.partition, job.rule, job.federation
+        if job.settings.executor == "inline":
+            return lambda: InlineExecutor(*parts)
+        from ray_actors.cluster import LocalRay
+        from ray_actors.placement import lay_out
+        from ray_actors.remote import RayExecutor
+
+        local = self._ray = self._ray or self._open.enter_context(LocalRay())
+        placement = job.settings.placement
+        layout = lay_out(job.work, placement, local.supply(placement))
+        store = placement.object_store_mb or store_mb(job)
+        return lambda: RayExecutor(*parts, layout, local.pool(placement, layout, store))
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
 
 
 def store_mb(job: Job) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -28,11 +29,16 @@ PARTS = """
 """
 
 
+def fake_runner(run: Callable[[Settings], None]) -> SimpleNamespace:
+    """In place of `ray_actors.run`."""
+    return SimpleNamespace(Runner=lambda: nullcontext(SimpleNamespace(run=run)))
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that were run."""
     found: list[Settings] = []
-    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=found.append))
+    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(found.append))
     return found
 
 
@@ -243,7 +249,7 @@ def test_a_settings_error_of_the_run_is_a_message(
     def run(settings: Settings) -> None:
         raise SettingsError("no such file: put it there")
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
     assert launch.main([]) == 2
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
@@ -252,20 +258,23 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(settings: Settings) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
     with pytest.raises(ValueError, match="a bug"):
         launch.main([])
 
 
-def test_interruption_and_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: Settings) -> int:
+def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+
+    def run(settings: Settings) -> None:
         if settings.seed == 1:
             raise KeyboardInterrupt
-        return settings.seed
+        found.append(settings.seed)
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
     assert launch.main(["seed=1"]) == 130
-    assert launch.main(["-m", "seed=0,3,1"]) == 3
+    assert launch.main(["-m", "seed=0,3,1,2"]) == 130
+    assert found == [0, 3]
 
 
 def test_show_config(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> None:

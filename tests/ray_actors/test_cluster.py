@@ -1,0 +1,83 @@
+"""Ray is started once for the runs of a sweep that need the same of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pflsim.settings import Placement
+from ray_actors import cluster
+from ray_actors.placement import ACTOR_MB, Layout
+
+
+class FakeRay:
+    """Writes down what was asked of it."""
+
+    def __init__(self, up: bool = False):
+        self.up, self.calls, self.theirs = up, [], {"CPU": 3.0, "GPU": 1.0}
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.theirs
+
+    def init(self, *, num_cpus: int, num_gpus: int, object_store_memory: int, **_: Any) -> None:
+        assert not self.up
+        self.up = True
+        self.calls.append(("init", num_cpus, num_gpus, object_store_memory // 2**20))
+
+    def shutdown(self) -> None:
+        self.up = False
+        self.calls.append(("shutdown",))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    monkeypatch.setattr(cluster, "ray", made)
+    pool = SimpleNamespace(started=0, close=lambda: made.calls.append(("actors end",)))
+    monkeypatch.setattr(cluster, "Pool", lambda: pool)
+    return made
+
+
+TWO = Placement(cpus=2)
+SAME = Layout(((0, 1), (2,)), 1.0, 0.0)
+THIN = Layout(((0,), (1,), (2,)), 0.6666, 0.0)
+
+
+def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:
+    with cluster.LocalRay() as local:
+        pools = [local.pool(TWO, SAME, store) for store in (200, 128)]
+        assert pools[0] is pools[1] and fake.calls.count(("init", 2, 0, 200)) == 1
+        fake.calls.clear()
+        local.pool(TWO, THIN, 200)
+        assert fake.calls == [("actors end",)]  # or their CPUs would be missing for the new ones
+    assert fake.calls[-1] == ("shutdown",) and not fake.up
+
+
+@pytest.mark.parametrize(("placement", "store"), [(Placement(cpus=3), 200), (TWO, 300), (Placement(cpus=2, gpus=1), 9)])
+def test_other_needs_start_it_anew(fake: FakeRay, placement: Placement, store: int) -> None:
+    with cluster.LocalRay() as local:
+        local.pool(TWO, SAME, 200)
+        local.pool(placement, SAME, store)
+        starts = [call for call in fake.calls if call[0] != "actors end"]
+        assert starts == [("init", 2, 0, 200), ("shutdown",), ("init", placement.cpus, placement.gpus, store)]
+
+
+def test_a_ray_of_someone_else_is_left_running(fake: FakeRay) -> None:
+    fake.up = True
+    with cluster.LocalRay() as local:
+        assert (local.supply(TWO).cpus, local.supply(TWO).gpus) == (3.0, 1.0)
+        local.pool(TWO, SAME, 200)
+    assert fake.up and fake.calls == [("actors end",)] * 2
+
+
+def test_memory_of_actors_that_are_up_counts_as_free(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000 * 2**20))
+    local = cluster.LocalRay()
+    assert local.supply(TWO).free_mb == 1000
+    local._pool.started = 2  # type: ignore[misc]
+    assert local.supply(TWO).free_mb == 1000 + 2 * ACTOR_MB
