@@ -35,7 +35,7 @@ class LocalRay:
         return Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
 
     def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
-        """Where the actors of a run come from; Ray is up then, with the declared CPUs and GPUs and at least this store."""
+        """Where the actors of a run come from; Ray is up then, with declared CPUs and GPUs and at least this store."""
         self._fit(_cpus(placement), placement.gpus, store_mb)
         request = layout.num_cpus, layout.num_gpus
         if request != self._request:
