@@ -12,7 +12,7 @@ import itertools
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     folders = [CONFIGS, *(Path(folder).absolute() for folder in options.config_dir)]
     if options.help:
-        print(usage(folders))
+        with suppress(BrokenPipeError):  # whoever read it has seen enough
+            print(usage(folders), flush=True)
         return 0
     try:
         with composing(folders):

@@ -49,3 +49,14 @@ def at_least_one(name: str, value: int) -> int:
     if value < 1:
         raise SettingsError(f"{name}={value} must be a whole number of at least 1")
     return value
+
+
+def at_least_zero(name: str, value: int) -> int:
+    """Return value.
+
+    Raises:
+        SettingsError: it is not a whole number of at least 0.
+    """
+    if value < 0:
+        raise SettingsError(f"{name}={value} must be a whole number of at least 0")
+    return value

@@ -77,8 +77,12 @@ def prepare(settings: Settings) -> Job:
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
     )
+    if len(recipe.models) > settings.clients:
+        raise SettingsError(
+            f"model.variants has {len(recipe.models)} models for clients={settings.clients}: some would not be used"
+        )
     with torch_threads(recipe.threads):
-        variants = [recipe.build(v) for v in range(min(len(recipe.models), settings.clients))]
+        variants = [recipe.build(v) for v in range(len(recipe.models))]
     module = variants[0]
     check_variants(part_name(settings, "method"), variants)
     check_batches(module, partition, settings.batch_size)

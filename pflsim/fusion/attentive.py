@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflsim.errors import SettingsError
+from pflsim.validate import non_negative, positive
 
 COLUMNS = 4096
 """Columns handled at a time: a float64 block of a hundred rows stays within a processor's cache."""
@@ -121,8 +122,8 @@ def mix(weights: Float[Tensor, " R N"], stack: Float[Tensor, " N *shape"]) -> Fl
 
 
 def _check_scales(alpha: float, sigma: float) -> None:
-    if not alpha >= 0 or not sigma > 0:
-        raise SettingsError(f"attentive mixing needs alpha >= 0 and sigma > 0, got alpha={alpha}, sigma={sigma}")
+    non_negative("method.alpha", alpha)
+    positive("method.sigma", sigma)
 
 
 def _advice(clients: int, alpha: float, sigma: float) -> str:

@@ -18,7 +18,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
-from pflsim.validate import non_negative
+from pflsim.validate import at_least_zero, non_negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PFedLA(ServerRule[State]):
         unit: UnitKind = "module",
         start: Literal["random", "uniform"] = "random",
     ):
-        self.k = int(non_negative("method.k", k))
+        self.k = at_least_zero("method.k", k)
         if embedding < 1 or any(width < 1 for width in hidden):
             raise SettingsError(f"method.embedding={embedding}, method.hidden={list(hidden)}: widths are at least 1")
         self.embedding, self.hidden = embedding, tuple(hidden)
