@@ -64,6 +64,10 @@ class ClientModule(LightningModule):
     """Whether features of different clients meet, so that they need the same shape."""
     needs_validation: ClassVar[bool] = False
     """Whether every client must have validation examples."""
+    lockstep: ClassVar[bool] = False
+    """Whether clients may train together, their values stacked: every objective is then a function of the batch and of
+    parameters and buffers alone, without decisions by their values, and what `receive` and `adopt` leave behind is all
+    in parameters and buffers."""
     extra_stays: ClassVar[bool] = False
     """Whether the extra tensors of a downlink stay on the CPU: they are more than a device should hold."""
 
@@ -167,12 +171,20 @@ class ClientModule(LightningModule):
 
     def step_of(self, phase: Phase) -> Step:
         """Make a phase ready, with a fresh optimiser at this round's learning rate."""
-        settings = self.training_settings
-        lr = (settings.lr if phase.lr is None else phase.lr) * settings.lr_decay ** (self.round_number - 1)
+        settings, lr = self.training_settings, self.learning_rate(phase)
         parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
         optimizer = SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        return Step(phase, parameters, optimizer, self.prefix(phase))
+
+    def learning_rate(self, phase: Phase) -> float:
+        """A phase's learning rate in this round."""
+        settings = self.training_settings
+        return (settings.lr if phase.lr is None else phase.lr) * settings.lr_decay ** (self.round_number - 1)
+
+    def prefix(self, phase: Phase) -> str:
+        """What goes before the names of a phase's loss terms: its name, where there are several phases."""
         several = len({p.name for stage in self.stages() for p in stage.phases}) > 1
-        return Step(phase, parameters, optimizer, f"{phase.name}/" if several else "")
+        return f"{phase.name}/" if several else ""
 
     def optimise(self, batch: Batch, step: Step) -> Terms:
         """One optimiser step on one batch; returns the loss terms before it."""

@@ -20,6 +20,7 @@ class Phase:
         trainable: the parameters that move; all others are held fixed.
         epochs, steps: how long; neither given: the run's local_epochs or local_steps.
         lr: learning rate of round 1, None: the run's.
+        lockstep: whether a stack of clients can take the step together, where the module allows it at all.
     """
 
     name: str = "local"
@@ -28,6 +29,7 @@ class Phase:
     epochs: int | None = None
     steps: int | None = None
     lr: float | None = None
+    lockstep: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),
     "init": ("same", "per_client"),
     "executor": ("ray", "inline"),
+    "lockstep": ("true", "false", "auto"),
     "eval.on": ("all", "participants"),
     "placement.device": ("auto", "cpu", "cuda"),
 }
@@ -24,6 +25,7 @@ AT_LEAST_ONE = (
     "local_epochs",
     "local_steps",
     "batch_size",
+    "lockstep_clients",
     "eval.every",
     "eval.batch_size",
     "placement.actors",
@@ -112,8 +114,9 @@ def _ranges(values: dict[str, Any]) -> Iterator[str]:
 
 def _choices(values: dict[str, Any]) -> Iterator[str]:
     for name, choices in CHOICES.items():
-        if values[name] not in choices:
-            yield f"{name}={values[name]}: {nearest(str(values[name]), choices)}"
+        value = str(values[name]).lower() if isinstance(values[name], bool) else values[name]
+        if value not in choices:
+            yield f"{name}={value}: {nearest(str(value), choices)}"
     if values["run_dir"] == "":
         yield "run_dir= is empty: expected a folder; leave it out for one under runs/"
 

@@ -97,6 +97,11 @@ class Settings:
     """Running statistics of normalisation layers: aggregate, local or recalibrate."""
     init: str = "same"
     """Initial values of what is never shared: the same for all clients, or per_client. What is shared starts equal."""
+    lockstep: bool | str = "auto"
+    """Train clients of one architecture together, stacked: true, false, or auto (where it is faster). The results are
+    those of training one by one but for rounding, and the same on every placement."""
+    lockstep_clients: int | None = None
+    """How many clients make a stack; null: about 5 taking part on a CPU, all that fit on a GPU."""
     seed: int = 0
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""

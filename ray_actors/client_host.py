@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from lightning_modules.base import ClientModule
+from lightning_modules.lockstep import Lockstep, Trainee, wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition, Shard, shard
@@ -55,6 +56,12 @@ class ClientHost:
             module.to(self.device)
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: _on(shard(dataset, partition, c), self.device) for c in clients}
+        self.pools: dict[int, Examples] = {}
+        self.firsts: dict[int, int] = {}
+        for stack in recipe.stacks:
+            if stack[0] in self.shards:
+                self._pool(stack)
+        self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
     def ready(self) -> list[int]:
         """The clients that live here; answers when the host is up."""
@@ -71,10 +78,62 @@ class ClientHost:
             positions: for each of them, the index of its message in `downlinks`.
             downlinks: the messages, each once.
         """
-        replies = [
-            self._train(round_number, client, downlinks[at]) for client, at in zip(clients, positions, strict=True)
-        ]
-        return [up for up, _ in replies], [report for _, report in replies]
+        messages = {client: downlinks[at] for client, at in zip(clients, positions, strict=True)}
+        replies: dict[int, tuple[Uplink, TrainReport]] = {}
+        for stack in self.recipe.stacks:
+            present = [client for client in stack if client in messages]
+            replies.update(self._train_together(round_number, present, messages) if present else {})
+        for client in clients:
+            if client not in replies:
+                replies[client] = self._train(round_number, client, messages[client])
+        return [replies[c][0] for c in clients], [replies[c][1] for c in clients]
+
+    def _train_together(
+        self, round_number: int, clients: Sequence[int], downlinks: Mapping[int, Message]
+    ) -> dict[int, tuple[Uplink, TrainReport]]:
+        start, seed = time.perf_counter(), self.recipe.seed
+        trainees: dict[int, Trainee] = {}
+        replies: dict[int, tuple[Uplink, TrainReport]] = {}
+        with torch_threads(self.recipe.threads):
+            for client in clients:
+                own = self.shards[client]
+                with (
+                    _told(client, round_number, "receiving"),
+                    seeded_global(seed, "train", client, round_number),
+                ):
+                    self._wake(client, round_number)
+                    self._receive(own, downlinks[client])
+                    order = torch_generator(seed, "batches", client, round_number)
+                    pool, first, values = self.pools[client], self.firsts[client], worn(self.module)
+                    trainees[client] = Trainee(values, pool, first, len(own.train), order, self.module.stages())
+            with (
+                _told(clients[0], round_number, f"local training in lockstep with clients {[*clients[1:]]}"),
+                seeded_global(seed, "lockstep", clients[0], round_number),
+            ):
+                self.locksteps[self.recipe.variant_of(clients[0])].train(list(trainees.values()))
+            for client, trainee in trainees.items():
+                own = self.shards[client]
+                with _told(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
+                    wear(self.module, trainee.values)
+                    self.module.eval()
+                    uplink = self.module.reply(own)
+                    self.states[client] = snapshot(self.module.state_dict())
+                report = TrainReport(client, own.num_examples, trainee.taken, trainee.losses, payload_bytes(uplink))
+                replies[client] = uplink, report
+        seconds, steps = time.perf_counter() - start, sum(t.taken for t in trainees.values())
+        share = {client: t.taken / steps if steps else 1 / len(trainees) for client, t in trainees.items()}
+        return {c: (up, replace(report, seconds=seconds * share[c])) for c, (up, report) in replies.items()}
+
+    def _pool(self, stack: Sequence[int]) -> None:
+        """Lay the training examples of a stack out one after the other; each client's become a part of them."""
+        parts = [self.shards[client].train for client in stack]
+        pool = replace(parts[0], x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts]))
+        first = 0
+        for client, part in zip(stack, parts, strict=True):
+            self.pools[client], self.firsts[client] = pool, first
+            mine = slice(first, first + len(part))
+            self.shards[client] = replace(self.shards[client], train=replace(part, x=pool.x[mine], y=pool.y[mine]))
+            first += len(part)
 
     def _train(self, round_number: int, client: int, downlink: Message) -> tuple[Uplink, TrainReport]:
         start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed

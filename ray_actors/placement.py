@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,13 +34,14 @@ class Layout:
         return {client: index for index, group in enumerate(self.groups) for client in group}
 
 
-def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout:
+def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: Sequence[Sequence[int]] = ()) -> Layout:
     """Place clients on actors.
 
     Args:
         work: for every client its amount of work, e.g. mini-batches a round.
         placement: the settings.
         supply: what there is.
+        stacks: clients that must stay together.
 
     Raises:
         SettingsError: more is asked for than there is.
@@ -54,10 +54,11 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout
         )
     if supply.cpus < 1 and not placement.gpus:
         raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed")
-    actors = _actors(clients, placement, supply)
+    parts = [*stacks, *((client,) for client in sorted({*range(clients)} - {c for stack in stacks for c in stack}))]
+    actors = _actors(clients, len(parts), placement, supply)
     per_actor = placement.clients_per_actor
     most = None if placement.actors is not None or per_actor == "auto" else int(per_actor)
-    groups = balance(work, actors, most)
+    groups = balance(work, actors, most, parts)
     if placement.gpus:
         slots = placement.gpus * placement.actors_per_gpu
         if actors > slots:
@@ -70,18 +71,23 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply) -> Layout
     return Layout(groups, _share(supply.cpus, actors), 0)
 
 
-def _actors(clients: int, placement: Placement, supply: Supply) -> int:
-    """How many actors: as told, or one per client while there is room, else as many as there is room for."""
+def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> int:
+    """How many actors: as told, or one per part while there is room, else as many as there is room for."""
     if placement.actors is not None:
         if not 1 <= placement.actors <= clients:
             raise SettingsError(f"placement.actors={placement.actors} must be between 1 and clients={clients}")
+        if placement.actors > parts:
+            raise SettingsError(
+                f"placement.actors={placement.actors}, but clients train in lockstep, in {parts} stacks, and a stack "
+                f"stays on one actor: {_LOOSEN}"
+            )
         return placement.actors
     if placement.clients_per_actor != "auto":
         return -(-clients // int(placement.clients_per_actor))
     slots = placement.gpus * placement.actors_per_gpu if placement.gpus else int(supply.cpus)
     if supply.free_mb is not None:
         slots = min(slots, int(supply.free_mb // ACTOR_MB))
-    return max(1, min(clients, slots))
+    return max(1, min(parts, slots))
 
 
 def _share(cpus: float, actors: int) -> float:
@@ -89,17 +95,36 @@ def _share(cpus: float, actors: int) -> float:
     return 1.0 if actors <= cpus else int(cpus / actors * 10_000) / 10_000
 
 
-def balance(work: Sequence[int], groups: int, most: int | None = None) -> tuple[tuple[int, ...], ...]:
+_LOOSEN = "set lockstep=false (it changes the last digits of the results), or a smaller lockstep_clients"
+
+
+def balance(
+    work: Sequence[int], groups: int, most: int | None = None, parts: Sequence[Sequence[int]] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Spread clients over groups so that each has about the same work (longest first, onto the least loaded).
 
     Ties go to the group with fewer clients, then to the first; a group is never left empty while there are clients.
-    No group gets more than `most` clients, where that is given.
+
+    Args:
+        work: of every client.
+        groups: how many.
+        most: clients that a group may get.
+        parts: clients that stay together, all of them in one part; None: each for itself.
+
+    Raises:
+        SettingsError: a part is larger than `most`, or does not fit any more.
     """
-    heap = [(0, 0, index) for index in range(groups)]
-    members: list[list[int]] = [[] for _ in range(groups)]
-    for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
-        load, count, index = heapq.heappop(heap)
-        members[index].append(client)
-        if most is None or count + 1 < most:
-            heapq.heappush(heap, (load + max(work[client], 1), count + 1, index))
+    parts = [(client,) for client in range(len(work))] if parts is None else parts
+    loads = [sum(max(work[client], 1) for client in part) for part in parts]
+    held, members = [0] * groups, [list[int]() for _ in range(groups)]
+    for at in sorted(range(len(parts)), key=lambda k: (-loads[k], parts[k][0])):
+        room = [g for g in range(groups) if most is None or len(members[g]) + len(parts[at]) <= most]
+        if not room:
+            raise SettingsError(
+                f"placement.clients_per_actor={most}, but {len(parts[at])} clients train in lockstep and stay on one "
+                f"actor: {_LOOSEN}"
+            )
+        best = min(room, key=lambda g: (held[g], len(members[g]), g))
+        members[best].extend(parts[at])
+        held[best] += loads[at]
     return tuple(tuple(sorted(group)) for group in members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -26,6 +26,7 @@ from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split
 from ray_actors.recipe import Recipe
+from ray_actors.stacks import stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def prepare(settings: Settings) -> Job:
         raise SettingsError("trace.rounds: round 0 is the opening, which this method has not; rounds count from 1")
     meta = _meta(settings, dataset, partition, module)
     sizes = [len(rows) for rows in partition.train]
+    trained = sizes[: _trained(settings)]
+    recipe = replace(recipe, stacks=stacks(settings, meta.method, module, recipe.device, trained))
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
     return Job(
         settings,

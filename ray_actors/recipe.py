@@ -30,6 +30,8 @@ class Recipe:
         gpu_share: the share of a GPU's memory that a host may take.
         threads: torch threads of the computation.
         eval_batch_size: examples per forward pass in evaluation.
+        stacks: clients that train in lockstep, stack by stack; a stack lives whole on one host, and all of it has one
+            variant. Who is in none trains alone.
     """
 
     client: Callable[[Net, Training], ClientModule]
@@ -43,6 +45,7 @@ class Recipe:
     gpu_share: float = 1.0
     threads: int = 1
     eval_batch_size: int = 1024
+    stacks: tuple[tuple[int, ...], ...] = ()
 
     def variant_of(self, client: int) -> int:
         """Which of the models a client has."""

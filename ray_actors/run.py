@@ -74,7 +74,7 @@ class Runner:
 
         local = self._ray = self._ray or self._open.enter_context(LocalRay())
         placement = job.settings.placement
-        layout = lay_out(job.work, placement, local.supply(placement))
+        layout = lay_out(job.work, placement, local.supply(placement), job.recipe.stacks)
         store = placement.object_store_mb or store_mb(job)
         return lambda: RayExecutor(*parts, layout, local.pool(placement, layout, store))
 

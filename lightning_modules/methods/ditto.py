@@ -32,6 +32,8 @@ class Ditto(ClientModule):
         As w^t is held fixed for the round, the order of the two steps changes nothing.
     """
 
+    lockstep = True
+
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):
         super().__init__(net, training)
         self.personal = deepcopy(net)

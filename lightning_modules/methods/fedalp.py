@@ -14,4 +14,5 @@ class FedALP(ClientModule):
         The trained weights travel up, not their difference to those received, which the server knows: the same bytes.
     """
 
+    lockstep = True
     judged_phase = "received"

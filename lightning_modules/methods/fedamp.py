@@ -24,6 +24,8 @@ class FedAMP(ClientModule):
         Local training starts from u_i, as the authors' experiments do; the paper leaves the start open.
     """
 
+    lockstep = True
+
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0, alpha: float):
         super().__init__(net, training)
         self.coefficient = non_negative("method.lam", lam) / positive("method.alpha", alpha)

@@ -8,4 +8,5 @@ from lightning_modules.base import ClientModule
 class FedAvg(ClientModule):
     """Plain SGD from the server's mean (McMahan et al. 2017, Algorithm 1). Judged by the server's model."""
 
+    lockstep = True
     judged_by = "global"

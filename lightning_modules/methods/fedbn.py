@@ -16,5 +16,6 @@ class FedBN(ClientModule):
         by their class and may be of any kind; the paper has batch normalisation only.
     """
 
+    lockstep = True
     shared = Selector(("net",), norms="without")
     judged_phase = "received"

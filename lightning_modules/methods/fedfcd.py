@@ -44,6 +44,7 @@ class FedFCD(ClientModule):
         means are taken once, after all local epochs; Algorithm 1 takes them in each, but sends only the last.
     """
 
+    lockstep = True
     shared = Selector(("global_head",))
     compares_features = True
 

@@ -43,6 +43,7 @@ class FedFomo(ClientModule):
         Candidates are brought to the device one at a time; what exists there at once is a fixed number of models.
     """
 
+    lockstep = True
     needs_validation = True
     extra_stays = True
     started: Tensor

@@ -20,6 +20,7 @@ class FedGH(ClientModule):
         The server does not train running statistics: those of normalisation in a head stay with the client.
     """
 
+    lockstep = True
     shared = HEAD
     compares_features = True
 

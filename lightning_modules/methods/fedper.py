@@ -20,6 +20,8 @@ class FedPer(ClientModule):
             them, or "body": all before the classifier (K_P = 1). All of them is FedAvg, none is Local.
     """
 
+    lockstep = True
+
     def __init__(self, net: Net, training: Training, *, base: int | float | str = "body"):
         super().__init__(net, training)
         layers = units(self, NET.parameters(self), NET.buffers(self), "module")

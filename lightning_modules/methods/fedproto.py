@@ -37,6 +37,7 @@ class FedProto(ClientModule):
         - Class means are taken over the training shard after training, not over the moving model.
     """
 
+    lockstep = True
     shared = NOTHING
     judged_phase = "received"
     compares_features = True

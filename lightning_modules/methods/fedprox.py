@@ -20,6 +20,7 @@ class FedProx(ClientModule):
         mu: μ ≥ 0; 0 is FedAvg.
     """
 
+    lockstep = True
     judged_by = "global"
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):

@@ -31,6 +31,7 @@ class FedRep(ClientModule):
         statistics nor its parameters move.
     """
 
+    lockstep = True
     shared = BODY
 
     def __init__(self, net: Net, training: Training, *, head_epochs: int = 10, body_epochs: int | None = None):

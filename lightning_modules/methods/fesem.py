@@ -11,4 +11,5 @@ class FeSEM(ClientModule):
     Judged by what it is sent: its cluster's model, which is what the paper makes for every client.
     """
 
+    lockstep = True
     judged_phase = "received"

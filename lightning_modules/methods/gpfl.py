@@ -41,6 +41,7 @@ class GPFL(ClientModule):
         - p is kept with the client until the next round, since it is judged with it.
     """
 
+    lockstep = True
     shared = Selector(("net.body", "embeddings", "valve"))
     personal: Tensor
 

@@ -44,6 +44,7 @@ class L2GD(ClientModule):
         Running statistics that are aggregated move towards their mean as the parameters do.
     """
 
+    lockstep = True
     met: Tensor
 
     def __init__(self, net: Net, training: Training, *, p: float, lam: float = 1.0):

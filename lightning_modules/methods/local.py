@@ -9,4 +9,5 @@ from pflsim.params import NOTHING
 class Local(ClientModule):
     """Plain SGD on the client's own data; nothing is sent, nothing received."""
 
+    lockstep = True
     shared = NOTHING

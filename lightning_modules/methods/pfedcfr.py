@@ -32,6 +32,8 @@ class PFedCFR(ClientModule):
         with their unit but have no penalty term.
     """
 
+    lockstep = True
+
     def __init__(
         self,
         net: Net,

@@ -13,4 +13,5 @@ class PFedHN(ClientModule):
         The trained weights travel up, not their difference to those received, which the server knows: the same bytes.
     """
 
+    lockstep = True
     judged_phase = "received"

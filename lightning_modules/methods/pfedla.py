@@ -13,4 +13,5 @@ class PFedLA(ClientModule):
         judged model is the mixture as the server sends it, not the one after local training.
     """
 
+    lockstep = True
     judged_phase = "received"

@@ -55,6 +55,7 @@ class PFedPM(ClientModule):
         - Eq. 12 is summed over the classes and averaged over the batch.
     """
 
+    lockstep = True
     shared = NOTHING
     compares_features = True
     own_means: Tensor
@@ -90,7 +91,7 @@ class PFedPM(ClientModule):
     def schedule(self) -> Schedule:
         """The net, then the relation module."""
         net = Phase("net")
-        relation = Phase("relation", objective="relation_loss", trainable=Selector(("relation",)))
+        relation = Phase("relation", "relation_loss", Selector(("relation",)), lockstep=False)
         if not self.seen.any():  # nothing to compare with: not even weight decay or a norm layer may move the module
             return net, replace(relation, epochs=0)
         return (Alternate((net, relation), every="batch"),) if self.alternate == "batch" else (net, relation)

@@ -57,7 +57,7 @@ class Counting(ServerRule[tuple[int, ...]]):
         return (*state, len(uplinks))
 
 
-SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "method=fedavg"]
+SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "method=fedavg", "lockstep=false"]
 TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
 
 

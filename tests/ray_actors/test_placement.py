@@ -126,3 +126,24 @@ def test_errors_name_demand_and_supply(clients: int, supply: Supply, placement: 
     with pytest.raises(SettingsError) as caught:
         lay_out([1] * clients, placement, supply)
     assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+def test_stacks_stay_whole() -> None:
+    stacks = ((0, 1, 2), (3, 4))
+    work = (5, 1, 1, 4, 4, 9, 1)
+    groups = lay_out(work, Placement(), Supply(3, 0), stacks).groups
+    assert sorted(groups) == [(0, 1, 2, 6), (3, 4), (5,)]
+    assert lay_out(work, Placement(), Supply(16, 0), stacks).groups == ((5,), (3, 4), (0, 1, 2), (6,))
+    assert lay_out(work, Placement(clients_per_actor=3), Supply(2, 0), stacks).groups == ((5,), (3, 4, 6), (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        (Placement(clients_per_actor=2), r"clients_per_actor=2, but 3 clients train in lockstep.*lockstep=false"),
+        (Placement(actors=3), r"actors=3, but clients train in lockstep, in 2 stacks.*lockstep=false"),
+    ],
+)
+def test_stacks_that_cannot_stay_whole_are_refused(placement: Placement, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        lay_out((1, 1, 1, 1, 1), placement, Supply(8, 0), ((0, 1, 2), (3, 4)))

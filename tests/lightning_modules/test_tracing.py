@@ -1,0 +1,102 @@
+"""A traced step of a stack does what autograd and an optimiser do for each client."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.base import Batch, Terms
+from lightning_modules.tracing import TracedStep
+
+N, B = 3, 5
+
+
+class Toy(nn.Module):
+    """Products, a used and an unused parameter, a counter, a running mean, and a term in the weights."""
+
+    count: Tensor
+    mean: Tensor
+    target: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.idle, self.frozen = nn.Parameter(torch.rand(2)), nn.Parameter(torch.rand(6))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("target", torch.rand(6, 4))
+
+    def objective(self, batch: Batch) -> Terms:
+        inputs, labels = batch
+        hidden = self.first(inputs).relu() * self.frozen
+        with torch.no_grad():
+            self.count.add_(1)
+            self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        ce = nn.functional.cross_entropy(self.second(hidden), labels)
+        return {"ce": ce, "pull": 0.3 * (self.first.weight - self.target).square().sum()}
+
+
+@pytest.fixture
+def toys() -> list[Toy]:
+    torch.manual_seed(0)
+    return [Toy().double() for _ in range(N)]
+
+
+def stacked(toys: list[Toy]) -> dict[str, Tensor]:
+    named = [{**dict(t.named_parameters()), **dict(t.named_buffers())} for t in toys]
+    return {name: torch.stack([one[name].detach().clone() for one in named]) for name in named[0]}
+
+
+TRAINABLE = ("first.weight", "first.bias", "second.weight", "second.bias", "idle")
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_equal_to_autograd(toys: list[Toy], plain: bool) -> None:
+    values, rate = stacked(toys), 0.1
+    batches = [(torch.rand(N, B, 4).double(), torch.randint(3, (N, B))) for _ in range(3)]
+    step = TracedStep(toys[0], "objective", TRAINABLE, values, batches[0], plain)
+    assert step.moved == TRAINABLE[:-1]  # nobody decays, or gives momentum to, what the objective does not touch
+    for inputs, labels in batches:
+        gradients, terms = step(values, (inputs, labels), rate)
+        for row, toy in enumerate(toys):
+            toy.zero_grad()
+            expected = toy.objective((inputs[row], labels[row]))
+            (expected["ce"] + expected["pull"]).backward()
+            assert terms["ce"][row] == pytest.approx(float(expected["ce"].detach()), rel=1e-12)
+            assert terms["pull"][row] == pytest.approx(float(expected["pull"].detach()), rel=1e-12)
+            for at, name in enumerate(step.moved):
+                parameter = toy.get_parameter(name)
+                assert parameter.grad is not None
+                if not plain:
+                    torch.testing.assert_close(gradients[at][row], parameter.grad, rtol=1e-12, atol=1e-14)
+                    values[name][row] -= rate * parameter.grad
+                parameter.data -= rate * parameter.grad
+        assert len(gradients) == (0 if plain else len(step.moved))
+        for name, value in stacked(toys).items():
+            torch.testing.assert_close(values[name], value, rtol=1e-12, atol=1e-14, msg=name)
+    assert values["count"].tolist() == [3, 3, 3]
+
+
+def test_products_are_added_without_storing_a_gradient(toys: list[Toy]) -> None:
+    values = stacked(toys)
+    step = TracedStep(
+        toys[0], "objective", TRAINABLE, values, (torch.rand(N, B, 4).double(), torch.zeros(N, B).long()), True
+    )
+    assert step.graph.code.count("aten.baddbmm_.default(") == 2
+
+
+def test_random_numbers_differ_between_clients_and_steps() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.drop = nn.Parameter(torch.ones(50)), nn.Dropout(0.5)
+
+        def objective(self, batch: Batch) -> Terms:
+            return {"sum": (self.drop(self.weight) * batch[0].sum()).sum()}
+
+    module, batch = Noisy(), (torch.ones(2, B, 1), torch.zeros(2, B).long())
+    values = {"weight": torch.ones(2, 50)}
+    step = TracedStep(module, "objective", ("weight",), values, batch, False)
+    first, second = (step(values, batch, 0.1)[0][0].clone() for _ in range(2))
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first, second)

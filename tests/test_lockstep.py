@@ -1,0 +1,134 @@
+"""Clients that train in lockstep end as they do one by one, method by method, and the same on every placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import Records, states
+
+from launch import CONFIGS, composed, composing, plain
+from pflsim.errors import SettingsError
+from pflsim.simulation import Simulation
+from ray_actors.inline import InlineExecutor
+from ray_actors.placement import Layout
+from ray_actors.pool import Pool
+from ray_actors.prepare import Job, prepare
+from ray_actors.remote import RayExecutor
+
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
+ONE_BY_ONE = {"per_fedavg", "pfedme"}
+"""Their steps are no gradient of one objective."""
+SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
+NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
+
+
+def job(*overrides: str) -> Job:
+    with composing([CONFIGS]):
+        return prepare(plain(composed(["executor=inline", *overrides], [CONFIGS])))
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Modules are built in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def run(made: Job, folder: Path) -> tuple[InlineExecutor, Records]:
+    data = made.dataset
+    exact = replace(data, x=data.x.astype(np.float64) / data.scale)
+    executor, records = InlineExecutor(made.recipe, exact, made.partition, made.rule, made.federation), Records()
+    executor.start()
+    Simulation(executor, made.plan, folder, records).run()
+    return executor, records
+
+
+def assert_equal_to_the_loop(folder: Path, *overrides: str) -> None:
+    loop, in_turn = run(job(*overrides, "lockstep=false"), folder / "loop")
+    made = job(*overrides, "lockstep=true", "lockstep_clients=3")
+    assert sorted(map(len, made.recipe.stacks)) == [2, 3]
+    stacked, together = run(made, folder / "stacked")
+    assert any(lockstep._traced for lockstep in stacked.host.locksteps.values())
+    expected, found = states(loop), states(stacked)
+    for client, state in expected.items():
+        assert state.keys() == found[client].keys()
+        for name, value in state.items():
+            torch.testing.assert_close(found[client][name], value, rtol=1e-9, atol=1e-11, msg=f"{client} {name}")
+    for one, other in zip(in_turn.records, together.records, strict=True):
+        assert one.cohort == other.cohort
+        for a, b in zip(one.reports, other.reports, strict=True):
+            assert (a.client, a.steps, a.up_bytes) == (b.client, b.steps, b.up_bytes)
+            assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ONE_BY_ONE])
+def test_equal_to_the_loop(method: str, double: None, tmp_path: Path) -> None:
+    """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
+    assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "gpfl", "pfedpm"])
+def test_momentum_and_weight_decay(method: str, double: None, tmp_path: Path) -> None:
+    more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9"]
+    assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, *more)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo"])
+def test_batch_norm(method: str, double: None, tmp_path: Path) -> None:
+    """Running statistics and counters of every client move as they do alone."""
+    assert_equal_to_the_loop(tmp_path, f"method={method}", "data=digits", "clients=5", "batch_size=8", *NORMED)
+
+
+def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
+    variants = "model.variants=[{hidden:[8]},{hidden:[6,8]}]"
+    made = job("method=fedproto", *SMALL, variants, "lockstep=true")
+    assert all(len({made.recipe.variant_of(c) for c in stack}) == 1 for stack in made.recipe.stacks)
+    assert_equal_to_the_loop(tmp_path, "method=fedproto", *SMALL, variants)
+
+
+@pytest.mark.parametrize("method", sorted(ONE_BY_ONE))
+def test_methods_that_cannot(method: str) -> None:
+    with pytest.raises(SettingsError, match=f"lockstep=true: {method} trains its clients one by one"):
+        job(f"method={method}", "lockstep=true")
+    assert job(f"method={method}").recipe.stacks == ()
+
+
+def test_auto_is_for_small_products() -> None:
+    assert job().recipe.stacks
+    assert not job("model=cnn", "model.padding=2").recipe.stacks
+    assert job("model=cnn", "model.padding=2", "lockstep=true").recipe.stacks
+
+
+def test_stacks_are_a_matter_of_the_run() -> None:
+    """Every client that trains is in one, those with the largest shards first; more where fewer take part."""
+    made = job("clients=12", "eval.holdout_clients=1")
+    sizes = [len(rows) for rows in made.partition.train[:11]]
+    flat = [client for stack in made.recipe.stacks for client in stack]
+    assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.recipe.stacks)] == [3, 4, 4]
+    assert [*map(len, job("clients=12", "fraction=0.5").recipe.stacks)] == [6, 6]
+    assert [*map(len, job("clients=12", "lockstep_clients=12").recipe.stacks)] == [12]
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedfcd"])
+def test_equal_on_actors(method: str, pool: Pool, tmp_path: Path) -> None:
+    """To the bit, wherever the stacks live."""
+    made = job(f"method={method}", *SMALL, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
+    first, second = made.recipe.stacks
+    alone = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    layout = Layout(((*second, 4), first), 1, 0)
+    spread = RayExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation, layout, pool)
+    found = []
+    for executor in (alone, spread):
+        executor.start()
+        records = Records()
+        Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
+        found.append((states(executor), [record.evaluations for record in records.records], records.joined))
+    assert found[0][1:] == found[1][1:]
+    for client, state in found[0][0].items():
+        assert all(torch.equal(value, found[1][0][client][name]) for name, value in state.items())
