@@ -17,6 +17,9 @@ from pflsim.data.federated import Examples
 FEWEST = 4
 """A stack of a size that takes fewer steps in a stage than this is not worth a trace: its clients train one by one."""
 
+MOST = 100
+"""Traces that are kept."""
+
 
 @dataclass(slots=True)
 class Trainee:
@@ -89,6 +92,8 @@ class Lockstep:
         settings = self.module.training_settings
         key = (phase.objective, trainable, tuple((k, v.shape) for k, v in values.items()), batch[0].shape)
         if key not in self._traced:
+            if len(self._traced) == MOST:
+                self._traced.clear()
             wear(self.module, {name: value[0] for name, value in values.items()})
             plain = not settings.momentum and not settings.weight_decay
             self._traced[key] = TracedStep(self.module, phase.objective, trainable, values, batch, plain)

@@ -101,7 +101,7 @@ class Settings:
     """Train clients of one architecture together, stacked: true, false, or auto (where it is faster). The results are
     those of training one by one but for rounding, and the same on every placement."""
     lockstep_clients: int | None = None
-    """How many clients make a stack; null: about 5 taking part on a CPU, all that fit on a GPU."""
+    """How many clients make a stack; null: about 5 taking part on a CPU, 64 on a GPU."""
     seed: int = 0
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""

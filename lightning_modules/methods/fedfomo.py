@@ -70,7 +70,9 @@ class FedFomo(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """The trained model, and u_n of every candidate n as `usefulness/<n>`."""
-        numbers = {name: float(value) for name, value in self.usefulness.named_buffers()}
+        held = dict(self.usefulness.named_buffers())
+        clients, values = (held[name].tolist() if held else [] for name in ("clients", "values"))
+        numbers = {f"{USEFULNESS}{n}": u for n, u in zip(clients, values, strict=True)}
         weights = self.shared_tensors()
         return Uplink(weights=weights, numbers=numbers, client=shard.client, num_examples=shard.num_examples)
 
@@ -83,7 +85,8 @@ class FedFomo(ClientModule):
         loss = self._loss(start, shard)
         models = {-1: trained, **sent}  # -1: the client's own, which costs nothing to send
         found = {n: self._usefulness(start, loss, model, shard) for n, model in models.items()}
-        self.usefulness.hold({f"{USEFULNESS}{n}": torch.tensor(found[n], dtype=torch.float64) for n in sent})
+        values = torch.tensor([found[n] for n in sent], dtype=torch.float64)
+        self.usefulness.hold({"clients": torch.tensor([*sent]), "values": values})
         total = math.fsum(max(u, 0.0) for u in found.values())
         mixed = {key: value.double() for key, value in start.items()}
         for n, model in models.items():
