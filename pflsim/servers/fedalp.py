@@ -20,6 +20,7 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.fedavg import State as Mean
 from pflsim.types import Tensors, Unit
+from pflsim.validate import at_least_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,12 @@ class FedALP(ServerRule[State]):
         delta: Literal["norm", "per_entry"] = "norm",
         onto: Literal["group", "mixture"] = "group",
     ):
-        if groups < 1:
-            raise SettingsError(f"method.groups={groups} must be at least 1")
         if not 0 <= beta <= 1:
             raise SettingsError(f"method.beta={beta} must be in [0, 1]: 0 is FedAvg, 1 keeps a layer in its group")
         if not 0 < warmup < 1:
             raise SettingsError(f"method.warmup={warmup} must be above 0 and below 1: it is a share of the rounds")
-        self.groups, self.beta, self.warmup, self.unit = groups, float(beta), warmup, unit
+        self.groups = at_least_one("method.groups", groups)
+        self.beta, self.warmup, self.unit = float(beta), warmup, unit
         self.delta, self.onto = delta, onto
 
     def warmup_rounds(self, rounds: int) -> int:
@@ -113,7 +113,9 @@ class FedALP(ServerRule[State]):
         """The common initial model."""
         clients, rounds = len(federation.clients), federation.rounds
         if self.groups > clients:
-            raise SettingsError(f"method.groups={self.groups} is more than clients={clients}; give 1 to {clients}")
+            raise SettingsError(
+                f"method.groups={self.groups} is more than the {clients} clients that train; give 1 to {clients}"
+            )
         if rounds < 2:
             raise SettingsError(f"rounds={rounds}: there must be a round of warm-up and one after it; give at least 2")
         layout = federation.layouts[self.unit]

@@ -13,7 +13,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.seeding import numpy_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import non_negative
+from pflsim.validate import at_least_one, non_negative
 
 CANDIDATE, USEFULNESS = "candidate/", "usefulness/"
 """Tensors of a candidate in a downlink are candidate/<client>/<key>, u_n in an uplink is usefulness/<n>."""
@@ -53,11 +53,9 @@ class FedFomo(ServerRule[State]):
     """
 
     def __init__(self, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05):
-        if models < 1:
-            raise SettingsError(f"method.models={models} must be at least 1; with none this is method=local")
         if not 0 <= epsilon <= 1:
             raise SettingsError(f"method.epsilon={epsilon} must be in [0, 1]: it is a probability")
-        self.models, self.epsilon = models, epsilon
+        self.models, self.epsilon = at_least_one("method.models", models), epsilon
         self.epsilon_decay = non_negative("method.epsilon_decay", epsilon_decay)
 
     def init(self, federation: Federation) -> State:

@@ -16,6 +16,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
+from pflsim.validate import at_least_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,15 @@ class FeSEM(ServerRule[State]):
     unit = "model"
 
     def __init__(self, *, groups: int = 3):
-        if groups < 1:
-            raise SettingsError(f"method.groups={groups} must be at least 1")
-        self.groups = groups
+        self.groups = at_least_one("method.groups", groups)
 
     def init(self, federation: Federation) -> State:
         """The common initial model as every centre, and the random division."""
         clients = len(federation.clients)
         if self.groups > clients:
-            raise SettingsError(f"method.groups={self.groups} is more than clients={clients}; give 1 to {clients}")
+            raise SettingsError(
+                f"method.groups={self.groups} is more than the {clients} clients that train; give 1 to {clients}"
+            )
         groups = torch.empty(clients, dtype=torch.int64)
         order = torch.randperm(clients, generator=torch_generator(federation.seed, "groups"))
         groups[order] = torch.arange(clients) % self.groups

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, outputs, pull_back, rebuilt, see, tensors
 from pflsim.fusion.layerwise import stack
 from pflsim.fusion.means import weighted_mean
@@ -16,7 +15,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import non_negative
+from pflsim.validate import at_least_one, chance, layer_widths, non_negative
 
 CHUNK = 8
 """How many clients' weights are worked on at once."""
@@ -77,11 +76,9 @@ class PFedHN(ServerRule[State]):
         hn_momentum: float = 0.9,
         hn_weight_decay: float = 0.001,
     ):
-        if (embedding is not None and embedding < 1) or any(width < 1 for width in hidden):
-            raise SettingsError(f"method.embedding={embedding}, method.hidden={list(hidden)}: widths are at least 1")
-        if not 0 <= hn_momentum < 1:
-            raise SettingsError(f"method.hn_momentum={hn_momentum} must be in [0, 1)")
-        self.embedding, self.hidden, self.momentum = embedding, tuple(hidden), hn_momentum
+        self.embedding = None if embedding is None else at_least_one("method.embedding", embedding)
+        self.hidden = layer_widths("method.hidden", hidden)
+        self.momentum = chance("method.hn_momentum", hn_momentum)
         self.lr = non_negative("method.hn_lr", hn_lr)
         self.decay = non_negative("method.hn_weight_decay", hn_weight_decay)
 

@@ -18,7 +18,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
-from pflsim.validate import at_least_zero, non_negative
+from pflsim.validate import at_least_one, at_least_zero, layer_widths, non_negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,8 @@ class PFedLA(ServerRule[State]):
         start: Literal["random", "uniform"] = "random",
     ):
         self.k = at_least_zero("method.k", k)
-        if embedding < 1 or any(width < 1 for width in hidden):
-            raise SettingsError(f"method.embedding={embedding}, method.hidden={list(hidden)}: widths are at least 1")
-        self.embedding, self.hidden = embedding, tuple(hidden)
+        self.embedding = at_least_one("method.embedding", embedding)
+        self.hidden = layer_widths("method.hidden", hidden)
         self.normaliser: Normaliser = normaliser
         self.hn_lr = non_negative("method.hn_lr", hn_lr)
         self.unit = unit
