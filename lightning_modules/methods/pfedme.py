@@ -17,7 +17,7 @@ from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import load
-from pflsim.validate import positive
+from pflsim.validate import at_least_one, positive
 
 
 class PFedMe(ClientModule):
@@ -32,7 +32,7 @@ class PFedMe(ClientModule):
         training: the run's local training settings.
         lam: λ > 0; large: θ stays near w.
         inner_steps: K ≥ 1.
-        personal_lr: η_p > 0, the same in all rounds.
+        personal_lr: η_p > 0, the same in all rounds; at most 2/λ, beyond which the pull throws θ ever farther from w.
 
     Notes:
         θ starts every round from the received w, and every mini-batch from where the last one left it, as in the
@@ -45,21 +45,24 @@ class PFedMe(ClientModule):
         self, net: Net, training: Training, *, lam: float = 15.0, inner_steps: int = 5, personal_lr: float = 0.09
     ):
         super().__init__(net, training)
-        if inner_steps < 1:
-            raise SettingsError(f"method.inner_steps={inner_steps} must be at least 1")
         self.lam, self.personal_lr = positive("method.lam", lam), positive("method.personal_lr", personal_lr)
-        self.inner_steps = inner_steps
-        own = {name.replace(".", "/"): value.detach().clone() for name, value in net.named_parameters()}
-        self.theta = nn.ParameterDict({name: nn.Parameter(value) for name, value in own.items()})
+        if lam * personal_lr > 2:
+            raise SettingsError(
+                f"method.lam={lam} times method.personal_lr={personal_lr} is above 2, where the pull towards w "
+                f"diverges: with this lam, personal_lr may be at most {2 / lam:.4g}"
+            )
+        self.inner_steps = at_least_one("method.inner_steps", inner_steps)
+        self.theta = nn.ParameterDict({name: nn.Parameter(w.detach().clone()) for name, w in _dotless(net).items()})
 
     def personal(self) -> dict[str, Tensor]:
         """θ by the names, and in the order, of the net's parameters."""
-        return {name: self.theta[name.replace(".", "/")] for name, _ in self.net.named_parameters()}
+        names = (name for name, _ in self.net.named_parameters())
+        return {name: self.theta[key] for name, key in zip(names, _dotless(self.net), strict=True)}
 
     def receive(self, downlink: Message) -> None:
         """Start w and θ from the server's model."""
         super().receive(downlink)
-        load(self.theta, {name.replace(".", "/"): value for name, value in self.net.named_parameters()})
+        load(self.theta, _dotless(self.net))
 
     def objective(self, batch: Batch) -> Terms:
         """Cross-entropy of θ and its pull towards w (eq. 7)."""
@@ -85,3 +88,8 @@ class PFedMe(ClientModule):
         """Put θ in the place of w: the personal model is θ."""
         del shard
         load(self.net, self.personal())
+
+
+def _dotless(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters in their order, by names that a ParameterDict takes."""
+    return {name.replace(".", "/"): value for name, value in net.named_parameters()}

@@ -61,15 +61,18 @@ def message(rng: np.random.Generator, like: PFedMe) -> tuple[Arrays, Message]:
 
 
 def test_client_steps() -> None:
-    """θ goes on from its last value within a round and starts from the received w in the next; w ← w − ηλ(w − θ)."""
+    """θ goes on from its last value within a round and starts from the received w in the next; w ← w − ηλ(w − θ).
+
+    The run's decay of the rate, momentum and weight decay act on w alone.
+    """
     client = partial(PFedMe, lam=LAM, inner_steps=K, personal_lr=PERSONAL)
-    w = world(client, Server(), training=Training(lr=LR, batch_size=5, momentum=0.0))
+    w = world(client, Server(), training=Training(lr=LR, lr_decay=0.5, batch_size=5, momentum=0.6, weight_decay=0.2))
     module, rng = w.recipe.build().double(), np.random.default_rng(7)
     assert isinstance(module, PFedMe)
-    for _ in range(2):  # rounds
+    for module.round_number in (1, 2):
         common, down = message(rng, module)
         module.receive(down)
-        theta = [v.copy() for v in common]
+        theta, speed = [v.copy() for v in common], [np.zeros_like(v) for v in common]
         step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
         for _ in range(3):  # mini-batches
             x, y = rng.uniform(size=(5, 16)), rng.integers(0, 3, size=5)
@@ -79,7 +82,10 @@ def test_client_steps() -> None:
                 loss, gradient = slope(theta, x, y)
                 pull = LAM / 2 * sum(((t - c) ** 2).sum() for t, c in zip(theta, common, strict=True))
                 theta = [t - PERSONAL * (g + LAM * (t - c)) for t, g, c in zip(theta, gradient, common, strict=True)]
-            common = [c - LR * LAM * (c - t) for c, t in zip(common, theta, strict=True)]
+            pulls = [LAM * (c - t) + 0.2 * c for c, t in zip(common, theta, strict=True)]
+            speed = [0.6 * s + p for s, p in zip(speed, pulls, strict=True)]
+            eta = LR * 0.5 ** (module.round_number - 1)
+            common = [c - eta * s for c, s in zip(common, speed, strict=True)]
             assert math.isclose(float(terms["ce"]), loss, rel_tol=1e-10)
             assert math.isclose(float(terms["prox"]), pull, rel_tol=1e-10)
             close(theta_of(module), theta)
@@ -252,7 +258,16 @@ def test_it_is_not_fedavg() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("lam", 0.0), ("lam", -1.0), ("inner_steps", 0), ("personal_lr", 0.0), ("beta", 0.0)]
+    ("setting", "value"),
+    [
+        ("lam", 0.0),
+        ("lam", -1.0),
+        ("lam", 1e6),
+        ("inner_steps", 0),
+        ("personal_lr", 0.0),
+        ("personal_lr", 0.5),
+        ("beta", 0.0),
+    ],
 )
 def test_wrong_settings_are_refused(setting: str, value: float) -> None:
     with pytest.raises(SettingsError, match=f"method.{setting}"):
@@ -260,3 +275,13 @@ def test_wrong_settings_are_refused(setting: str, value: float) -> None:
             Server(beta=value)
         else:
             world(partial(PFedMe, **{setting: value}), Server())  # type: ignore[arg-type]
+
+
+def test_the_largest_stable_pull_is_named() -> None:
+    """θ − w shrinks by |1 − λ·η_p| a step, so 2/λ is the bound; up to it everything is taken."""
+    with pytest.raises(
+        SettingsError, match=r"method\.lam=15\.0 times method\.personal_lr=0\.5 .*at most 0\.1333"
+    ) as said:
+        world(partial(PFedMe, personal_lr=0.5), Server())
+    assert "\n" not in str(said.value)
+    world(partial(PFedMe, lam=20.0, personal_lr=0.1), Server())
