@@ -1,4 +1,4 @@
-"""Loss terms, named as the papers name them. Every term is a scalar that can be differentiated."""
+"""Loss terms, named as the papers name them: scalars that can be differentiated. And a net's loss on some examples."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from lightning_modules.modes import evaluating
+from pflsim.data.federated import Examples
 
 
 def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
@@ -47,3 +50,19 @@ def alignment(
     """
     targets = torch.where(held[labels][:, None], means[labels], features.detach())
     return (features - targets).square().mean()
+
+
+def mean_loss(net: nn.Module, examples: Examples, batch_size: int = 1024) -> float:
+    """Mean cross-entropy in nats over all examples, in evaluation mode and without gradients.
+
+    Raises:
+        ValueError: there are no examples.
+    """
+    if not len(examples):
+        raise ValueError("a mean loss needs at least one example")
+    total = 0.0
+    with evaluating(net), torch.no_grad():
+        for index in torch.arange(len(examples)).split(batch_size):
+            inputs, labels = examples.batch(index)
+            total += float(functional.cross_entropy(net(inputs), labels, reduction="sum").double())
+    return total / len(examples)

@@ -48,3 +48,18 @@ class Uplink(Message):
 
     client: int = -1
     num_examples: int = 0
+
+
+def packed(models: Mapping[int, Tensors], prefix: str) -> dict[str, Tensor]:
+    """Several models as the extra tensors of a message, `<prefix><number>/<key>`."""
+    return {f"{prefix}{number}/{key}": value for number, model in models.items() for key, value in model.items()}
+
+
+def unpacked(message: Message, prefix: str) -> dict[int, dict[str, Tensor]]:
+    """The models that `packed` put into a message, by number and key."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, value in message.extra.items():
+        if name.startswith(prefix):
+            number, _, key = name.removeprefix(prefix).partition("/")
+            found.setdefault(int(number), {})[key] = value
+    return found

@@ -9,13 +9,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
+from lightning_modules.losses import mean_loss
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.data.federated import Examples, Shard
+from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import load
 from pflsim.servers.fedfomo import USEFULNESS, candidates
@@ -106,7 +106,7 @@ class FedFomo(ClientModule):
     def _loss(self, model: Tensors, shard: Shard) -> float:
         """L_i of a model, which the net then holds."""
         self._wear(model, shard)
-        return validation_loss(self.net, shard.val)
+        return mean_loss(self.net, shard.val)
 
     def _wear(self, model: Tensors, shard: Shard) -> None:
         """Put values into the net."""
@@ -118,21 +118,3 @@ class FedFomo(ClientModule):
         """The net's shared tensors themselves."""
         own = self.state_dict()
         return {key: own[key] for key in self.shared_parameters() + self.shared_buffers()}
-
-
-def validation_loss(net: nn.Module, examples: Examples, batch_size: int = 1024) -> float:
-    """Mean cross-entropy in nats over all examples, in evaluation mode and without gradients.
-
-    Raises:
-        ValueError: there are no examples.
-    """
-    if not len(examples):
-        raise ValueError("a validation loss needs at least one validation example")
-    before, total = net.training, 0.0
-    net.eval()
-    with torch.no_grad():
-        for index in torch.arange(len(examples)).split(batch_size):
-            inputs, labels = examples.batch(index)
-            total += float(functional.cross_entropy(net(inputs), labels, reduction="sum").double())
-    net.train(before)
-    return total / len(examples)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message, Uplink, packed, unpacked
 from pflsim.seeding import numpy_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
@@ -99,13 +99,9 @@ class FedFomo(ServerRule[State]):
 
 
 def _message(state: State, chosen: Sequence[int]) -> Message:
-    return Message(extra={f"{CANDIDATE}{n}/{key}": value for n in chosen for key, value in state.table[n].items()})
+    return Message(extra=packed({n: state.table[n] for n in chosen}, CANDIDATE))
 
 
 def candidates(message: Message) -> dict[int, dict[str, Tensor]]:
     """The candidates of a message, by client and key."""
-    found: dict[int, dict[str, Tensor]] = {}
-    for name, value in message.extra.items():
-        number, _, key = name.removeprefix(CANDIDATE).partition("/")
-        found.setdefault(int(number), {})[key] = value
-    return found
+    return unpacked(message, CANDIDATE)

@@ -11,12 +11,14 @@ from torch import Tensor
 from pflsim.errors import SettingsError
 from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
 from pflsim.fusion.layerwise import flatten_unit, stack
-from pflsim.fusion.means import weighted_mean
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
 from pflsim.validate import at_least_one
+
+CENTRE = "centre/"
+"""Tensors of a centre in a newcomer's message are centre/<k>/<key>."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class FeSEM(ServerRule[State]):
         The clusters begin as a seeded random division of the clients into equal parts. A client that is as near to its
         centre as to any other stays; so do all in the first E step, when all centres are the common initial model. A
         cluster without members among the round's clients keeps its centre. Running statistics are averaged with their
-        cluster but do not count in the distances.
+        cluster but do not count in the distances. A newcomer is sent all centres and chooses by its own data.
     """
 
     unit = "model"
@@ -73,10 +75,9 @@ class FeSEM(ServerRule[State]):
         return Message(weights=state.centres[int(state.groups[client])])
 
     def join(self, state: State, client: int) -> Message:
-        """The mean of the centres, each as often as it has clients: a newcomer has no cluster yet."""
+        """All centres as `centre/<k>/<key>`: a newcomer has no cluster yet, and chooses one."""
         del client
-        sizes = torch.bincount(state.groups, minlength=self.groups).double()
-        return Message(weights={key: weighted_mean(stack(state.centres, key), sizes) for key in state.centres[0]})
+        return Message(extra=packed(dict(enumerate(state.centres)), CENTRE))
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """E step, then M step."""

@@ -13,7 +13,8 @@ import torch
 from safetensors.numpy import load_file
 from support import Records, World, plan, rounds, same, states, world
 
-from lightning_modules.methods.fedfomo import FedFomo, validation_loss
+from lightning_modules.losses import mean_loss
+from lightning_modules.methods.fedfomo import FedFomo
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
@@ -209,7 +210,7 @@ def test_running_statistics(buffers: Any) -> None:
         module.load_state_dict({**module.state_dict(), **values})
         if buffers == "recalibrate":
             module.recalibrate(shard.train)
-        return validation_loss(module.net, shard.val)
+        return mean_loss(module.net, shard.val)
 
     better, worse = sorted(({**own(module), **noisy(weights, n, 1.0)} for n in range(2)), key=judge)
     sent = {k: v + 0.01 * ("running_mean" in k) for k, v in better.items() if k in w.federation.initial}
@@ -228,11 +229,11 @@ def test_running_statistics(buffers: Any) -> None:
 
 def test_validation_loss_takes_all_examples() -> None:
     module, shard, trained, _ = setting()
-    whole = validation_loss(module.net, shard.train)
-    assert validation_loss(module.net, shard.train, batch_size=3) == pytest.approx(whole, rel=1e-5)
-    assert validation_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
-    with pytest.raises(ValueError, match="validation"):
-        validation_loss(module.net, shard.val.__class__(shard.val.x[:0], shard.val.y[:0]))
+    whole = mean_loss(module.net, shard.train)
+    assert mean_loss(module.net, shard.train, batch_size=3) == pytest.approx(whole, rel=1e-5)
+    assert mean_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
+    with pytest.raises(ValueError, match="at least one example"):
+        mean_loss(module.net, shard.val.__class__(shard.val.x[:0], shard.val.y[:0]))
 
 
 # The server -----------------------------------------------------------------------------------------------------------

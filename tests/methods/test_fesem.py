@@ -235,10 +235,64 @@ def test_wrong_numbers_of_clusters_are_refused(groups: int) -> None:
         w.rule.init(w.federation)
 
 
-def test_a_newcomer_is_sent_the_mean_of_the_clusters_by_their_sizes() -> None:
-    rule = Server(groups=2)
-    w = world(FeSEM, rule)
-    state = rule.init(w.federation)
-    centres = tuple({k: torch.full_like(v, float(c)) for k, v in w.federation.initial.items()} for c in (1, 5))
-    joined = rule.join(replace(state, groups=torch.tensor([0, 1, 0, 0]), centres=centres), 4)
-    assert all(torch.equal(v, torch.full_like(v, 2.0)) for v in joined.weights.values())
+def numpy_losses(centre: Any, x: Tensor, y: Tensor) -> np.ndarray:
+    """Cross-entropy of every example under a net of one hidden layer, in evaluation."""
+    w1, b1, w2, b2 = (centre[k].double().numpy() for k in KEYS)
+    scores = np.maximum(x.double().flatten(1).numpy() @ w1.T + b1, 0) @ w2.T + b2
+    return np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y.numpy()]
+
+
+def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> None:
+    """It is sent all of them, which counts, and is judged by, and trains from, the one with the lowest mean loss."""
+    w, taken = world(FeSEM, Server(), training=Training(lr=0.1, batch_size=4)), []
+    two = replace(w, federation=replace(w.federation, clients=w.federation.clients[:2]), rule=Server(groups=2))
+    for seed in range(4):
+        executor, rng = two.inline(), np.random.default_rng(seed)
+        ups = [sent(rng, w.federation.initial, i) for i in range(2)]
+        executor.server.state = two.rule.fuse(executor.server.state, ups)
+        centres = executor.server.state.centres
+        joining = executor.join([2, 3])
+        assert set(joining.down_bytes.values()) == {2 * sum(v.numel() * 4 for v in centres[0].values())}
+        rows = executor.evaluate(Judge("personal", "received", (2, 3), ("test",), joining=True), joining)
+        executor.finetune(3, joining, 0)
+        for client, row in zip((2, 3), rows, strict=True):
+            shard = executor.host.shards[client]
+            train, test = (s.batch(slice(None)) for s in (shard.train, shard.test))
+            best = int(np.argmin([numpy_losses(c, *train).mean() for c in centres]))
+            assert row.loss == pytest.approx(numpy_losses(centres[best], *test).sum(), rel=1e-5)
+            assert all(torch.equal(executor.host.states[client][k], centres[best][k]) for k in KEYS)
+            taken.append((best, int(np.argmin([numpy_losses(c, *test).mean() for c in centres]))))
+    assert {best for best, _ in taken} == {0, 1} and any(train != test for train, test in taken)
+
+
+def test_a_centre_that_has_diverged_is_not_taken() -> None:
+    w = world(FeSEM, Server(groups=2))
+    module, shard = w.recipe.build(), w.inline().host.shards[1]
+    good = {k: v + 0.1 for k, v in w.federation.initial.items()}
+    broken = {k: torch.full_like(v, float("nan")) for k, v in good.items()}
+    for centres in ((broken, good), (good, broken)):
+        state = State(w.federation.layouts["model"], torch.tensor([0, 1, 0, 1]), centres)
+        module.join(w.rule.join(state, 4))
+        module.adopt(shard)
+        assert all(torch.equal(module.state_dict()[k], good[k]) for k in KEYS)
+    assert not module._centres  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
+def test_a_newcomers_running_statistics(buffers: Any) -> None:
+    """Aggregated: the centre's. Local: its own. Recalibrated: measured on its training examples under the centre."""
+    w = world(FeSEM, Server(groups=2), model=normed, training=Training(lr=0.1, batch_size=4, buffers=buffers))
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    module, shard, state = w.recipe.build(), executor.host.shards[1], executor.server.state
+    own = {k: v.clone() for k, v in module.state_dict().items() if "running" in k}
+    module.join(w.rule.join(state, 4))
+    module.adopt(shard)
+    found = {k: v.clone() for k, v in module.state_dict().items()}
+    (centre,) = [c for c in state.centres if torch.equal(c["net.head.weight"], found["net.head.weight"])]
+    if buffers == "recalibrate":
+        module.recalibrate(shard.train)
+        own = {k: module.state_dict()[k] for k in own}
+    for key, value in own.items():
+        torch.testing.assert_close(found[key], centre[key] if buffers == "aggregate" else value)
+        assert (key in centre) == (buffers == "aggregate")
