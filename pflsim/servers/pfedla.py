@@ -28,11 +28,13 @@ class State:
     Args:
         units: the L fusion units.
         table: θ, every client's last parameters; the initial ones until it reports.
+        reported: who has.
         nets: embedding v_i and hypernetwork ψ_i of every client; a head per unit, with N scores.
     """
 
     units: tuple[Unit, ...]
     table: Mapping[int, Tensors]
+    reported: tuple[int, ...]
     nets: Hypernetworks
 
 
@@ -88,7 +90,7 @@ class PFedLA(ServerRule[State]):
             raise SettingsError(f"method.k={self.k} is more than the model has fusion units: {len(units)} ({names})")
         nets = draw(clients, self.embedding, self.hidden, [clients] * len(units), federation.seed)
         table = dict.fromkeys(range(clients), federation.initial)
-        return State(units, table, level(nets) if self.start == "uniform" else nets)
+        return State(units, table, (), level(nets) if self.start == "uniform" else nets)
 
     def downlink(self, state: State, client: int) -> Message:
         """The client's mixture, without the units that it keeps."""
@@ -106,9 +108,9 @@ class PFedLA(ServerRule[State]):
         return {client: Message(weights=m) for client, m in zip(clients, mixtures, strict=True)}
 
     def join(self, state: State, client: int) -> Message:
-        """The mean of all clients' last parameters: a newcomer has no weights of its own."""
+        """The mean of the last parameters of all who have reported: a newcomer has no weights of its own."""
         del client
-        rows = list(state.table.values())
+        rows = [state.table[c] for c in state.reported or state.table]
         return Message(weights={key: uniform_mean(stack(rows, key)) for unit in state.units for key in unit.keys})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
@@ -127,7 +129,8 @@ class PFedLA(ServerRule[State]):
             return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * back).sum()
 
         nets = descend(state.nets, clients, objective, self.hn_lr)
-        return State(state.units, {**state.table, **dict(zip(clients, after, strict=True))}, nets)
+        renewed = {**state.table, **dict(zip(clients, after, strict=True))}
+        return State(state.units, renewed, tuple(sorted({*state.reported, *clients})), nets)
 
     def numbers(self, state: State) -> Tensors:
         """`alpha/<unit>` [N, N] (row: the receiver), and with k > 0 `kept` [N, L], what downlinks leave out next; and

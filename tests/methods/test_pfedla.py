@@ -180,6 +180,21 @@ def test_everyone_starts_from_the_initial_model() -> None:
         assert all(torch.equal(message.weights[k], v) for k, v in w.federation.initial.items())
 
 
+def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
+    """Before anyone has, the initial model; later without the initial rows of those who never did."""
+    w = la(hn_lr=0.5)
+    executor = w.inline()
+    for key, value in executor.server.join([4])[4].weights.items():
+        torch.testing.assert_close(value, w.federation.initial[key])
+    executor.fuse(executor.train(1, executor.send([2])))
+    executor.fuse(executor.train(2, executor.send([0, 2])))
+    table, sent = executor.server.state.table, executor.server.join([4])[4].weights
+    assert set(sent) == set(w.federation.initial)
+    for key, value in sent.items():
+        expected = (table[0][key].double().numpy() + table[2][key].double().numpy()) / 2
+        np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6, atol=1e-8)
+
+
 def test_absent_clients_keep_their_row_and_their_hypernetwork() -> None:
     """A client that never reported is the initial model to the others; one that comes back is as it left."""
     w = la(hn_lr=0.5)
