@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,29 +14,41 @@ import numpy as np
 import pytest
 import torch
 from support import World, rounds, same, states, world
+from torch import Tensor, nn
 
 import launch
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
+from lightning_modules.methods.fedfomo import FedFomo
+from lightning_modules.methods.gpfl import GPFL
 from lightning_modules.methods.local import Local
+from lightning_modules.methods.per_fedavg import PerFedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
+from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.methods.pfedpm import PFedPM
+from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.execution import Judge
+from pflsim.data.federated import Examples
+from pflsim.execution import Judge, Sent
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedalp import FedALP as FedALPServer
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
+from pflsim.servers.fedfomo import FedFomo as FedFomoServer
+from pflsim.servers.fedfomo import candidates
+from pflsim.servers.gpfl import GPFL as GPFLServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
+from pflsim.servers.pfedme import PFedMe as PFedMeServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
+from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 
@@ -65,6 +78,89 @@ def test_what_a_newcomer_is_sent() -> None:
     server = FedFCDServer(feature_alignment=True, decision_fusion=True)
     message, state, _ = joined(FedFCD, server)
     assert message == Message(weights=state.head, prototypes=state.means) and state.head
+    message, state, _ = joined(GPFL, GPFLServer())
+    assert message.weights is state.weights and "embeddings.weight" in state.weights
+
+
+# What comes of it, worked out again ----------------------------------------------------------------------------------
+
+JOINING = Judge("personal", "received", (3,), ("test",), 3, joining=True)
+
+
+def summed_loss(net: nn.Module, examples: Examples) -> float:
+    x, y = examples.batch(slice(None))
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(net.eval()(x), y, reduction="sum"))
+
+
+def net_of(w: World, values: Mapping[str, Tensor], prefix: str = "net.") -> Net:
+    net = w.recipe.build().net
+    net.load_state_dict({k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)})
+    return net
+
+
+def welcomed(client: Any, rule: ServerRule[Any]) -> tuple[World, InlineExecutor, Sent[Any], float]:
+    """Client 3 after some rounds of the other three: what it is sent, and its loss as received."""
+    w = fewer(world(client, rule, training=Training(lr=0.05, batch_size=4)), 3)
+    executor = w.inline()
+    rounds(executor, 3, 3)
+    sent = executor.join([3])
+    (row,) = executor.evaluate(JOINING, sent)
+    return w, executor, sent, row.loss
+
+
+def test_a_newcomer_of_per_fedavg_is_judged_after_its_step() -> None:
+    """As received, and after fine-tuning, it is the model after one step with α on all its training examples."""
+    w, executor, sent, received = welcomed(partial(PerFedAvg, alpha=0.7), FedAvgServer())
+    shard, common = executor.host.shards[3], dict(executor.server.state.weights)
+    executor.finetune(4, sent, 2)
+    (row,) = executor.evaluate(replace(JOINING, phase="trained"))
+    for weights, found in ((common, received), (dict(executor.host.states[3]), row.loss)):
+        net = net_of(w, weights)
+        before = summed_loss(net, shard.test)
+        x, y = shard.train.batch(slice(None))
+        nn.functional.cross_entropy(net(x), y).backward()
+        torch.optim.SGD(net.parameters(), lr=0.7).step()
+        after = summed_loss(net, shard.test)
+        assert found == pytest.approx(after, rel=1e-5) and abs(before - after) > 1e-3 * after
+    assert row.loss != received
+
+
+def test_a_newcomer_of_pfedme_is_judged_by_theta() -> None:
+    """As received θ = w; after fine-tuning it is θ and no longer w."""
+    w, executor, sent, received = welcomed(PFedMe, PFedMeServer())
+    shard, common = executor.host.shards[3], executor.server.state.weights
+    assert received == pytest.approx(summed_loss(net_of(w, common), shard.test), rel=1e-5)
+    executor.finetune(4, sent, 2)
+    (row,) = executor.evaluate(replace(JOINING, phase="trained"))
+    state = executor.host.states[3]
+    theta = {k.replace("/", "."): v for k, v in state.items()}
+    assert row.loss == pytest.approx(summed_loss(net_of(w, theta, "theta."), shard.test), rel=1e-5)
+    assert row.loss != pytest.approx(summed_loss(net_of(w, state), shard.test), rel=1e-3)
+
+
+def test_a_newcomer_of_fedfomo_weighs_its_candidates() -> None:
+    """It starts from the initial model and moves by max(0, u_n)/Σ max(0, u) towards every candidate."""
+    w, executor, sent, received = welcomed(FedFomo, FedFomoServer(models=2))
+    shard, start = executor.host.shards[3], w.federation.initial
+    offered = candidates(executor.downlink(sent.downlinks[3]))
+    assert len(offered) == 2
+    loss = summed_loss(net_of(w, start), shard.val)
+    u = []
+    for model in offered.values():
+        distance = np.sqrt(sum(((model[k] - start[k]).double().numpy() ** 2).sum() for k in start))
+        u.append(max(0.0, (loss - summed_loss(net_of(w, model), shard.val)) / len(shard.val) / distance))
+    shares = np.array(u) / sum(u)
+    mixed = {
+        k: v + sum(float(s) * (m[k] - v) for s, m in zip(shares, offered.values(), strict=True))
+        for k, v in start.items()
+    }
+    expected = summed_loss(net_of(w, mixed), shard.test)
+    assert received == pytest.approx(expected, rel=1e-5)
+    assert abs(expected - summed_loss(net_of(w, start), shard.test)) > 1e-2
+    executor.finetune(4, sent, 0)
+    for key, value in mixed.items():
+        torch.testing.assert_close(executor.host.states[3][key], value, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
