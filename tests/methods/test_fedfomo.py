@@ -17,6 +17,7 @@ from lightning_modules.losses import mean_loss
 from lightning_modules.methods.fedfomo import FedFomo
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn
+from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition, Shard
 from pflsim.errors import SettingsError
@@ -149,6 +150,83 @@ def test_models_that_have_diverged_and_equal_ones_have_no_weight() -> None:
     module.adopt(shard)
     assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
     assert set(module.reply(shard).numbers.values()) == {0.0}
+
+
+@pytest.mark.parametrize("baseline", ["previous", "own"])
+def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over rounds: not what came out of it. The next round's candidates are compared with it."""
+    began: dict[int, dict[str, torch.Tensor]] = {}
+    real = client_host.train
+
+    def watched(module: FedFomo, examples: Any, order: Any) -> Any:
+        began[next(i for i, s in executor.host.shards.items() if s.train is examples)] = own(module)
+        return real(module, examples, order)
+
+    monkeypatch.setattr(client_host, "train", watched)
+    w = fomo(partial(FedFomo, baseline=baseline), models=10, training=Training(lr=0.2, batch_size=4))
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    for client, state in states(executor).items():
+        for key, value in began[client].items():
+            assert torch.equal(state[f"previous.{key}"], value) and not torch.equal(state[key], value)
+    before, sent = states(executor)[1], executor.send([1])
+    (handle,) = executor.train(3, sent).uplinks
+    (up,) = executor.uplinks(handle)
+    start = began_at(before, "previous.") if baseline == "previous" else began_at(before, "")
+    shard, offered = executor.host.shards[1], candidates(executor.downlink(sent.downlinks[1]))
+    assert len(up.numbers) == len(offered) == 3
+    for n, model in offered.items():
+        expected = usefulness(start, arrays(model), shard)
+        assert up.numbers[f"usefulness/{n}"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def began_at(state: dict[str, torch.Tensor], prefix: str) -> Arrays:
+    start = f"{prefix}net."
+    return arrays({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(start)})
+
+
+def normed(shape: tuple[int, ...], classes: int) -> Mlp:
+    """A net that gives something else while it trains."""
+    net = Mlp(shape, classes, hidden=[5])
+    net.body.append(torch.nn.BatchNorm1d(5))  # type: ignore[operator]
+    net.body.append(torch.nn.Dropout(0.5))  # type: ignore[operator]
+    return net
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_loss_is_of_the_net_in_evaluation_mode(training: bool) -> None:
+    """Batch normalisation with its running statistics, which stay as they are, and no dropout."""
+    w = world(FedFomo, Server(), model=normed)
+    net, (x, y) = w.recipe.build().net, w.inline().host.shards[2].train.batch(slice(None))
+    values = {k: v.double().numpy() for k, v in net.state_dict().items()}
+    x1 = np.maximum(x.double().flatten(1).numpy() @ values["body.fc1.weight"].T + values["body.fc1.bias"], 0)
+    scores = x1 / np.sqrt(1 + 1e-5) @ values["head.weight"].T + values["head.bias"]
+    expected = (np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y.numpy()]).mean()
+    net.train(training)
+    assert mean_loss(net, w.inline().host.shards[2].train) == pytest.approx(expected, rel=1e-5)
+    assert net.training == training
+    assert all(np.array_equal(v.double().numpy(), values[k]) for k, v in net.state_dict().items())
+
+
+def test_distances_are_over_parameters_alone() -> None:
+    """Running statistics change a candidate's loss, but not how far away it is."""
+    w = world(partial(FedFomo, baseline="own"), Server(), model=normed)
+    executor = w.inline()
+    module, shard = executor.host.module, executor.host.shards[1]
+    assert isinstance(module, FedFomo)
+    start = {k: v for k, v in own(module).items() if k in w.federation.initial}
+    far = {k: v + 0.1 if k in module.shared_parameters() else v + 3.0 for k, v in start.items()}
+    assert any(torch.equal(far[k], v + 3.0) for k, v in start.items())
+    losses = []
+    for model in (start, far):
+        module.load_state_dict({**module.state_dict(), **model})
+        losses.append(mean_loss(module.net, shard.val))
+    module.load_state_dict({**module.state_dict(), **start})
+    module.receive(message({0: far}))
+    module.adopt(shard)
+    distance = 0.1 * np.sqrt(sum(start[k].numel() for k in module.shared_parameters()))
+    found = module.reply(shard).numbers["usefulness/0"]
+    assert found == pytest.approx((losses[0] - losses[1]) / distance, rel=1e-4)
 
 
 def test_a_model_that_alone_helps_is_taken_over() -> None:
