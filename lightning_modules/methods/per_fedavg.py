@@ -16,6 +16,8 @@ from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.validate import non_negative, positive
 
+SMALLEST_DELTA = 1e-6
+
 
 class PerFedAvg(ClientModule):
     """A common model that is good after one step of every client's own (Fallah et al. 2020, eq. 3, Algorithm 1).
@@ -32,12 +34,13 @@ class PerFedAvg(ClientModule):
         training: the run's local training settings.
         alpha: α ≥ 0; 0 is FedAvg trained on the second halves.
         variant: without the Hessian ("fo"), or with its product approximated by two gradients ("hf").
-        delta: δ > 0 of "hf".
+        delta: δ of "hf", at least 1e-6: single precision loses the difference of the gradients below.
 
     Notes:
         The paper draws D, D' and the Hessian's batch D'' independently; here D and D' are the halves of one batch and
         D'' = D, so that with δ → 0 "hf" is the exact gradient of f(w − α·∇f(w, D), D'). Of an odd batch D' is the
-        larger half; of a batch of one example D = D'. Every forward pass updates running statistics.
+        larger half; of a batch of one example D = D'. Every forward pass updates running statistics. The run's
+        lr_decay, momentum and weight decay act on the step with β alone.
     """
 
     judged_phase = "received"
@@ -54,8 +57,11 @@ class PerFedAvg(ClientModule):
         super().__init__(net, training)
         if variant not in ("fo", "hf"):
             raise SettingsError(f"method.variant={variant!r} is not one of: fo, hf")
-        self.alpha, self.delta = non_negative("method.alpha", alpha), positive("method.delta", delta)
-        self.variant = variant
+        if positive("method.delta", delta) < SMALLEST_DELTA:
+            raise SettingsError(
+                f"method.delta={delta} must be at least {SMALLEST_DELTA}: below, single precision loses the difference"
+            )
+        self.alpha, self.delta, self.variant = non_negative("method.alpha", alpha), delta, variant
 
     @property
     def smallest_batch(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -93,6 +94,44 @@ def test_first_order_step(size: int) -> None:
     scores = x[m:] @ inner[0].T + inner[1]
     chosen = scores[np.arange(size - m), y[m:]]
     assert math.isclose(float(terms["ce"]), (np.log(np.exp(scores).sum(1)) - chosen).mean(), rel_tol=1e-10)
+
+
+def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
+    """In round 3 with momentum, weight decay and a decaying rate: w̃ is w − α·∇f(w, D) all the same."""
+    settings = Training(lr=BETA, lr_decay=0.5, momentum=0.6, weight_decay=0.2)
+    w0 = world(partial(PerFedAvg, alpha=ALPHA), Server(), training=settings, model=softmax_regression)
+    module, rng = w0.recipe.build().double(), np.random.default_rng(6)
+    module.round_number = 3
+    w = [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
+    speed, ready = [np.zeros_like(v) for v in w], module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    for _ in range(3):
+        x, y, batch = drawn(rng, 6)
+        module.optimise(batch, ready)
+        gradient = slope(along(w, slope(w, x[:3], y[:3]), -ALPHA), x[3:], y[3:])
+        speed = [0.6 * s + g + 0.2 * v for s, g, v in zip(speed, gradient, w, strict=True)]
+        w = along(w, speed, -BETA * 0.25)
+        close(module, w)
+    x, y, (inputs, labels) = drawn(rng, 8)
+    mine = Examples(inputs, labels)
+    module.adapt(Shard(0, 3, mine, mine, mine))
+    close(module, along(w, slope(w, x, y), -ALPHA))
+
+
+def test_the_step_before_the_model_is_judged_is_in_training_mode() -> None:
+    """Batch normalisation takes the statistics of the shard, whatever mode the model was in."""
+    module = world(partial(PerFedAvg, alpha=ALPHA), Server(), model=normed).recipe.build().double()
+    _, _, (inputs, labels) = drawn(np.random.default_rng(8), 12)
+    mine, found = Examples(inputs, labels), {}
+    for mode in (True, False):
+        net = copy.deepcopy(module.net).train(mode)
+        cross_entropy(net(inputs), labels).backward()
+        torch.optim.SGD(net.parameters(), lr=ALPHA).step()
+        found[mode] = [p.detach() for p in net.parameters()]
+    module.eval()
+    module.adapt(Shard(0, 3, mine, mine, mine))
+    for value, expected, other in zip(module.net.parameters(), found[True], found[False], strict=True):
+        torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=1e-12)
+        assert not torch.allclose(expected, other, rtol=1e-4)
 
 
 def test_hessian_free_step() -> None:
@@ -267,7 +306,7 @@ def normed(shape: tuple[int, ...], classes: int) -> Mlp:
     return net
 
 
-@pytest.mark.parametrize(("setting", "value"), [("alpha", -0.1), ("delta", 0.0), ("variant", "exact")])
+@pytest.mark.parametrize(("setting", "value"), [("alpha", -0.1), ("delta", 0.0), ("delta", 9e-7), ("variant", "exact")])
 def test_wrong_settings_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(SettingsError, match=f"method.{setting}"):
         world(partial(PerFedAvg, **{setting: value}), Server())
