@@ -119,13 +119,13 @@ class PFedHN(ServerRule[State]):
             (sent,) = outputs(Hypernetworks(v, nets.hidden, nets.heads[number : number + 1]))
             return sent - torch.stack([uplinks[place].weights[state.names[number]].flatten() for place in places])
 
-        of_v, *of_phi = tensors(pull_back(nets, clients, back, CHUNK))
-        gradients = [of_v, *(g / len(clients) for g in of_phi)]
-        moved, velocity = [], []
-        for value, gradient, before in zip(tensors(nets), gradients, tensors(state.velocity), strict=True):
-            speed = self.momentum * before + gradient + self.decay * value
-            moved.append(value - self.lr * speed)
-            velocity.append(speed)
+        # Heads are large: a gradient, which is nobody else's, becomes the velocity in place.
+        velocity, moved = tensors(pull_back(nets, clients, back, CHUNK)), []
+        for gradient in velocity[1:]:
+            gradient.div_(len(clients))
+        for value, speed, before in zip(tensors(nets), velocity, tensors(state.velocity), strict=True):
+            speed.add_(before, alpha=self.momentum).add_(value, alpha=self.decay)
+            moved.append(value.sub(speed, alpha=self.lr))
         examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
         statistics = {
             key: weighted_mean(stack([u.weights for u in uplinks], key), examples) for key in state.statistics

@@ -208,6 +208,20 @@ def test_only_a_few_clients_weights_are_worked_on_at_once(monkeypatch: pytest.Mo
         assert all(torch.allclose(v, other.weights[k], rtol=1e-4, atol=1e-6) for k, v in one.weights.items())
 
 
+def test_gradients_become_the_velocity_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a fusion holds the heads four times and no more: nets and velocity, as they were and as they become."""
+    w = hn()
+    state, seen = after_rounds(w, 1), []
+
+    def watched(*a: Any) -> Hypernetworks:
+        seen.extend(tensors(found := pull_back(*a)))
+        return found
+
+    monkeypatch.setattr(pfedhn, "pull_back", watched)
+    fused = w.rule.fuse(state, ups(w, state))
+    assert [t.data_ptr() for t in tensors(fused.velocity)] == [t.data_ptr() for t in seen]
+
+
 def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
     w = hn()
     state = after_rounds(w, 2)
