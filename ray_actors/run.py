@@ -88,13 +88,19 @@ class Runner:
 
 
 def store_mb(job: Job) -> int:
-    """MiB of shared memory for the data set once and a round's messages both ways, with as much again to spare.
+    """MiB of shared memory for the data set once and for the most messages at once, with as much again to spare.
 
-    At most a third of the free memory: beyond that Ray spills to disk, which is slow but works.
+    Those are a round's both ways, or what all clients are judged by, where models are judged as received, or what
+    newcomers are sent. At most a third of the free memory: beyond that Ray spills to disk, which is slow but works.
     """
-    message = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
-    largest = max(len(cohort) for cohort in job.plan.cohorts)
-    needed = (2 * job.dataset.x.nbytes + 4 * largest * message) / 2**20
+    plan, rule = job.plan, job.rule
+    model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
+    cohort = max(len(cohort) for cohort in plan.cohorts)
+    down, to_newcomers = (min(rule.models_sent(joining), plan.clients) for joining in (False, True))
+    received = plan.received or plan.judged_phase == "received"
+    judged = (plan.clients if plan.eval_all else cohort) if received else 0
+    most = max(cohort * (down + 1), judged * down, len(plan.newcomers) * to_newcomers)
+    needed = 2 * (job.dataset.x.nbytes + most * model) / 2**20
     return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 

@@ -81,6 +81,11 @@ class ServerRule(ABC, Generic[State]):
         weights = self.global_weights(state)
         return Message() if weights is None else Message(weights=weights)
 
+    def models_sent(self, joining: bool = False) -> int:
+        """The most models in one message, to a client of a round or to one that joins; memory goes by it."""
+        del joining
+        return 1
+
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The state after a round; uplinks come in the order of the client ids."""

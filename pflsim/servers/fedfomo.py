@@ -70,6 +70,11 @@ class FedFomo(ServerRule[State]):
         """M candidates at random: nothing is known of a newcomer."""
         return _message(state, self.choose(state, client))
 
+    def models_sent(self, joining: bool = False) -> int:
+        """M."""
+        del joining
+        return self.models
+
     def choose(self, state: State, client: int) -> list[int]:
         """Whose models a client is sent, ascending; the same for a state, however often it is asked."""
         generator = numpy_generator(state.seed, "candidates", client, state.rounds)

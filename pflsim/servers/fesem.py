@@ -79,6 +79,10 @@ class FeSEM(ServerRule[State]):
         del client
         return Message(extra=packed(dict(enumerate(state.centres)), CENTRE))
 
+    def models_sent(self, joining: bool = False) -> int:
+        """One centre; to a newcomer all of them."""
+        return self.groups if joining else 1
+
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """E step, then M step."""
         if not uplinks:

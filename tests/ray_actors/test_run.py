@@ -1,0 +1,59 @@
+"""How much shared memory a run asks for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from launch import CONFIGS, composed, composing, plain
+from ray_actors import run
+from ray_actors.prepare import Job, prepare
+
+SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]
+MODEL = 2**20 * 100  # bytes, as the tests have it
+
+
+def job(*overrides: str) -> Job:
+    with composing([CONFIGS]):
+        return prepare(plain(composed([*SMALL, *overrides], [CONFIGS])))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "models"),
+    [
+        (["method=fedavg"], 2 * 10),  # everyone once down and once up
+        (["method=fedavg", "fraction=0.3"], 2 * 3),
+        (["method=fedfomo", "fraction=0.3"], 3 * (5 + 1)),  # five candidates each
+        (["method=fedfomo", "fraction=0.3", "method.models=100"], 3 * (10 + 1)),  # there are no more than ten
+        (["method=fedfomo", "fraction=0.3", "eval.received=true"], 10 * 5),  # all are judged as received
+        (["method=fedfomo", "fraction=0.3", "eval.received=true", "eval.on=participants"], 3 * (5 + 1)),
+        (["method=pfedla", "fraction=0.1"], 10),
+        (["method=pfedla", "fraction=0.8"], 2 * 8),
+        (["method=fesem", "fraction=0.1", "eval.holdout_clients=4"], 4 * 3),  # three centres for each newcomer
+    ],
+)
+def test_the_store_has_room_for_the_most_messages_at_once(
+    overrides: list[str], models: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once more to spare, and the data set twice."""
+    made = job(*overrides)
+    federation = SimpleNamespace(initial={"w": SimpleNamespace(numel=lambda: MODEL // 4, element_size=lambda: 4)})
+    shrunk = SimpleNamespace(
+        plan=made.plan, rule=made.rule, federation=federation, dataset=SimpleNamespace(x=SimpleNamespace(nbytes=2**20))
+    )
+    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**50))
+    assert run.store_mb(shrunk) == 2 + 2 * models * 100  # type: ignore[arg-type]
+
+
+def test_it_is_between_what_ray_needs_and_a_third_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = job("method=fedavg")
+    assert run.store_mb(made) == 128
+    big = SimpleNamespace(
+        plan=made.plan,
+        rule=made.rule,
+        federation=SimpleNamespace(initial={"w": SimpleNamespace(numel=lambda: MODEL, element_size=lambda: 4)}),
+        dataset=made.dataset,
+    )
+    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30))
+    assert run.store_mb(big) == 1024  # type: ignore[arg-type]
