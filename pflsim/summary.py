@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, as a function of its settings and the lines of metrics.jsonl."""
+"""summary.json: what a run came to, as a function of its settings, the lines of metrics.jsonl, and its newcomers."""
 
 from __future__ import annotations
 
