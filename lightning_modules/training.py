@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pflsim.types import Buffers
+from pflsim.validate import stable_pull
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Training:
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
         buffers: what happens to running statistics of normalisation layers.
         seed: the run's, for random decisions that clients and server make alike without a message.
+        last_round: the last one in which anybody trains, for what must hold in all of them.
     """
 
     lr: float = 0.01
@@ -30,3 +33,20 @@ class Training:
     batch_size: int = 20
     buffers: Buffers = "aggregate"
     seed: int = 0
+    last_round: int = 1
+
+    @property
+    def highest_lr(self) -> float:
+        """The learning rate of the first round or of the last one, whichever is higher; infinite beyond all numbers."""
+        try:
+            return self.lr * max(1.0, self.lr_decay ** (self.last_round - 1))
+        except OverflowError:
+            return math.inf
+
+    def pull(self, name: str, value: float) -> float:
+        """Return value, the strength of a proximal term, held to the learning rates of all rounds.
+
+        Raises:
+            SettingsError: it is negative, or so large that training would diverge by it.
+        """
+        return stable_pull(name, value, self.highest_lr, self.momentum)

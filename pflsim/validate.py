@@ -30,6 +30,32 @@ def non_negative(name: str, value: float) -> float:
     return value
 
 
+def stable_pull(name: str, value: float, lr: float, momentum: float = 0.0, rate: str = "lr") -> float:
+    """Return value, the strength c of a pull c/2·‖w − a‖² that SGD trains with.
+
+    A step multiplies w − a by 1 − lr·c. Beyond lr·c = 2, with momentum 2·(1 + momentum), the distance grows with every
+    step, to NaN in the end.
+
+    Args:
+        name: of the setting.
+        value: c.
+        lr: the highest learning rate that it meets.
+        momentum: of SGD.
+        rate: what the learning rate is called.
+
+    Raises:
+        SettingsError: it is not a finite number of at least 0, or the distance would grow.
+    """
+    non_negative(name, value)
+    bound = 2 * (1 + momentum)
+    if lr * value > bound:
+        raise SettingsError(
+            f"{name}={value:.6g} pulls too hard: {rate}*{name} = {lr * value:.4g} is above {bound:g}, so every step "
+            f"ends farther from the anchor than it began; at {rate}={lr:.4g} it may be at most {bound / lr:.4g}"
+        )
+    return value
+
+
 def chance(name: str, value: float) -> float:
     """Return value.
 

@@ -122,6 +122,7 @@ def _training(settings: Settings) -> Training:
         batch_size=settings.batch_size,
         buffers=cast(Any, settings.buffers),
         seed=settings.seed,
+        last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more
     )
 
 

@@ -14,7 +14,6 @@ from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.messages import Message
 from pflsim.params import Selector, load
-from pflsim.validate import non_negative
 
 
 class Ditto(ClientModule):
@@ -26,7 +25,7 @@ class Ditto(ClientModule):
     Args:
         net: body and head of w.
         training: the run's local training settings, for both.
-        lam: λ ≥ 0; 0 makes v Local.
+        lam: λ ≥ 0, with lr·λ ≤ 2; 0 makes v Local.
 
     Notes:
         As w^t is held fixed for the round, the order of the two steps changes nothing.
@@ -37,7 +36,7 @@ class Ditto(ClientModule):
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):
         super().__init__(net, training)
         self.personal = deepcopy(net)
-        self.lam, self.received = non_negative("method.lam", lam), Anchor()
+        self.lam, self.received = training.pull("method.lam", lam), Anchor()
 
     def schedule(self) -> Schedule:
         """Both models, on the same mini-batches."""

@@ -17,7 +17,7 @@ class FedAMP(ClientModule):
     Args:
         net: body and head.
         training: the run's local training settings.
-        lam: λ ≥ 0.
+        lam: λ ≥ 0, with lr·λ/α ≤ 2.
         alpha: α > 0, the same that the server mixes with.
 
     Notes:
@@ -28,7 +28,8 @@ class FedAMP(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0, alpha: float):
         super().__init__(net, training)
-        self.coefficient = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        self.coefficient = training.pull("method.lam/method.alpha", strength)
         self.received = Anchor()
 
     def receive(self, downlink: Message) -> None:

@@ -8,7 +8,6 @@ from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.messages import Message
-from pflsim.validate import non_negative
 
 
 class FedProx(ClientModule):
@@ -17,7 +16,7 @@ class FedProx(ClientModule):
     Args:
         net: body and head.
         training: the run's local training settings.
-        mu: μ ≥ 0; 0 is FedAvg.
+        mu: μ ≥ 0, with lr·μ ≤ 2; 0 is FedAvg.
     """
 
     lockstep = True
@@ -25,7 +24,7 @@ class FedProx(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):
         super().__init__(net, training)
-        self.mu, self.received = non_negative("method.mu", mu), Anchor()
+        self.mu, self.received = training.pull("method.mu", mu), Anchor()
 
     def receive(self, downlink: Message) -> None:
         """Start from the server's model and hold it as the anchor."""

@@ -47,7 +47,7 @@ class GPFL(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, lam: float = 0.01, mu: float = 0.1):
         super().__init__(net, training)
-        self.lam, self.mu = non_negative("method.lam", lam), non_negative("method.mu", mu)
+        self.lam, self.mu = non_negative("method.lam", lam), training.pull("method.mu", mu)
         self.embeddings = nn.Embedding(net.num_classes, net.feature_width)
         self.valve = ConditionalValve(net.feature_width)
         self.fixed = Anchor()

@@ -21,8 +21,8 @@ class PFedCFR(ClientModule):
     Args:
         net: body and head.
         training: the run's local training settings.
-        lam: λ ≥ 0, pull towards the mixture.
-        mu: μ ≥ 0, pull towards the mean.
+        lam: λ ≥ 0, pull towards the mixture, with lr·λ/α ≤ 2.
+        mu: μ ≥ 0, pull towards the mean, with lr·μ ≤ 2.
         alpha: α > 0, the same that the server mixes with.
         r: the threshold: how many units are mixed (an integer), a fraction of them, or "body".
         unit: what a unit is: module, tensor or model.
@@ -46,8 +46,9 @@ class PFedCFR(ClientModule):
         unit: UnitKind,
     ):
         super().__init__(net, training)
-        self.coefficient = non_negative("method.lam", lam) / positive("method.alpha", alpha)
-        self.mu = non_negative("method.mu", mu)
+        strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
+        self.coefficient = training.pull("method.lam/method.alpha", strength)
+        self.mu = training.pull("method.mu", mu)
         layout = self.layout(unit)
         threshold = resolve_threshold(r, layout)
         self.mixed = [name for u in layout[:threshold] for name in u.parameters]

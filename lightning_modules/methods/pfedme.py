@@ -14,10 +14,9 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
-from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import load
-from pflsim.validate import at_least_one, positive
+from pflsim.validate import at_least_one, positive, stable_pull
 
 
 class PFedMe(ClientModule):
@@ -30,7 +29,7 @@ class PFedMe(ClientModule):
     Args:
         net: body and head; its parameters are w.
         training: the run's local training settings.
-        lam: λ > 0; large: θ stays near w.
+        lam: λ > 0, with η_p·λ ≤ 2; large: θ stays near w.
         inner_steps: K ≥ 1.
         personal_lr: η_p > 0, the same in all rounds; at most 2/λ, beyond which the pull throws θ ever farther from w.
 
@@ -46,11 +45,7 @@ class PFedMe(ClientModule):
     ):
         super().__init__(net, training)
         self.lam, self.personal_lr = positive("method.lam", lam), positive("method.personal_lr", personal_lr)
-        if lam * personal_lr > 2:
-            raise SettingsError(
-                f"method.lam={lam} times method.personal_lr={personal_lr} is above 2, where the pull towards w "
-                f"diverges: with this lam, personal_lr may be at most {2 / lam:.4g}"
-            )
+        stable_pull("method.lam", lam, personal_lr, rate="method.personal_lr")
         self.inner_steps = at_least_one("method.inner_steps", inner_steps)
         self.theta = nn.ParameterDict({name: nn.Parameter(w.detach().clone()) for name, w in _dotless(net).items()})
 

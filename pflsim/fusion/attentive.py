@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
@@ -66,7 +68,7 @@ def attention_weights(
     Raises:
         SettingsError: a self weight is negative and `clamp` is off, or α or σ is out of range.
     """
-    _check_scales(alpha, sigma)
+    _check_scales(len(distances), alpha, sigma)
     zeta = (alpha / sigma) * torch.exp(distances.double() / -sigma)
     zeta = zeta.fill_diagonal_(0.0)
     own = 1.0 - zeta.sum(1)
@@ -92,7 +94,7 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
     Raises:
         SettingsError: names the bound and what to change.
     """
-    _check_scales(alpha, sigma)
+    _check_scales(clients, alpha, sigma)
     if not clamp and (clients - 1) * alpha / sigma > 1.0 + ROUNDING:
         raise SettingsError(f"attentive mixing would give negative self weights. {_advice(clients, alpha, sigma)}")
 
@@ -121,9 +123,14 @@ def mix(weights: Float[Tensor, " R N"], stack: Float[Tensor, " N *shape"]) -> Fl
     return mixed.reshape(zeta.shape[0], *stack.shape[1:])
 
 
-def _check_scales(alpha: float, sigma: float) -> None:
+def _check_scales(clients: int, alpha: float, sigma: float) -> None:
     non_negative("method.alpha", alpha)
     positive("method.sigma", sigma)
+    if not math.isfinite(clients * (alpha / sigma)):
+        raise SettingsError(
+            f"method.alpha={alpha} over method.sigma={sigma}: N*alpha/sigma is beyond all numbers, so there are no "
+            "mixing weights; take a smaller method.alpha or a larger method.sigma"
+        )
 
 
 def _advice(clients: int, alpha: float, sigma: float) -> str:

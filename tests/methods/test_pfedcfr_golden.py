@@ -15,7 +15,7 @@ from lightning_modules.training import Training
 from pflsim.messages import Message, Uplink
 from pflsim.servers.pfedcfr import PFedCFR as Server
 
-LR, LAM, ALPHA, SIGMA, MU = 0.3, 50.0, 4.0, 60.0, 0.7
+LR, LAM, ALPHA, SIGMA, MU = 0.3, 20.0, 4.0, 60.0, 0.7
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 
 
