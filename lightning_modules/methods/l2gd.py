@@ -33,7 +33,7 @@ class L2GD(ClientModule):
         net: body and head.
         training: the run's local training settings; with local_steps=1 a local round is the paper's local step.
         p: probability of an aggregation round, in [0, 1), the same that the server has; 0 is Local.
-        lam: λ ≥ 0, with lr·λ/p ≤ 1.
+        lam: λ ≥ 0, with lr·λ/p ≤ 1 in all rounds.
 
     Raises:
         SettingsError: an aggregation step would overshoot the mean.
@@ -53,7 +53,7 @@ class L2GD(ClientModule):
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
         self.joins = False
-        self.aggregation_step()
+        self._check_aggregation_step()
 
     def aggregates(self, round_number: int) -> bool:
         """Whether the coin makes it an aggregation round; a newcomer trains whatever the coin says."""
@@ -63,13 +63,19 @@ class L2GD(ClientModule):
         """ηλ/p in this round."""
         settings = self.training_settings
         lr = settings.lr * settings.lr_decay ** (self.round_number - 1)
-        step = lr * self.lam / self.p if self.p else 0.0
-        if step > 1:
+        return lr * self.lam / self.p if self.p else 0.0
+
+    def _check_aggregation_step(self) -> None:
+        """Refuse settings under which ηλ/p exceeds 1 in any round."""
+        settings = self.training_settings
+        lr = settings.highest_lr
+        if self.p and lr * self.lam / self.p > 1:
+            decay = f", which lr_decay={settings.lr_decay} makes of it by round {settings.last_round},"
             raise SettingsError(
-                f"method.lam={self.lam} with method.p={self.p}: an aggregation step goes lr*lam/p = {step:.4g} of the "
-                f"way to the mean and overshoots it; at lr={lr:.4g} lam may be at most p/lr = {self.p / lr:.4g}"
+                f"method.lam={self.lam} with method.p={self.p}: an aggregation step goes lr*lam/p = "
+                f"{lr * self.lam / self.p:.4g} of the way to the mean and overshoots it; at lr={lr:.4g}"
+                f"{decay if lr > settings.lr else ''} lam may be at most p/lr = {self.p / lr:.4g}"
             )
-        return step
 
     def schedule(self) -> Schedule:
         """A local round trains, at the rate η/(1 − p); an aggregation round does not."""

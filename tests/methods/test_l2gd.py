@@ -11,18 +11,20 @@ import torch
 from support import World, rounds, states, world
 from torch import nn
 
+from launch import CONFIGS, composed, composing, plain
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.errors import ClientError, SettingsError
+from pflsim.errors import SettingsError
 from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.sampling import coin
 from pflsim.servers.l2gd import L2GD as Server
 from pflsim.servers.local import Local as LocalServer
 from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import prepare
 
 ALL = (0, 1, 2, 3)
 TRAINING = Training(lr=0.1, batch_size=4)
@@ -191,8 +193,25 @@ def test_overshooting_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"method\.lam=5\.5.*method\.p=0\.5.*lr\*lam/p = 1\.1 .*p/lr = 5"):
         l2gd(lam=5.5)
     l2gd(lam=5.0)
-    with pytest.raises(ClientError, match="overshoots"):
-        rounds(l2gd(lam=4.0, training=Training(lr=0.1, batch_size=4, lr_decay=1.5)).inline(), 3, 4)
+
+
+@pytest.mark.parametrize(("rounds", "holdout", "fits"), [(2, 0, True), (3, 0, False), (1, 2, True), (2, 2, False)])
+def test_overshooting_in_a_later_round_is_refused_before_anything_starts(rounds: int, holdout: int, fits: bool) -> None:
+    """0.1·1.5^(t−1)·2.5/0.5 is 0.5, 0.75, 1.125 in rounds 1 to 3; newcomers train in one round more."""
+    with composing([CONFIGS]):
+        settings = ["method=l2gd", "method.p=0.5", "method.lam=2.5", "lr=0.1", "lr_decay=1.5", f"rounds={rounds}"]
+        made = plain(composed([*settings, f"eval.holdout_clients={holdout}"], [CONFIGS]))
+    if fits:
+        prepare(made)
+        return
+    with pytest.raises(SettingsError, match=r"lr\*lam/p = 1\.125 .* at lr=0\.225, which lr_decay=1\.5 .* round 3, lam"):
+        prepare(made)
+
+
+def test_a_decay_beyond_all_numbers_is_refused_too() -> None:
+    with pytest.raises(SettingsError, match="overshoots"):
+        l2gd(training=Training(lr=0.1, lr_decay=1e10, last_round=100))
+    l2gd(lam=0.0, training=Training(lr=0.1, lr_decay=1e10, last_round=100))
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, 1.5, float("nan")])
