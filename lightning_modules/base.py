@@ -98,6 +98,12 @@ class ClientModule(LightningModule):
         """Take in the first message of a client that was not in the training; by default as any other message."""
         self.receive(downlink)
 
+    def takes_body(self, downlink: Message) -> bool:
+        """Whether the message that was just received has replaced parameters of the net's body, so that running
+        statistics are no longer of it; a head alone moves none.
+        """
+        return any(name.startswith("net.body.") for name in downlink.weights)
+
     def adopt(self, shard: Shard) -> None:
         """Bring what was received together with the client's own data, before local training; by default nothing."""
 

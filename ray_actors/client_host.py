@@ -262,7 +262,7 @@ class ClientHost:
         take_in = self.module.join if joining else self.module.receive
         take_in(_message_on(downlink, self.device, extra=not self.module.extra_stays))
         self.module.adopt(own)
-        if any(name.startswith("net.body.") for name in downlink.weights):  # a head alone moves no statistics
+        if self.module.takes_body(downlink):
             self._recalibrate(own)
 
     def _recalibrate(self, own: Shard) -> None:

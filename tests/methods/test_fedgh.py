@@ -19,6 +19,7 @@ from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.execution import Judge
@@ -223,6 +224,18 @@ def test_running_statistics_in_a_head_stay_with_the_client() -> None:
     executor.train(3, executor.send([0]))
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(states(executor)[0]["net.head.0.running_mean"], found[0])
+
+
+def test_a_head_moves_no_statistics_of_the_body() -> None:
+    """Under every setting of `buffers` they are the client's own, in training and as received."""
+    model = partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")
+    found = []
+    for buffers in ("aggregate", "local", "recalibrate"):
+        executor = run(fedgh(model=model, training=Training(lr=0.1, batch_size=5, buffers=buffers)), [EVERYONE] * 2)  # type: ignore[arg-type]
+        received = executor.evaluate(Judge("personal", "received", EVERYONE, ("test",), 3))
+        found.append((received, states(executor)))
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
 
 
 class Pooled(Net):

@@ -258,6 +258,29 @@ def test_running_statistics_in_an_aggregation_round(buffers: Any) -> None:
         torch.testing.assert_close(found[key], own, rtol=1e-5, atol=1e-6)
 
 
+def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
+    """Under recalibrate, too, it moves nothing of the net; a newcomer's net is x̄, with statistics of its own data."""
+    w = l2gd(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"), model=normed)
+    executor = w.inline()
+    rounds(executor, 2, 4)
+    before, host, judge = states(executor), executor.host, Judge("personal", "received", ALL, ("test",), 3)
+    mean = executor.downlink(executor.send(ALL).downlinks[1])
+    assert mean.weights
+    trained = executor.evaluate(Judge("personal", "trained", ALL, ("test",), 3))
+    received = executor.evaluate(judge)
+    assert [(r.client, r.correct, r.loss) for r in received] == [(r.client, r.correct, r.loss) for r in trained]
+    for joining in (False, True):
+        host._wake(1, 3)
+        host._receive(host.shards[1], mean, joining=joining)
+        found = {k: v for k, v in host.module.state_dict().items() if k.startswith("net.")}
+        if not joining:
+            assert all(torch.equal(v, before[1][k]) for k, v in found.items())
+    inputs = host.shards[1].train.batch(slice(None))[0].flatten(1)
+    assert all(torch.equal(found[k], v) for k, v in mean.weights.items())
+    fresh = inputs @ mean.weights["net.body.1.weight"].T + mean.weights["net.body.1.bias"]
+    torch.testing.assert_close(found["net.body.2.running_mean"], fresh.mean(0))
+
+
 def test_the_global_model_is_the_last_mean() -> None:
     executor = l2gd().inline()
     rounds(executor, 5, 4)
