@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -14,7 +14,20 @@ class Anchor(nn.Module):
 
     They are buffers, so that they follow the module to its device and stack with it, but not persistent ones: they are
     no part of a client's private state.
+
+    Args:
+        received: parameters of the module to hold as they are received, which `ClientModule.receive` sees to; where the
+            message has them under other names, a mapping to those. Without any, the method says what is held.
     """
+
+    def __init__(self, received: Sequence[str] | Mapping[str, str] = ()):
+        super().__init__()
+        self.received = dict(received) if isinstance(received, Mapping) else {name: name for name in received}
+
+    def take(self, weights: Tensors) -> None:
+        """Hold what was received of the parameters that it is for; one that is missing is a KeyError."""
+        if self.received:
+            self.hold({name: weights[sent] for name, sent in self.received.items()})
 
     def hold(self, tensors: Tensors) -> None:
         """Forget what was held and keep copies of these."""

@@ -91,8 +91,10 @@ class ClientModule(LightningModule):
         return {"ce": cross_entropy(self.net(inputs), labels)}
 
     def receive(self, downlink: Message) -> None:
-        """Take in what the server sent, before local training."""
+        """Take in what the server sent, before local training, also into the anchors that are for it."""
         load(self, downlink.weights)
+        for anchor in self.anchors():
+            anchor.take(downlink.weights)
 
     def join(self, downlink: Message) -> None:
         """Take in the first message of a client that was not in the training; by default as any other message."""
@@ -155,9 +157,12 @@ class ClientModule(LightningModule):
 
     def clear_anchors(self) -> None:
         """Forget what was held for one round only, so that nothing passes from one client to the next."""
-        for part in self.modules():
-            if isinstance(part, Anchor):
-                part.clear()
+        for anchor in self.anchors():
+            anchor.clear()
+
+    def anchors(self) -> list[Anchor]:
+        """What can be held for one round."""
+        return [part for part in self.modules() if isinstance(part, Anchor)]
 
     def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
         """Measure the net's running statistics of batch normalisation anew, in one pass over the training examples."""

@@ -36,18 +36,13 @@ class Ditto(ClientModule):
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):
         super().__init__(net, training)
         self.personal = deepcopy(net)
-        self.lam, self.received = training.pull("method.lam", lam), Anchor()
+        self.lam = training.pull("method.lam", lam)
+        self.received = Anchor({"personal" + name.removeprefix("net"): name for name in self.shared_parameters()})
 
     def schedule(self) -> Schedule:
         """Both models, on the same mini-batches."""
         personal = Phase("personal", objective="personal_objective", trainable=Selector(("personal",)))
         return (Alternate((Phase("global"), personal), every="batch"),)
-
-    def receive(self, downlink: Message) -> None:
-        """Start w from the server's model and hold that as v's anchor."""
-        super().receive(downlink)
-        names = self.shared_parameters()
-        self.received.hold({"personal" + name.removeprefix("net"): downlink.weights[name] for name in names})
 
     def join(self, downlink: Message) -> None:
         """A newcomer's v starts from the server's model."""

@@ -7,7 +7,6 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.messages import Message
 from pflsim.validate import non_negative, positive
 
 
@@ -30,12 +29,7 @@ class FedAMP(ClientModule):
         super().__init__(net, training)
         strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
         self.coefficient = training.pull("method.lam/method.alpha", strength)
-        self.received = Anchor()
-
-    def receive(self, downlink: Message) -> None:
-        """Start from the mixture u_i and hold it as the anchor."""
-        super().receive(downlink)
-        self.received.hold({name: downlink.weights[name] for name in self.shared_parameters()})
+        self.received = Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:
         """Cross-entropy and the pull towards u_i."""

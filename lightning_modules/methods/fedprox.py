@@ -7,7 +7,6 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.messages import Message
 
 
 class FedProx(ClientModule):
@@ -24,12 +23,7 @@ class FedProx(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):
         super().__init__(net, training)
-        self.mu, self.received = training.pull("method.mu", mu), Anchor()
-
-    def receive(self, downlink: Message) -> None:
-        """Start from the server's model and hold it as the anchor."""
-        super().receive(downlink)
-        self.received.hold({name: downlink.weights[name] for name in self.shared_parameters()})
+        self.mu, self.received = training.pull("method.mu", mu), Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:
         """Cross-entropy and the proximal term."""

@@ -7,7 +7,6 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.messages import Message
 from pflsim.params import UnitKind, resolve_threshold
 from pflsim.validate import non_negative, positive
 
@@ -51,21 +50,14 @@ class PFedCFR(ClientModule):
         self.mu = training.pull("method.mu", mu)
         layout = self.layout(unit)
         threshold = resolve_threshold(r, layout)
-        self.mixed = [name for u in layout[:threshold] for name in u.parameters]
-        self.common = [name for u in layout[threshold:] for name in u.parameters]
-        self.mixture, self.mean = Anchor(), Anchor()
-
-    def receive(self, downlink: Message) -> None:
-        """Start from the received model; its two parts are the two anchors."""
-        super().receive(downlink)
-        self.mixture.hold({name: downlink.weights[name] for name in self.mixed})
-        self.mean.hold({name: downlink.weights[name] for name in self.common})
+        self.mixture = Anchor([name for u in layout[:threshold] for name in u.parameters])
+        self.mean = Anchor([name for u in layout[threshold:] for name in u.parameters])
 
     def objective(self, batch: Batch) -> Terms:
         """Cross-entropy with the personalised (eq. 11) and the generic (eq. 13) penalty."""
         terms = super().objective(batch)
-        if self.mixed:
+        if self.mixture.received:
             terms["personal"] = proximal(self.mixture.pairs(self), self.coefficient)
-        if self.common:
+        if self.mean.received:
             terms["generic"] = proximal(self.mean.pairs(self), self.mu)
         return terms

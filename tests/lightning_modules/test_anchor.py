@@ -86,3 +86,16 @@ def test_stacked_modules_each_have_their_own() -> None:
         torch.testing.assert_close(together[at], alone, rtol=1e-14, atol=0)
         for name, parameter in module.named_parameters():
             torch.testing.assert_close(gradients[name][at], parameter.grad, rtol=1e-14, atol=1e-14)
+
+
+def test_holds_what_it_is_for_as_it_is_received() -> None:
+    """By the same name or by another one; what is missing is said, and an anchor for nothing keeps what it holds."""
+    module, sent = Module(), {"net.1.bias": torch.tensor([7.0]), "other.1.bias": torch.tensor([8.0])}
+    for anchor, value in ((Anchor(["net.1.bias"]), 7), (Anchor({"net.1.bias": "other.1.bias"}), 8)):
+        anchor.take(sent)
+        ((parameter, held_value),) = anchor.pairs(module)
+        assert parameter is module.net[1].bias and held_value.tolist() == [value]
+        with pytest.raises(KeyError, match="1.bias"):
+            anchor.take({})
+    held(module, 2.0).anchor.take(sent)
+    assert len(list(module.anchor.pairs(module))) == 5
