@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pflsim.data.federated import Examples
-from pflsim.messages import Prototypes
+from pflsim.data.federated import Examples, Shard
+from pflsim.messages import Message, Prototypes, Uplink
 
 FAR = 100.0
 """How much farther than the farthest prototype a class without one is taken to be."""
@@ -44,6 +44,23 @@ def class_means(
     sums.index_add_(0, examples.y, stack.double())
     means = sums / counts.clamp(min=1)[:, None]
     return Prototypes(means.to(stack.dtype).cpu(), counts.cpu())
+
+
+def reply_means(body: Callable[[Tensor], Tensor], shard: Shard) -> Uplink:
+    """The uplink of a client that sends the class means of its training examples, and nothing else."""
+    means = class_means(body, shard.train, shard.num_classes)
+    return Uplink(prototypes=means, client=shard.client, num_examples=shard.num_examples)
+
+
+def received_means(downlink: Message, method: str) -> Prototypes:
+    """The global means of a message.
+
+    Raises:
+        ValueError: it has none, which this method's server sends with every downlink.
+    """
+    if downlink.prototypes is None:
+        raise ValueError(f"{method}'s server sends class means with every downlink; this one has none")
+    return downlink.prototypes
 
 
 def nearest_scores(features: Float[Tensor, "B D"], means: Float[Tensor, "C D"], held: Bool[Tensor, " C"]) -> Tensor:

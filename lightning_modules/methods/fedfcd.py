@@ -13,7 +13,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import alignment, cross_entropy
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
-from lightning_modules.prototypes import class_means
+from lightning_modules.prototypes import reply_means
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
@@ -106,10 +106,9 @@ class FedFCD(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the training examples (eq. 3), where the server has a use for them."""
-        means = None
         if self.feature_alignment or self.global_head is not None:
-            means = class_means(self.net.body, shard.train, shard.num_classes)
-        return Uplink(prototypes=means, client=shard.client, num_examples=shard.num_examples)
+            return reply_means(self.net.body, shard)
+        return Uplink(client=shard.client, num_examples=shard.num_examples)
 
     def _alignment(self, features: Tensor, labels: Tensor) -> Tensor:
         """λ/B · Σ 1/D · ‖z − C̄_y‖² (eq. 6)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_modules.base import ClientModule
-from lightning_modules.prototypes import class_means
+from lightning_modules.prototypes import reply_means
 from pflsim.data.federated import Shard
 from pflsim.messages import Uplink
 from pflsim.params import HEAD
@@ -30,5 +30,4 @@ class FedGH(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the trained body; the trained head stays here."""
-        found = class_means(self.net.body, shard.train, shard.num_classes)
-        return Uplink(prototypes=found, client=shard.client, num_examples=shard.num_examples)
+        return reply_means(self.net.body, shard)

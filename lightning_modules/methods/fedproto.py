@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import alignment, cross_entropy
 from lightning_modules.nets.net import Net
-from lightning_modules.prototypes import class_means, nearest_scores
+from lightning_modules.prototypes import nearest_scores, received_means, reply_means
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
@@ -55,9 +55,7 @@ class FedProto(ClientModule):
     def receive(self, downlink: Message) -> None:
         """Keep the global means, for training and for prediction."""
         super().receive(downlink)
-        found = downlink.prototypes
-        if found is None:
-            raise ValueError("FedProto's server sends class means with every downlink; this one has none")
+        found = received_means(downlink, "FedProto")
         self.held.copy_(found.counts > 0)
         # the row of a missing class may hold anything
         self.means.copy_(torch.where(self.held[:, None], found.means, torch.zeros_like(found.means)))
@@ -77,5 +75,4 @@ class FedProto(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the trained body (eq. 3)."""
-        found = class_means(self.net.body, shard.train, shard.num_classes)
-        return Uplink(prototypes=found, client=shard.client, num_examples=shard.num_examples)
+        return reply_means(self.net.body, shard)

@@ -15,7 +15,7 @@ from lightning_modules.modes import evaluating
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
-from lightning_modules.prototypes import class_means
+from lightning_modules.prototypes import class_means, received_means
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
@@ -99,10 +99,8 @@ class PFedPM(ClientModule):
     def receive(self, downlink: Message) -> None:
         """Mix own and global features (eq. 8) and keep the result, for training and for the test afterwards."""
         super().receive(downlink)
-        common = downlink.prototypes
-        if common is None:
-            raise ValueError("pFedPM's server sends class features with every downlink; this one has none")
-        mixed, seen = mixed_features(Prototypes(self.own_means, self.own_counts), common, self.a)
+        common, own = received_means(downlink, "pFedPM"), Prototypes(self.own_means, self.own_counts)
+        mixed, seen = mixed_features(own, common, self.a)
         self.mixed.copy_(mixed)
         self.seen.copy_(seen)
 

@@ -372,7 +372,7 @@ def test_settings_out_of_range(override: str, message: str) -> None:
 
 def test_a_server_of_another_method_is_noticed() -> None:
     module = pfedpm().recipe.build()
-    with pytest.raises(ValueError, match="class features"):
+    with pytest.raises(ValueError, match="pFedPM.s server sends class means"):
         module.receive(Message())
     rule = Server()
     with pytest.raises(ValueError, match="client 2 sent no class features"):
