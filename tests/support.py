@@ -142,6 +142,12 @@ class Records:
         self.joined.append(record)
 
 
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Row by row, [n, C]."""
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
 def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Tensor]]) -> bool:
     """Equal to the bit."""
     return a.keys() == b.keys() and all(

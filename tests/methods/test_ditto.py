@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, world
+from support import World, rounds, same, softmax, states, world
 from torch import nn
 
 from lightning_modules.methods.ditto import Ditto
@@ -115,11 +115,6 @@ def test_the_pull_has_its_gradient() -> None:
 def test_the_default_pulls() -> None:
     """λ=1, not 0 with which it would be Local."""
     assert world(Ditto, Server()).recipe.build().lam == 1.0  # type: ignore[comparison-overlap]
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:

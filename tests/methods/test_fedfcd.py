@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from support import Records, World, dataset, plan, rounds, same, states, world
+from support import Records, World, dataset, plan, rounds, same, softmax, states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -119,11 +119,6 @@ def test_class_means_are_of_the_trained_body() -> None:
         assert up.prototypes.counts.tolist() == [int((y == j).sum()) for j in range(3)]
         for j in set(y):
             np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import world
+from support import softmax, world
 from torch import nn
 
 from lightning_modules.losses import alignment
@@ -25,11 +25,6 @@ from pflsim.servers.fedfcd import FedFCD as Server
 LR, LAM = 0.3, 2.5
 NAMES = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 GLOBAL = ["global_head.weight", "global_head.bias"]
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, rounds, same, states, world
+from support import World, dataset, dropout_mlp, rounds, same, softmax, states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -51,11 +51,6 @@ def head(executor: InlineExecutor) -> Mapping[str, torch.Tensor]:
 
 
 # Equations --------------------------------------------------------------------------------------------------------
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 1), (1, 4), (3, 10)])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, rounds, same, states, world
+from support import World, dataset, dropout_mlp, rounds, same, softmax, states, world
 
 from launch import CONFIGS, composed, composing, plain
 from lightning_modules.methods.fedproto import FedProto
@@ -54,11 +54,6 @@ def nets(executor: InlineExecutor) -> dict[int, dict[str, torch.Tensor]]:
 
 
 # Equations --------------------------------------------------------------------------------------------------------
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def test_a_step_by_hand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, world
+from support import World, rounds, same, softmax, states, world
 from torch import nn
 
 from lightning_modules.loop import train
@@ -81,11 +81,6 @@ def test_nothing_of_the_body_moves_while_the_head_trains() -> None:
     assert moved["head"] == set(HEAD)
     assert {"net.body.2.running_mean", "net.body.2.running_var", "net.body.2.num_batches_tracked"} <= moved["body"]
     assert not moved["body"] & set(HEAD)
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def test_a_round_by_hand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, states, world
+from support import World, rounds, softmax, states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -76,11 +76,6 @@ def test_models_travel_only_when_the_coin_turns() -> None:
         up += [t] if who_up else []
         down += [t] if who_down else []
     assert (up, down) == ([2, 6, 9], [3, 7, 10])
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
 
 
 def test_eleven_rounds_by_hand() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import dropout_mlp, rounds, same, states, world
+from support import dropout_mlp, rounds, same, softmax, states, world
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -37,8 +37,7 @@ Arrays = list[np.ndarray]
 def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
     """Gradient of the mean cross-entropy of softmax regression, by hand."""
     scores = x @ w[0].T + w[1]
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
+    p = softmax(scores)
     p[np.arange(len(y)), y] -= 1
     return [p.T @ x / len(y), p.mean(0)]
 
@@ -46,8 +45,7 @@ def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
 def curvature(w: Arrays, v: Arrays, x: np.ndarray) -> Arrays:
     """∇²f(w)·v of softmax regression, by hand: with u = V·x + c, dp = p·(u − ⟨p, u⟩)."""
     scores = x @ w[0].T + w[1]
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
+    p = softmax(scores)
     u = x @ v[0].T + v[1]
     change = p * (u - (p * u).sum(1, keepdims=True))
     return [change.T @ x / len(x), change.mean(0)]

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from support import world
+from support import softmax, world
 
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
@@ -25,8 +25,7 @@ def softmax_step(w: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.n
     hidden = x @ w1.T + b1
     active = np.maximum(hidden, 0)
     scores = active @ w2.T + b2
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
+    p = softmax(scores)
     p[np.arange(len(y)), y] -= 1
     p /= len(y)
     back = (p @ w2) * (hidden > 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Records, plan, rounds, same, states, world
+from support import Records, plan, rounds, same, softmax, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
@@ -33,8 +33,7 @@ def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> tuple[float, Arrays]:
     hidden = x @ w1.T + b1
     active = np.maximum(hidden, 0)
     scores = active @ w2.T + b2
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
+    p = softmax(scores)
     loss = -np.log(p[np.arange(len(y)), y]).mean()
     p[np.arange(len(y)), y] -= 1
     p /= len(y)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support import Records, dataset, plan, world
+from support import Records, dataset, plan, softmax, world
 
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.pfedpm import PFedPM, batch_means, mixed_features
@@ -149,8 +149,7 @@ def net_loss(net: Arrays, x: np.ndarray, y: np.ndarray, mixed: np.ndarray, pulle
     """CE and λ·R (eqs. 9 and 11), and the gradient of their sum, by hand."""
     z = features_of(net, x)
     scores = z @ net[2].T + net[3]
-    p = np.exp(scores - scores.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
+    p = softmax(scores)
     ce = -np.log(p[np.arange(len(y)), y]).mean()
     p[np.arange(len(y)), y] -= 1
     p /= len(y)
