@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, world
-from torch import nn
+from support import World, rounds, same, softmax, states, world
 
 from lightning_modules.methods.fedamp import FedAMP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -24,6 +25,8 @@ from pflsim.servers.fedamp import FedAMP as FedAMPServer
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from ray_actors.inline import InlineExecutor
+from ray_actors.server_host import ServerHost
 
 TRAINING = Training(lr=0.1, batch_size=4)
 
@@ -40,20 +43,44 @@ def pfedcfr(r: Any, unit: str = "module", mu: float = 0.001, **server: Any) -> W
     return world(partial(PFedCFR, alpha=100.0, r=r, unit=unit, mu=mu), rule, training=TRAINING)
 
 
-def test_one_local_client_is_ordinary_training() -> None:
-    w = world(Local, LocalServer(), sizes=(13,), training=TRAINING)
-    found = after(w)[0]
-    module = w.recipe.build()
-    net, data = module.net, w.inline().host.shards[0].train
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+HEAD = ("net.head.weight", "net.head.bias")
+
+
+def regression(values: Any) -> np.ndarray:
+    """Weight and bias of a softmax regression as one matrix [C, 17], float64."""
+    return np.column_stack([values[key].double().numpy() for key in HEAD])
+
+
+def gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of the mean cross-entropy of softmax(x·Wᵀ), [C, 17]; x with a column of ones, y one-hot."""
+    return (softmax(x @ weights.T) - y).T @ x / len(x)
+
+
+def examples(executor: InlineExecutor, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's training examples as `gradient` takes them."""
+    own = executor.host.shards[client].train
+    pixels = own.x.numpy().reshape(len(own), -1) / 255.0
+    return np.column_stack([pixels, np.ones(len(pixels))]), np.eye(3)[own.y.numpy()]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize("lr_decay", [1.0, 0.5])
+def test_one_local_client_is_ordinary_training(momentum: float, weight_decay: float, lr_decay: float) -> None:
+    """By NumPy: v ← m·v + ∇F + d·w and w ← w − η·r^(t−1)·v on every mini-batch, v from 0 in every round t."""
+    training = Training(lr=0.1, batch_size=4, momentum=momentum, weight_decay=weight_decay, lr_decay=lr_decay)
+    w = world(Local, LocalServer(), sizes=(13,), training=training, model=partial(Mlp, hidden=[]))
+    executor = w.inline()
+    weights, (x, y) = regression(states(executor)[0]), examples(executor, 0)
     for t in (1, 2, 3):
-        order = torch.randperm(13, generator=torch_generator(0, "batches", 0, t))
+        velocity = np.zeros_like(weights)
+        order = torch.randperm(13, generator=torch_generator(0, "batches", 0, t)).numpy()
         for start in range(0, 13, 4):
-            x, y = data.batch(order[start : start + 4])
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-    assert all(torch.equal(found[f"net.{k}"], v) for k, v in net.state_dict().items())
+            rows = order[start : start + 4]
+            velocity = momentum * velocity + gradient(weights, x[rows], y[rows]) + weight_decay * weights
+            weights = weights - 0.1 * lr_decay ** (t - 1) * velocity
+    rounds(executor, 3, 1)
+    np.testing.assert_allclose(regression(states(executor)[0]), weights, rtol=1e-5, atol=1e-6)
 
 
 def test_local_clients_send_nothing_and_do_not_meet() -> None:
@@ -72,15 +99,26 @@ def test_fedavg_with_one_client_is_local() -> None:
 
 
 def test_fedavg_does_not_depend_on_the_order_of_arrival() -> None:
+    """A sum does: in float64 1 + 2⁵⁸ − 2⁵⁸ is 0, and 2⁵⁸ − 2⁵⁸ + 1 is 1. So the server sorts, whoever comes first."""
+    w, key = world(FedAvg, FedAvgServer(), sizes=(5, 5, 5, 5)), "net.head.bias"
+    sent = [{**w.federation.initial, key: torch.full((3,), value)} for value in (2.0**60, -(2.0**60), 4.0, 0.0)]
+    ups = [Uplink(weights, client=i, num_examples=5) for i, weights in enumerate(sent)]
+    for order in permutations(ups):
+        for parts in ([order], [order[:2], order[2:]], [[up] for up in order]):
+            server = ServerHost(w.rule, w.federation)
+            server.fuse(*parts)
+            assert server.state.weights[key].tolist() == [1.0] * 3
+
+
+def test_fedavg_without_uplinks_keeps_its_model() -> None:
+    """A round from which nothing comes, after one from which something came."""
     w = world(FedAvg, FedAvgServer())
-    one, other = w.inline(), w.inline()
-    for executor, turn in ((one, 1), (other, -1)):
-        sent = executor.send(range(4))
-        trained = executor.train(1, sent)
-        uplinks = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        executor.server.fuse(uplinks[::turn])
-    a, b = one.server.state.weights, other.server.state.weights
-    assert all(torch.equal(a[k], b[k]) for k in a)
+    executor = w.inline()
+    rounds(executor, 1, w.clients)
+    before = dict(executor.server.state.weights)
+    assert executor.server.fuse([], []) == 0
+    assert same({0: dict(executor.server.state.weights)}, {0: before})
+    assert not same({0: before}, {0: dict(w.federation.initial)})
 
 
 def test_fedavg_weights_by_examples() -> None:
@@ -112,6 +150,32 @@ def test_the_pull_has_a_gradient(client: Any) -> None:
     terms = module.objective((torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])))
     gradients = torch.autograd.grad(terms["prox"], list(module.parameters()))
     assert all(torch.allclose(g, torch.full_like(g, 0.5), atol=1e-6) for g in gradients)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("client", "rule", "pull"),
+    [
+        (partial(FedProx, mu=0.7), FedAvgServer(), 0.7),
+        (partial(FedAMP, lam=3.0, alpha=2.0), FedAMPServer(alpha=2.0, sigma=10.0), 1.5),
+    ],
+    ids=["fedprox", "fedamp"],
+)
+def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, steps: int) -> None:
+    """Round 2 by NumPy: w from what was received, not from the client's stored model; w ← w − η·(∇F + c·(w − u))."""
+    training = Training(lr=0.4, batch_size=100, local_steps=steps)
+    executor = world(client, rule, training=training, model=partial(Mlp, hidden=[])).inline()
+    rounds(executor, 1, 4)
+    sent = executor.send(range(4))
+    stored = {c: regression(state) for c, state in states(executor).items()}
+    received = {c: regression(executor.downlink(sent.downlinks[c]).weights) for c in range(4)}
+    executor.train(2, sent)
+    for c, start in received.items():
+        assert abs(start - stored[c]).max() > 1e-3, "the two are told apart"
+        weights = start
+        for _ in range(steps):
+            weights = weights - 0.4 * (gradient(weights, *examples(executor, c)) + pull * (weights - start))
+        np.testing.assert_allclose(regression(states(executor)[c]), weights, rtol=1e-5, atol=1e-6)
 
 
 def test_without_its_pull_fedamp_follows_plain_sgd_from_the_mixture() -> None:
