@@ -13,8 +13,9 @@ import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
 import launch
+from lightning_modules.base import ClientModule
 from pflsim.checks import check, check_sweep
-from pflsim.components import settings_of, targets_of
+from pflsim.components import resolve, settings_of, targets_of
 from pflsim.settings import Settings
 
 README = ROOT / "README.md"
@@ -141,6 +142,15 @@ def test_tables_of_choices(group: str) -> None:
     known = {p.stem: defaults(group, p.stem) for p in (ROOT / "configs" / group).glob("*.yaml")}
     if group == "data":  # said once, above the table
         known = {name: {k: v for k, v in given.items() if k != "standardize"} for name, given in known.items()}
+    assert table == known
+
+
+def test_the_table_of_methods_says_what_judges_them() -> None:
+    table = {re.findall(r"`([^`]+)`", cells[0])[0]: cells[2] for cells in rows(README.read_text("utf-8"), "method")}
+    known = {}
+    for path in (ROOT / "configs" / "method").glob("*.yaml"):
+        target = yaml.safe_load(path.read_text(encoding="utf-8"))["client"]["_target_"]
+        known[path.stem] = resolve(target, ClientModule).judged_by  # type: ignore[attr-defined]
     assert table == known
 
 

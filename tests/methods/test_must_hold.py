@@ -299,11 +299,6 @@ def test_nothing_to_mix_is_said() -> None:
         w.rule.init(w.federation)
 
 
-@pytest.mark.parametrize("client", [FedAMP, PFedCFR])
-def test_judged_by_the_personal_model_after_training(client: Any) -> None:
-    assert (client.judged_by, client.judged_phase) == ("personal", "trained")
-
-
 def test_the_server_changes_nothing_it_was_given() -> None:
     for w in (pfedcfr(r=1), world(FedAvg, FedAvgServer())):
         state = w.rule.init(w.federation)
