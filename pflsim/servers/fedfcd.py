@@ -27,7 +27,7 @@ class State:
 
     Args:
         head: φ_g, by the names it has on a client; empty without decision fusion.
-        means: the global means C̄ with their counts, None before the first fusion.
+        means: the global means C̄ with their counts, None before the first fusion and without feature alignment.
         fusions: how many there were; the number of the next one's round, as the opening is round 0.
         seed: the run's seed.
         orders: in which order the last training of the head took the class means, [passes, P]; client by client and
@@ -98,12 +98,12 @@ class FedFCD(ServerRule[State]):
         return self.downlink(state, client)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """One training of the head, and the global means."""
+        """One training of the head, and the global means where they are sent."""
         after = replace(state, fusions=state.fusions + 1)
         sent = [up.prototypes for up in uplinks if up.prototypes is not None]
         if not sent:
             return after
-        means = keep_missing(fuse_prototypes(sent, self.weighting), state.means)
+        means = keep_missing(fuse_prototypes(sent, self.weighting), state.means) if self.feature_alignment else None
         if self.architecture is None:
             return replace(after, means=means)
         count = sum(int((p.counts > 0).sum()) for p in sent)
@@ -114,7 +114,9 @@ class FedFCD(ServerRule[State]):
         )
 
     def numbers(self, state: State) -> Tensors:
-        """`gfr` [C, D] with `gfr_counts` [C], φ_g as `head/<name>`, and the `order` [passes, P] it was trained in."""
+        """φ_g as `head/<name>` with the `order` [passes, P] it was trained in, `gfr` [C, D] with `gfr_counts` [C]: what
+        there is of them.
+        """
         found: dict[str, Tensor] = {f"head/{key.removeprefix(self.prefix)}": value for key, value in state.head.items()}
         if state.orders.numel():
             found["order"] = state.orders

@@ -201,6 +201,12 @@ def test_a_fusion_changes_nothing_it_was_given() -> None:
     assert all(not torch.equal(w.rule.fuse(s, sent).head[HEAD[0]], one.head[HEAD[0]]) for s in others), "the order"
 
 
+def test_there_are_no_global_means() -> None:
+    """Nobody is sent them, so that they are not worked out; a trace has the head and the order of its training."""
+    executor = run(fedgh(), [EVERYONE])
+    assert set(executor.server_numbers()) == {"head/weight", "head/bias", "order"}
+
+
 # Models -----------------------------------------------------------------------------------------------------------
 
 
