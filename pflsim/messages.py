@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+import torch
 from torch import Tensor
 
 from pflsim.types import Tensors
@@ -38,6 +40,17 @@ class Message:
     prototypes: Prototypes | None = None
     extra: Tensors = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def to(self, device: torch.device, extra: bool = True) -> Self:
+        """The same message with its tensors on a device; the extra ones only if asked for."""
+        if device.type == "cpu":
+            return self
+        prototypes = self.prototypes
+        if prototypes is not None:
+            prototypes = Prototypes(prototypes.means.to(device), prototypes.counts.to(device))
+        weights = {name: tensor.to(device) for name, tensor in self.weights.items()}
+        extras = {name: tensor.to(device) for name, tensor in self.extra.items()} if extra else self.extra
+        return replace(self, weights=weights, prototypes=prototypes, extra=extras)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch.nn import functional
 
 from lightning_modules.base import ClientModule
+from lightning_modules.evaluation import count
 from lightning_modules.lockstep import Lockstep, Trainee, wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Examples, Partition, Shard, shard
+from pflsim.data.federated import Partition, Pool, Shard, pooled, shard
 from pflsim.errors import ClientError
 from pflsim.execution import Judge
-from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.messages import Message, Uplink
 from pflsim.params import load, snapshot
 from pflsim.payload import payload_bytes
 from pflsim.seeding import seeded_global, torch_generator
@@ -55,12 +55,13 @@ class ClientHost:
         for module in self.modules.values():
             module.to(self.device)
         self.module: ClientModule = next(iter(self.modules.values()))
-        self.shards = {c: _on(shard(dataset, partition, c), self.device) for c in clients}
-        self.pools: dict[int, Examples] = {}
-        self.firsts: dict[int, int] = {}
+        self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
+        self.pools: dict[int, Pool] = {}
         for stack in recipe.stacks:
             if stack[0] in self.shards:
-                self._pool(stack)
+                pool, parts = pooled([self.shards[client] for client in stack])
+                self.shards.update({part.client: part for part in parts})
+                self.pools.update(dict.fromkeys(stack, pool))
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
     def ready(self) -> list[int]:
@@ -104,8 +105,9 @@ class ClientHost:
                     self._wake(client, round_number)
                     self._receive(own, downlinks[client])
                     order = torch_generator(seed, "batches", client, round_number)
-                    pool, first, values = self.pools[client], self.firsts[client], worn(self.module)
-                    trainees[client] = Trainee(values, pool, first, len(own.train), order, self.module.stages())
+                    pool, first = self.pools[client].examples, self.pools[client].first[client]
+                    stages = self.module.stages()
+                    trainees[client] = Trainee(worn(self.module), pool, first, len(own.train), order, stages)
             with (
                 _told(clients[0], round_number, f"local training in lockstep with clients {[*clients[1:]]}"),
                 seeded_global(seed, "lockstep", clients[0], round_number),
@@ -123,17 +125,6 @@ class ClientHost:
         seconds, steps = time.perf_counter() - start, sum(t.taken for t in trainees.values())
         share = {client: t.taken / steps if steps else 1 / len(trainees) for client, t in trainees.items()}
         return {c: (up, replace(report, seconds=seconds * share[c])) for c, (up, report) in replies.items()}
-
-    def _pool(self, stack: Sequence[int]) -> None:
-        """Lay the training examples of a stack out one after the other; each client's become a part of them."""
-        parts = [self.shards[client].train for client in stack]
-        pool = replace(parts[0], x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts]))
-        first = 0
-        for client, part in zip(stack, parts, strict=True):
-            self.pools[client], self.firsts[client] = pool, first
-            mine = slice(first, first + len(part))
-            self.shards[client] = replace(self.shards[client], train=replace(part, x=pool.x[mine], y=pool.y[mine]))
-            first += len(part)
 
     def _train(self, round_number: int, client: int, downlink: Message) -> tuple[Uplink, TrainReport]:
         start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed
@@ -238,14 +229,7 @@ class ClientHost:
     def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
         examples = self.shards[client].split(split)
         predict = self.module.predict_global if judge.model == "global" else self.module.predict
-        correct, loss = 0, 0.0
-        with torch.inference_mode():
-            for index in torch.arange(len(examples)).split(self.recipe.eval_batch_size):
-                inputs, labels = examples.batch(index)
-                scores = predict(inputs)
-                # A model that has diverged knows nothing: argmax of NaN would credit it with one class.
-                correct += int(((scores.argmax(1) == labels) & scores.isfinite().all(1)).sum())
-                loss += float(functional.cross_entropy(scores, labels, reduction="sum"))
+        correct, loss = count(predict, examples, self.recipe.eval_batch_size)
         return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss)
 
     def private_states(self) -> dict[int, Tensors]:
@@ -260,7 +244,7 @@ class ClientHost:
 
     def _receive(self, own: Shard, downlink: Message, joining: bool = False) -> None:
         take_in = self.module.join if joining else self.module.receive
-        take_in(_message_on(downlink, self.device, extra=not self.module.extra_stays))
+        take_in(downlink.to(self.device, extra=not self.module.extra_stays))
         self.module.adopt(own)
         if self.module.takes_body(downlink):
             self._recalibrate(own)
@@ -268,25 +252,6 @@ class ClientHost:
     def _recalibrate(self, own: Shard) -> None:
         if self.recipe.training.buffers == "recalibrate":
             self.module.recalibrate(own.train)
-
-
-def _on(own: Shard, device: torch.device) -> Shard:
-    def move(examples: Examples) -> Examples:
-        return examples.to(device)
-
-    return Shard(own.client, own.num_classes, move(own.train), move(own.val), move(own.test))
-
-
-def _message_on(message: Message, device: torch.device, extra: bool = True) -> Message:
-    """The message with its tensors where the module is, as losses need them; extra ones only if asked for."""
-    if device.type == "cpu":
-        return message
-    prototypes = message.prototypes
-    if prototypes is not None:
-        prototypes = Prototypes(prototypes.means.to(device), prototypes.counts.to(device))
-    weights = {name: tensor.to(device) for name, tensor in message.weights.items()}
-    extras = {name: tensor.to(device) for name, tensor in message.extra.items()} if extra else message.extra
-    return replace(message, weights=weights, prototypes=prototypes, extra=extras)
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -78,6 +79,31 @@ class Shard:
     def split(self, name: Split) -> Examples:
         """The examples of a split by its name."""
         return {"train": self.train, "val": self.val, "test": self.test}[name]
+
+    def to(self, device: torch.device) -> Shard:
+        """The same shard on a device."""
+        return replace(self, train=self.train.to(device), val=self.val.to(device), test=self.test.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Training examples of several clients in one piece: client c's begin at `first[c]`."""
+
+    examples: Examples
+    first: dict[int, int]
+
+
+def pooled(shards: Sequence[Shard]) -> tuple[Pool, list[Shard]]:
+    """Lay the training examples of some clients out one after the other; each shard's become a part of them."""
+    parts = [own.train for own in shards]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    first, views, at = {}, [], 0
+    for own in shards:
+        end = at + own.num_examples
+        first[own.client] = at
+        views.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
+        at = end
+    return Pool(replace(parts[0], x=x, y=y), first), views
 
 
 def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:

@@ -25,7 +25,6 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg
 from pflsim.types import Tensors
-from ray_actors import client_host
 from ray_actors.client_host import ClientHost
 from ray_actors.server_host import ServerHost, identity
 
@@ -356,11 +355,11 @@ def test_messages_arrive_where_the_module_is() -> None:
     message = Uplink(
         {"w": torch.ones(2)}, Prototypes(torch.ones(1, 2), torch.ones(1)), {"e": torch.ones(1)}, {"n": 1.0}, 4
     )
-    moved = client_host._message_on(message, torch.device("meta"))
+    moved = message.to(torch.device("meta"))
     assert isinstance(moved, Uplink) and moved.client == 4 and moved.numbers == {"n": 1.0} and moved.prototypes
     tensors = [moved.weights["w"], moved.prototypes.means, moved.prototypes.counts, moved.extra["e"]]
     assert all(tensor.device.type == "meta" for tensor in tensors)
-    assert client_host._message_on(message, torch.device("cpu")) is message
+    assert message.to(torch.device("cpu")) is message
 
 
 # The server's home
@@ -405,6 +404,6 @@ def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_
     """All others go to the device; here one that stores nothing."""
     tensors = {"a": torch.ones(2)}
     message, device = Message(weights=tensors, extra=tensors), torch.device("meta")
-    moved, left = client_host._message_on(message, device), client_host._message_on(message, device, extra=False)
+    moved, left = message.to(device), message.to(device, extra=False)
     assert moved.weights["a"].is_meta and moved.extra["a"].is_meta and left.weights["a"].is_meta
     assert left.extra["a"] is tensors["a"]
