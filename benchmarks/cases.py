@@ -1,0 +1,142 @@
+"""What is measured: cases, and the ways in which each is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pflsim.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "benchmarks" / "out"
+CORES = 2
+"""The suite is made for two: threads of the plain loop, workers and actors at most, processes of the machine's rate."""
+
+YARDSTICKS = {
+    "plain": "plain loop",
+    "plain1": "plain loop, one thread",
+    "workers": "plain Ray workers",
+}
+OURS = {
+    "loop": "loop",
+    "lockstep": "lockstep",
+    "ray1": "Ray, 1 actor",
+    "ray2": "Ray, 2 actors",
+}
+WAYS = {**YARDSTICKS, **OURS, "start": "start"}
+"""Ways by name, and how the tables call them."""
+
+EXECUTION = {
+    "loop": ("executor=inline", "lockstep=false"),
+    "lockstep": ("executor=inline", "lockstep=true"),
+    "ray1": ("executor=ray", "placement.actors=1", f"placement.cpus={CORES}"),
+    "ray2": ("executor=ray", "placement.actors=2", f"placement.cpus={CORES}"),
+}
+"""Settings of our ways; yardsticks read data, steps and rates from the job of `loop`."""
+
+COMMON = ("method=fedavg", "partition=dirichlet", "split=merged", "split.validation=0", "batch_size=10", "lr=0.01")
+ALL = (*YARDSTICKS, *OURS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload.
+
+    Args:
+        name: as given to --cases.
+        about: for the tables.
+        settings: overrides of the command line, on top of `COMMON`.
+        ways: how it is run, each in a process of its own.
+        rounds: measured rounds, after a first one that is reported apart.
+        examples: images of Fashion-MNIST (training and test); None: all, or as the settings say.
+        data: the data set.
+        quick: overrides that make it small.
+        growth: note the memory held after every round.
+    """
+
+    name: str
+    about: str
+    settings: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ALL
+    rounds: int = 3
+    examples: int | None = None
+    data: str = "fashion_mnist"
+    quick: tuple[str, ...] = ()
+    growth: bool = False
+
+
+def _case(
+    model: str,
+    clients: int,
+    about: str,
+    *,
+    ways: tuple[str, ...] = ALL,
+    rounds: int = 3,
+    examples: int | None = None,
+) -> Case:
+    first, *rest = model.split()
+    name = f"{first.removesuffix('18')}-{clients}"
+    settings = (f"model={first}", *rest, f"clients={clients}")
+    return Case(name, f"{about}, {clients} clients", settings, ways, rounds, examples)
+
+
+MLP, CNN, BN, RESNET = (
+    "MLP 784-100-10",
+    "CNN (32, 64; 512)",
+    "the same with BatchNorm, 10,000 images",
+    "ResNet-18 of width 16, 5,000 images",
+)
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        _case("mlp", 20, MLP, rounds=5),
+        _case("mlp", 100, MLP, rounds=5),
+        _case("cnn", 20, CNN),
+        _case("cnn", 100, CNN),
+        _case("cnn_bn", 20, BN, examples=10_000),
+        _case("cnn_bn", 100, BN, examples=10_000),
+        _case("resnet18 model.width=16", 20, RESNET, examples=5_000),
+        _case("resnet18 model.width=16", 100, RESNET, examples=5_000),
+        Case("memory-mlp", f"{MLP}, 100 clients, 100 rounds", ("model=mlp", "clients=100"), ("ray2",), 99, growth=True),
+        Case(
+            "memory-cnn", f"{CNN}, 100 clients, 100 rounds, 5,000 images", ("model=cnn", "clients=100"), ("ray2",), 99,
+            5_000, growth=True,
+        ),
+        Case(
+            "thousand", "MLP 784-100-10 on MNIST, 1,000 clients, 100 a round",
+            ("model=mlp", "clients=1000", "fraction=0.1"), ("ray2",), data="mnist", quick=("clients=100",),
+        ),
+        Case("pfedla", f"pFedLA, {CNN}, 100 clients", ("method=pfedla", "model=cnn", "clients=100"), ("ray2",)),
+        Case("start", "from the command line", ways=("start",)),
+    )
+}  # fmt: skip
+QUICK_IMAGES = 2_000
+"""Images of every case under --quick."""
+
+
+def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False) -> list[str]:
+    """The command line of a case: so many rounds, run in this way.
+
+    Args:
+        case: which.
+        way: one of `WAYS`.
+        rounds: of the whole run.
+        root: folder of data sets.
+        quick: with few images.
+    """
+    examples = QUICK_IMAGES if quick else case.examples
+    data = (f"data={case.data}",) if examples is None else ("data=few_fashion_mnist", f"data.examples={examples}")
+    chosen = {o.partition("=")[0]: o for o in (*COMMON, *case.settings, *(case.quick if quick else ()))}
+    return [*data, f"data.root={root}", *chosen.values(), f"rounds={rounds}", *EXECUTION.get(way, EXECUTION["loop"])]
+
+
+def settings_of(lines: Sequence[str]) -> Settings:
+    """Settings as launch.py makes them of a command line."""
+    import launch
+
+    folders = [launch.CONFIGS, ROOT / "benchmarks" / "configs"]
+    with launch.composing(folders):
+        return launch.plain(launch.composed(lines, folders))

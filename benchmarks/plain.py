@@ -1,0 +1,115 @@
+"""The first yardstick: FedAvg in one process, as most public codes write it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.rounds import Round, check_steps, digest
+from lightning_modules.training import Training
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition, shard
+from ray_actors.prepare import Job
+
+EVAL_BATCH = 64
+State = dict[str, Tensor]
+Loader = DataLoader[tuple[Tensor, ...]]
+
+
+def loaders(dataset: Dataset, partition: Partition, client: int, batch_size: int) -> tuple[Loader, Loader]:
+    """A client's training and test examples, as float tensors behind data loaders."""
+    own = shard(dataset, partition, client)
+    train, test = (TensorDataset(*part.batch(slice(None))) for part in (own.train, own.test))
+    return DataLoader(train, batch_size, shuffle=True), DataLoader(test, EVAL_BATCH)
+
+
+def train_client(model: nn.Module, loader: Loader, training: Training, smallest: int) -> tuple[int, int]:
+    """Local epochs of SGD; returns steps and examples. Batches below `smallest` are left out, as ours does."""
+    optimizer = torch.optim.SGD(model.parameters(), training.lr, training.momentum, weight_decay=training.weight_decay)
+    criterion = nn.CrossEntropyLoss()
+    model.train()
+    steps = examples = 0
+    for _ in range(training.local_epochs):
+        for inputs, labels in loader:
+            if len(labels) < smallest:
+                continue
+            optimizer.zero_grad()
+            loss = criterion(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            steps, examples = steps + 1, examples + len(labels)
+    return steps, examples
+
+
+def average(states: Sequence[State], sizes: Sequence[int]) -> State:
+    """The mean of state_dicts, weighted by examples; what is no floating-point number is the first one's."""
+    total = sum(sizes)
+    mean = {name: value.clone() for name, value in states[0].items()}
+    for name, value in mean.items():
+        if value.is_floating_point():
+            value.zero_()
+            for state, size in zip(states, sizes, strict=True):
+                value += state[name] * (size / total)
+    return mean
+
+
+def evaluate(model: nn.Module, loader: Loader) -> tuple[int, int]:
+    """How many test examples are right, and how many there are."""
+    model.eval()
+    correct = total = 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            correct += int((model(inputs).argmax(1) == labels).sum())
+            total += len(labels)
+    return correct, total
+
+
+class PlainLoop:
+    """The server's model, and every client's loaders."""
+
+    def __init__(self, job: Job):
+        torch.manual_seed(job.settings.seed)
+        module = job.recipe.build()
+        self.server: nn.Module = module.net
+        self.training, self.smallest = job.recipe.training, module.smallest_batch
+        batch_size, clients = self.training.batch_size, range(job.partition.clients)
+        self.clients = [loaders(job.dataset, job.partition, c, batch_size) for c in clients]
+        self.sizes = [len(rows) for rows in job.partition.train]
+        self.message = sum(t.numel() * t.element_size() for t in self.server.state_dict().values())
+
+    def round(self) -> tuple[Round, float]:
+        """Train, average, evaluate every client's model and the mean; what it took, and the mean's accuracy."""
+        start = time.perf_counter()
+        models, work = [], []
+        for train, _ in self.clients:
+            model = deepcopy(self.server)
+            work.append(train_client(model, train, self.training, self.smallest))
+            models.append(model)
+        trained = time.perf_counter()
+        self.server.load_state_dict(average([model.state_dict() for model in models], self.sizes))
+        fused = time.perf_counter()
+        own = [evaluate(model, test) for model, (_, test) in zip(models, self.clients, strict=True)]
+        common = [evaluate(self.server, test) for _, test in self.clients]
+        end = time.perf_counter()
+        seconds = {"train": trained - start, "fuse": fused - trained, "evaluate": end - fused, "total": end - start}
+        steps, examples = (sum(counts) for counts in zip(*work, strict=True))
+        evaluated = sum(total for _, total in own + common)
+        moved = float(len(models) * self.message)
+        counts = {"steps": steps, "examples": examples, "evaluated": evaluated, "up_bytes": moved, "down_bytes": moved}
+        return {**seconds, **counts}, sum(c for c, _ in common) / sum(n for _, n in common)
+
+
+def measure(job: Job, threads: int) -> dict[str, Any]:
+    """All rounds of a job, with so many torch threads."""
+    torch.set_num_threads(threads)
+    loop = PlainLoop(job)
+    made = [loop.round() for _ in range(job.settings.rounds)]
+    rounds = [done for done, _ in made]
+    check_steps(job, rounds)
+    return digest(job, rounds, accuracy=made[-1][1], cores=threads)
