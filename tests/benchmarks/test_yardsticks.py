@@ -1,0 +1,83 @@
+"""The yardsticks do what ours does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import ours, plain, plain_ray
+from benchmarks.cases import CASES, overrides, settings_of
+from benchmarks.rounds import expected_steps
+from pflsim.settings import Settings
+from pflsim.simulation import Simulation
+from pflsim.threads import torch_threads
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import Job, prepare
+
+
+def digits(batch_size: int, rounds: int = 1, lockstep: str = "false") -> Settings:
+    """Four clients on the digits, divided and trained as the cases say."""
+    case = overrides(CASES["mlp-20"], "loop", rounds, "")
+    kept = [line for line in case if not line.startswith(("data", "clients", "batch_size", "lockstep"))]
+    return settings_of([*kept, "data=digits", "clients=4", f"batch_size={batch_size}", f"lockstep={lockstep}"])
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    """Full batches: one step for each client."""
+    return prepare(digits(batch_size=2000))
+
+
+@pytest.fixture(scope="module")
+def mean_of_ours(job: Job) -> Mapping[str, Tensor]:
+    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+    executor.start()
+    executor.fuse(executor.train(1, executor.send(range(4))))
+    message = executor.server.global_message()
+    assert message is not None
+    return {name.removeprefix("net."): value for name, value in message.weights.items()}
+
+
+def test_the_plain_loop_averages_to_the_same(job: Job, mean_of_ours: Mapping[str, Tensor]) -> None:
+    loop = plain.PlainLoop(job)
+    before = loop.server.state_dict()["head.weight"].clone()
+    done, accuracy = loop.round()
+    found = loop.server.state_dict()
+    assert found.keys() == mean_of_ours.keys() and not torch.equal(before, found["head.weight"])
+    for name, value in found.items():
+        torch.testing.assert_close(value, mean_of_ours[name], atol=1e-6, rtol=0)
+    assert done["steps"] == expected_steps(job) == 4 and 0 <= accuracy <= 1
+
+
+def test_the_workers_average_to_the_same(job: Job, mean_of_ours: Mapping[str, Tensor]) -> None:
+    with torch_threads(1):  # a worker sets its number for good
+        worker = plain_ray.Worker(job.recipe, job.dataset, job.partition)
+    weights = worker.weights()
+    fits = [worker.fit(weights, client) for client in range(4)]
+    mean = plain_ray.mean([fit[1] for fit in fits], [len(rows) for rows in job.partition.train])
+    for name, value in zip(worker.net.state_dict(), mean, strict=True):
+        torch.testing.assert_close(torch.from_numpy(value), mean_of_ours[name], atol=1e-6, rtol=0)
+    assert worker.judge(mean, 0)[1] == len(job.partition.test[0])
+
+
+def test_ours_takes_as_many_steps_and_evaluates_as_much(tmp_path: Path) -> None:
+    with torch_threads(1):
+        yard = plain.measure(prepare(digits(batch_size=10, rounds=2)), threads=1)
+    for lockstep in ("false", "true"):
+        found = ours.measure(digits(10, rounds=2, lockstep=lockstep), tmp_path, growth=True)
+        assert found["lockstep"] == (lockstep == "true") and len(found["held_mb"]) == 2
+        for key in ("steps", "examples", "evaluated", "up_bytes", "down_bytes"):
+            assert found["round"][key] == yard["round"][key], key
+        assert found["gflop_train"] == yard["gflop_train"] > yard["gflop_evaluate"] == found["gflop_evaluate"]
+        parts = ("train", "transfer", "fuse", "evaluate", "log", "other")
+        assert all(found["round"][part] >= -1e-3 for part in parts) and found["rounds"] == 1
+
+
+def test_a_way_with_other_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simulation, "run", lambda self: self.listener.round(self._round(1, (0, 1, 2))))
+    with pytest.raises(AssertionError, match="steps instead of 4"):
+        ours.measure(digits(2000), tmp_path)
