@@ -1,8 +1,8 @@
-# make run | test | check | format | clean; ARGS="..." is passed on.
+# make run | test | bench | check | format | clean; ARGS="..." is passed on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test check format clean
+.PHONY: run test bench check format clean
 .DEFAULT_GOAL := run
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -16,6 +16,9 @@ run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedav
 
 test: .venv/.installed  ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench ARGS="--root DIR --cases mlp-20,cnn-20"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 check: .venv/.installed  ## style and types
 	$(BIN)/ruff check .

@@ -1,0 +1,111 @@
+"""Measure and write the tables: `make bench`, or `python -m benchmarks --cases mlp-20,cnn-20 --rounds 3`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import CASES, OUT, ROOT, WAYS, Case
+from benchmarks.report import put, tables
+from benchmarks.results import Results
+from benchmarks.supervise import run_module
+from benchmarks.targets import verdicts
+from pflsim.environment import code, machine, versions
+
+PAGE = ROOT / "docs" / "performance.md"
+LIMIT_S = 2400
+QUICK_ROUNDS, QUICK_GROWTH_ROUNDS = 1, 6
+ABOUT = """All cases take about 90 minutes on two idle cores: the two CNN cases 20 each, memory-cnn 8, the others 2 to 5
+each. --quick, about 10 minutes, shows that everything works; its figures mean nothing and go to out/quick.json only."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what the command line says; returns the exit status (1: something failed, the rest is written)."""
+    given = _options(arguments)
+    results = Results.read(OUT / "results.json") if not given.quick else Results({}, {})
+    results.environment.update({"versions": versions(), "machine": {**machine(), "cpu": _processor()}})
+    path = OUT / ("quick.json" if given.quick else "results.json")
+    for name in given.cases:
+        results.cases[name] = {**results.cases.get(name, {}), **_measure(CASES[name], given)}
+        results.write(path)
+        if not given.quick:
+            PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    print()
+    for verdict in verdicts(results):
+        told = f"{verdict.measured}: {'met' if verdict.met else 'MISSED'}" if verdict.measured else "not measured"
+        print(f"{verdict.what}: {verdict.target}; {told}")
+    failed = [error for error in results.errors() if error[0] in given.cases]
+    for case, way, error in failed:
+        print(f"FAILED {case}, {WAYS[way]}: {error} (out/logs/{case}-{way}.log)", file=sys.stderr)
+    print(f"written to {path.relative_to(ROOT)}" + ("" if given.quick else f" and {PAGE.relative_to(ROOT)}"))
+    return 1 if failed else 0
+
+
+def _measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
+    """A case in all of its ways, each in a fresh process, after the machine's rate; figures by way."""
+    print(f"{case.name}: {case.about}", flush=True)
+    found: dict[str, Any] = {}
+    logs, head = OUT / "logs", {"at": datetime.now(UTC).isoformat(timespec="seconds"), **code()}
+    if case.name != "start":
+        head["rates"] = run_module("benchmarks.machine", [], logs / "machine.log", 300)
+        print(f"  machine: {_brief(head['rates'])}", flush=True)
+    rounds = case.rounds if case.growth else given.rounds or case.rounds
+    if given.quick:
+        rounds = QUICK_GROWTH_ROUNDS if case.growth else given.rounds or QUICK_ROUNDS
+    options = ["--rounds", str(rounds), "--root", given.root, *(["--quick"] if given.quick else [])]
+    for way in case.ways:
+        if given.ways and way not in given.ways:
+            continue
+        done = run_module("benchmarks.one", [case.name, way, *options], logs / f"{case.name}-{way}.log", given.limit)
+        found[way] = {**done, **head}
+        print(f"  {WAYS[way]}: {_brief(done)}", flush=True)
+    return found
+
+
+def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system gives it."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _brief(done: dict[str, Any]) -> str:
+    if "error" in done:
+        return f"FAILED: {done['error']}"
+    if "one" in done:
+        return f"{done['one']:.0f} GFLOP/s on one core, {done['two']:.0f} on two"
+    if "help" in done:
+        return f"help {done['help']:.2f} s, first round {done['first_round']:.1f} s"
+    each, steps = done["round"]["total"], done["round"]["steps"]
+    return f"{each:.2f} s a round of {steps:.0f} steps, first {done['first']:.2f} s, peak {done['peak_mb']:.0f} MB"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", epilog=ABOUT)
+    names = lambda known: lambda text: _chosen(text, known)  # noqa: E731
+    parser.add_argument("--cases", type=names(list(CASES)), default=list(CASES), help=f"of {', '.join(CASES)}")
+    parser.add_argument("--ways", type=names(list(WAYS)), default=[], help=f"only these, of {', '.join(WAYS)}")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="measured rounds of a case, after a first one; not of the memory cases",
+    )
+    parser.add_argument("--quick", action="store_true", help="few images and one measured round")
+    parser.add_argument("--root", default="data", help="folder that holds FashionMNIST/raw and MNIST/raw")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is ended")
+    return parser.parse_args(arguments)
+
+
+def _chosen(text: str, known: Sequence[str]) -> list[str]:
+    chosen = text.split(",")
+    for name in chosen:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(known)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

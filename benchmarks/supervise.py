@@ -1,0 +1,71 @@
+"""Runs a part of the suite in a process of its own, watches its memory, and never fails itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.cases import ROOT
+from pflsim.memory import MemorySampler, held_mb
+
+
+def run_module(module: str, arguments: Sequence[str], log: Path, limit_s: float) -> dict[str, Any]:
+    """What `python -m module ... --out FILE` writes, with its peak of memory; or `{"error": ...}`.
+
+    Args:
+        module: takes `--out FILE` and writes a JSON mapping.
+        arguments: everything else on its command line.
+        log: its output goes here.
+        limit_s: it is ended after so many seconds.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, log.open("w", encoding="utf-8") as output:
+        out, start = Path(folder) / "out.json", time.perf_counter()
+        before, sampler = held_mb(), MemorySampler()
+        command = [sys.executable, "-m", module, *arguments, "--out", str(out)]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            code = _watch(process, sampler, start + limit_s)
+        finally:
+            _end(process)
+        seconds = time.perf_counter() - start
+        if code == 0 and out.exists():
+            found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+            return {**found, "peak_mb": sampler.peak_mb - before, "wall": seconds}
+    why = f"no end after {limit_s:.0f} s" if code is None else _last_line(log)
+    return {"error": f"status {code}: {why}" if code else why, "wall": seconds}
+
+
+def _watch(process: subprocess.Popen[bytes], sampler: MemorySampler, until: float) -> int | None:
+    """Its exit status, or None when it is late."""
+    while process.poll() is None:
+        if time.perf_counter() > until:
+            return None
+        sampler.sample()
+        time.sleep(0.05)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that still runs, and what it started."""
+    if process.poll() is None:
+        everyone = [*psutil.Process(process.pid).children(recursive=True), process]
+        for one in everyone:
+            try:
+                one.kill()
+            except psutil.Error:
+                continue
+        process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it said nothing"

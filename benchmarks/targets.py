@@ -1,0 +1,122 @@
+"""What was aimed at, and whether it is met. Nearly all of it is a ratio of two figures of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cases import OURS
+from benchmarks.results import Results, growth
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target.
+
+    Args:
+        what: in words.
+        target: the number to reach, as text.
+        measured: the number, as text; empty: not measured.
+        met: whether it is reached.
+        by: how far from the target, 1.0 being on it and less being short of it.
+    """
+
+    what: str
+    target: str
+    measured: str = ""
+    met: bool = False
+    by: float = 0.0
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """All targets, in the order of the table."""
+    return [*_speed(results), *_evenness(results), *_memory(results), *_rest(results)]
+
+
+def _at_least(what: str, target: float, value: float | None, unit: str = "×", note: str = "") -> Verdict:
+    scale = 100 if unit == "%" else 1
+    wanted = f"≥ {target * scale:g}{unit}"
+    if value is None:
+        return Verdict(what, wanted)
+    return Verdict(
+        what, wanted, f"{value * scale:.{0 if unit == '%' else 2}f}{unit}{note}", value >= target, value / target
+    )
+
+
+def _at_most(what: str, target: float, value: float | None, unit: str) -> Verdict:
+    scale = 100 if unit == "%" else 1
+    wanted = f"≤ {target * scale:g}{unit}"
+    if value is None:
+        return Verdict(what, wanted)
+    shown = f"{value * scale:.{0 if unit == '%' else 2}f}{unit}"
+    return Verdict(what, wanted, shown, value <= target, target / max(value, 1e-9))
+
+
+def _over(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def _speed(results: Results) -> Iterator[Verdict]:
+    for name, case, plain, workers in (("MLP", "mlp-20", 8.0, 3.5), ("CNN", "cnn-20", 1.8, 1.8)):
+        best = results.fastest(case)
+        way, seconds = best or ("", None)
+        note = f" ({OURS[way]})" if best else ""
+        yield _at_least(
+            f"{name}, 20 clients, whole round, against the plain loop",
+            plain,
+            _over(results.plain(case), seconds),
+            note=note,
+        )
+        other = _over(results.seconds(case, "workers"), seconds)
+        yield _at_least(f"{name}, 20 clients, against two plain Ray workers", workers, other, note=note)
+        if name == "CNN":
+            share = results.share(case, way, cores=2) if best else None
+            yield _at_least("CNN, 20 clients, share of the matrix-product rate of both cores", 0.6, share, "%", note)
+    ray = results.way("cnn-20", "ray2")
+    alone = results.seconds("cnn-20", "lockstep" if ray and ray["lockstep"] else "loop")
+    yield _at_least(
+        "CNN, 20 clients, Ray with 2 actors against inline on one thread",
+        1.8,
+        _over(alone, results.seconds("cnn-20", "ray2")),
+    )
+
+
+def _evenness(results: Results) -> Iterator[Verdict]:
+    for name, model in (("MLP", "mlp"), ("CNN", "cnn")):
+        few, many = (results.per_example(f"{model}-{n}", "ray2") for n in (20, 100))
+        yield _at_most(
+            f"{name}, 100 clients against 20, seconds per example, Ray with 2 actors", 1.15, _over(many, few), "×"
+        )
+
+
+def _memory(results: Results) -> Iterator[Verdict]:
+    for name, model in (("MLP", "mlp"), ("CNN", "cnn")):
+        peaks = [found["peak_mb"] / 1e3 for way in OURS if (found := results.way(f"{model}-100", way))]
+        yield _at_most(
+            f"{name}, 100 clients, peak memory of all processes, worst of our ways", 4, max(peaks, default=None), " GB"
+        )
+    for name, case in (("MLP", "memory-mlp"), ("CNN", "memory-cnn")):
+        what, target = f"{name}, 100 clients, memory over 100 rounds", "no slope beyond the noise"
+        found = results.way(case, "ray2")
+        if found is None:
+            yield Verdict(what, target)
+            continue
+        slope, noise = growth(found["held_mb"])
+        shown = f"{slope:+.2f} MB a round, noise {noise:.2f}"
+        yield Verdict(what, target, shown, slope <= noise, noise / slope if slope > noise else 1.0)
+    thousand = results.way("thousand", "ray2")
+    yield _at_most(
+        "1,000 clients, MNIST, 100 a round: runs, peak memory",
+        6,
+        thousand["peak_mb"] / 1e3 if thousand else None,
+        " GB",
+    )
+
+
+def _rest(results: Results) -> Iterator[Verdict]:
+    pfedla, start = results.way("pfedla", "ray2"), results.way("start", "start")
+    share = pfedla["round"]["server"] / pfedla["round"]["total"] if pfedla else None
+    yield _at_most("pFedLA, 100 clients, CNN, the server's share of a round", 0.2, share, "%")
+    yield _at_most("`launch.py --help`", 1, start["help"] if start else None, " s")
+    first = start["first_round"] if start else None
+    yield _at_most("first round of 20 clients on the digits under Ray, from launch", 20, first, " s")
