@@ -101,7 +101,7 @@ class Lockstep:
 
 
 class _Stack:
-    """A stage of some clients, the one with the most full batches first."""
+    """A stage of some clients, the one with the most full batches first; phases are meant by their place in it."""
 
     def __init__(
         self,
@@ -114,7 +114,11 @@ class _Stack:
         self.lockstep, self.module, self.phases = lockstep, lockstep.module, stage.phases
         self.trainees, self.plans, self.size = trainees, plans, size
         self.values = {k: torch.stack([t.values[k] for t in trainees]) for k in trainees[0].values}
+        self.parts: dict[int, dict[str, Tensor]] = {}
+        self.steps: dict[tuple[int, int], TracedStep] = {}
         self.trainable = [phase.trainable.parameters(self.module) for phase in self.phases]
+        self.rates = [self.module.learning_rate(phase) for phase in self.phases]
+        self.prefixes = [self.module.prefix(phase) for phase in self.phases]
         self.momenta: list[dict[str, Tensor]] = [{} for _ in self.phases]
         if self.module.training_settings.momentum:
             self.momenta = [{k: torch.zeros_like(self.values[k]) for k in names} for names in self.trainable]
@@ -176,14 +180,17 @@ class _Stack:
             self._step_alone(at, row, batch)
 
     def _step_together(self, at: int, active: int, batch: Batch) -> None:
-        phase, momenta = self.phases[at], self.momenta[at]
-        values = {name: value[:active] for name, value in self.values.items()}
-        step = self.lockstep.traced(phase, self.trainable[at], values, batch)
-        gradients, terms = step(values, batch, self.module.learning_rate(phase))
+        if active not in self.parts:
+            self.parts[active] = {name: value[:active] for name, value in self.values.items()}
+        values, momenta = self.parts[active], self.momenta[at]
+        if (at, active) not in self.steps:
+            self.steps[at, active] = self.lockstep.traced(self.phases[at], self.trainable[at], values, batch)
+        step = self.steps[at, active]
+        gradients, terms = step(values, batch, self.rates[at])
         if not step.plain:
             moved = [values[name] for name in step.moved]
-            self._descend(phase, moved, gradients, [momenta[name][:active] for name in step.moved if momenta])
-        self._note(slice(active), phase, terms)
+            self._descend(at, moved, gradients, [momenta[name][:active] for name in step.moved if momenta])
+        self._note(at, slice(active), terms)
 
     def _step_alone(self, at: int, row: int, batch: Batch) -> None:
         phase, momenta = self.phases[at], self.momenta[at]
@@ -194,25 +201,25 @@ class _Stack:
         moved = {name: p for name, p in parameters.items() if p.grad is not None}
         gradients = [p.grad for p in moved.values() if p.grad is not None]
         rows = [momenta[name][row] for name in moved if momenta]
-        self._descend(phase, [p.detach() for p in moved.values()], gradients, rows)
-        self._note(row, phase, terms)
+        self._descend(at, [p.detach() for p in moved.values()], gradients, rows)
+        self._note(at, row, terms)
 
     def _descend(
-        self, phase: Phase, moved: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor]
+        self, at: int, moved: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor]
     ) -> None:
         """A step of SGD as torch.optim.SGD takes it."""
-        settings, rate = self.module.training_settings, self.module.learning_rate(phase)
+        settings = self.module.training_settings
         with torch.no_grad():
-            for at, (parameter, step) in enumerate(zip(moved, gradients, strict=True)):
+            for number, (parameter, step) in enumerate(zip(moved, gradients, strict=True)):
                 if settings.weight_decay:
                     step = step.add(parameter, alpha=settings.weight_decay)
                 if momenta:
-                    step = momenta[at].mul_(settings.momentum).add_(step)
-                parameter.add_(step, alpha=-rate)
+                    step = momenta[number].mul_(settings.momentum).add_(step)
+                parameter.add_(step, alpha=-self.rates[at])
 
-    def _note(self, rows: int | slice, phase: Phase, terms: Terms) -> None:
+    def _note(self, at: int, rows: int | slice, terms: Terms) -> None:
         """Add loss terms to those of some rows."""
-        prefix, everyone = self.module.prefix(phase), range(len(self.trainees))
+        prefix, everyone = self.prefixes[at], range(len(self.trainees))
         for name, value in terms.items():
             if prefix + name not in self.sums:
                 self.sums[prefix + name] = value.new_zeros(len(everyone))
