@@ -34,7 +34,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in at most six characters below 100 hours, e.g. "40 ms", "0.8 s", "42 s", "3m20s", "2h05m"."""
+    """A duration in at most six characters below 100 hours: "40 ms", "0.8 s", "42 s", "3m20s", "2h05m"."""
     if 0 < seconds < 0.0995:
         return f"{max(round(seconds * 1000), 1)} ms"
     if seconds < 9.95:

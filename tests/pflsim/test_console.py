@@ -150,7 +150,8 @@ def test_bytes_have_three_digits(count, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0.0 s"), (0.0001, "1 ms"), (0.0994, "99 ms"), (0.0996, "0.1 s"), (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1m40s"), (3599.4, "59m59s"),
+    [(0, "0.0 s"), (0.0001, "1 ms"), (0.0994, "99 ms"), (0.0996, "0.1 s"),
+     (9.94, "9.9 s"), (9.96, "10 s"), (99.4, "99 s"), (99.6, "1m40s"), (3599.4, "59m59s"),
      (3599.6, "1h00m"), (7505, "2h05m")],
 )  # fmt: skip
 def test_durations_are_short(seconds, text):
