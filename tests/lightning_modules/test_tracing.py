@@ -100,3 +100,20 @@ def test_random_numbers_differ_between_clients_and_steps() -> None:
     step = TracedStep(module, "objective", ("weight",), values, batch, False)
     first, second = (step(values, batch, 0.1)[0][0].clone() for _ in range(2))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first, second)
+
+
+def test_what_is_written_to_is_made_anew_every_time() -> None:
+    class Scratch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def objective(self, batch: Batch) -> Terms:
+            total = torch.zeros_like(batch[0])
+            total += batch[0]
+            return {"sum": (self.weight * total).sum()}
+
+    batch, values = (torch.ones(2, B, 3), torch.zeros(2, B).long()), {"weight": torch.ones(2, 3)}
+    step = TracedStep(Scratch(), "objective", ("weight",), values, batch, False)
+    for _ in range(2):
+        assert step(values, batch, 0.1)[1]["sum"].tolist() == [3.0 * B, 3.0 * B]
