@@ -11,7 +11,9 @@ import torch
 
 from lightning_modules.base import ClientModule
 from lightning_modules.evaluation import count
-from lightning_modules.lockstep import Lockstep, Trainee, wear, worn
+from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.lockstep.values import wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, Pool, Shard, pooled, shard

@@ -54,7 +54,7 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str) -> None:
     made = job(*overrides, "lockstep=true", "lockstep_clients=3")
     assert sorted(map(len, made.recipe.stacks)) == [2, 3]
     stacked, together = run(made, folder / "stacked")
-    assert any(lockstep._traced for lockstep in stacked.host.locksteps.values())
+    assert any(len(lockstep.traces) for lockstep in stacked.host.locksteps.values())
     expected, found = states(loop), states(stacked)
     for client, state in expected.items():
         assert state.keys() == found[client].keys()

@@ -1,0 +1,129 @@
+"""Traces of tensor operations made short: what does nothing goes, what is always the same is worked out once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+SHAPED = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
+ALIASES = (aten.alias.default, aten.detach.default)
+VIEWS = (*SHAPED, *ALIASES, aten.transpose.int, aten.permute.default, aten.select.int, aten.slice.Tensor,
+         aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.t.default)  # fmt: skip
+FILLED = {aten.ones_like.default: torch.ones, aten.zeros_like.default: torch.zeros, aten.new_zeros.default: torch.zeros}
+"""Operations whose result follows from a shape alone."""
+
+
+def simplify(traced: GraphModule) -> None:
+    """Take out what does nothing, and work out once what is the same every time; the graph's result is a flat list."""
+    traced.graph.set_codegen(CodeGen())
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            node.meta["val"] = getattr(traced, node.target)
+    written = _written(traced.graph)
+    for node in list(traced.graph.nodes):
+        same = _same(node, written)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            traced.graph.erase_node(node)
+    _fold(traced, written)
+    _join_biases(traced.graph)
+    traced.graph.eliminate_dead_code()
+    traced.graph.lint()
+
+
+def _written(graph: Graph) -> set[Node]:
+    """Nodes whose memory some operation writes to, themselves or through a view."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node):
+                    found.update({node, given})
+    for node in reversed(graph.nodes):
+        if node in found and node.target in VIEWS:
+            found.add(node.args[0])
+    for node in graph.nodes:
+        if node.target in VIEWS and node.args[0] in found:
+            found.add(node)
+    return found
+
+
+def _same(node: Node, written: set[Node]) -> Node | None:
+    """The earlier node that has the same value, if there is one."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return None
+    source, value = node.args[0], node.meta.get("val")
+    if not isinstance(value, Tensor) or "val" not in source.meta:
+        return None
+    if node.target in ALIASES or (node.target in SHAPED and example(source).shape == value.shape):
+        return source
+    if node.target is aten.permute.default and [d % value.dim() for d in _numbers(node.args[1])] == [
+        *range(value.dim())
+    ]:
+        return source
+    if node.target is aten.t.default and source.target is aten.t.default:
+        return source.all_input_nodes[0]
+    if node.target is aten.transpose.int and source.target is aten.transpose.int:
+        here, there = ({d % value.dim() for d in _numbers(n.args[1:3])} for n in (node, source))
+        return source.args[0] if here == there and isinstance(source.args[0], Node) else None
+    if node.target in (aten.mul.Scalar, aten.pow.Tensor_Scalar) and node.args[1] == 1:
+        return source if example(source).dtype == value.dtype and not {node, source} & written else None
+    return None
+
+
+def _fold(traced: GraphModule, written: set[Node]) -> None:
+    """Replace what depends on no input by its value."""
+    known: dict[Node, Tensor] = {}
+    for node in list(traced.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or node in written:
+            continue
+        value = node.meta.get("val")
+        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, Tensor):
+            continue
+        if node.target in FILLED:
+            known[node] = FILLED[node.target](value.shape, dtype=value.dtype, device=value.device)
+        elif all(n in known for n in node.all_input_nodes):
+            arguments, named = map_arg((node.args, node.kwargs), lambda n: known[n])  # type: ignore[misc,return-value]
+            known[node] = node.target(*arguments, **named)
+    for number, (node, value) in enumerate(known.items()):
+        if all(user in known for user in node.users):
+            continue
+        name = f"constant{number}"
+        traced.register_buffer(name, value, persistent=False)
+        with traced.graph.inserting_before(node):
+            constant = traced.graph.get_attr(name)
+        constant.meta["val"] = value
+        node.replace_all_uses_with(constant)
+
+
+def _join_biases(graph: Graph) -> None:
+    """Products to which something is added, as one operation."""
+    for node in graph.nodes:
+        if node.target is aten.add.Tensor and not node.kwargs:
+            added, product = node.args
+            if isinstance(added, Node) and isinstance(product, Node) and set(product.users) == {node}:
+                alike = example(product).shape == example(node).shape and example(added).dtype == example(node).dtype
+                if product.target is aten.bmm.default and alike:
+                    node.target, node.args = aten.baddbmm.default, (added, *product.args)
+
+
+def root(node: Node) -> Node:
+    """What a node is a view of; itself, if it is none."""
+    while node.target in VIEWS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def example(node: Node) -> Tensor:
+    """An example of a node's value."""
+    return node.meta["val"]
+
+
+def _numbers(arguments: Any) -> list[int]:
+    return [int(a) for a in arguments]

@@ -1,0 +1,64 @@
+"""Which batches the clients of a stack take together, and which each takes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_modules.base import Batch
+from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.loop import batch_indices
+from lightning_modules.phases import Stage
+
+AHEAD = 2**23
+"""Bytes of batches that are gathered at once, at most, but for a single one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A client's batches of a stage, as rows of the pool.
+
+    Args:
+        full: those of the full size, [F, B].
+        others: smaller ones (the last of a pass), by the number of full ones before them.
+    """
+
+    full: Tensor
+    others: Mapping[int, Sequence[Tensor]]
+
+    @property
+    def steps(self) -> int:
+        """How many batches there are."""
+        return len(self.full) + sum(map(len, self.others.values()))
+
+
+def plan(trainee: Trainee, stage: Stage, size: int, smallest: int) -> Plan:
+    """Draw a client's order of examples for a stage; see `loop.batch_indices` for size and smallest."""
+    full: list[Tensor] = []
+    others: dict[int, list[Tensor]] = {}
+    for index in batch_indices(trainee.count, stage, size, trainee.order, smallest):
+        if len(index) == size:
+            full.append(index)
+        else:
+            others.setdefault(len(full), []).append(index + trainee.first)
+    rows = torch.stack(full) + trainee.first if full else torch.empty(0, size, dtype=torch.int64)
+    return Plan(rows, others)
+
+
+def gathered(trainees: Sequence[Trainee], plans: Sequence[Plan], first: int, end: int) -> Iterator[tuple[int, Batch]]:
+    """Full batches number `first` to `end` of some clients: each number with inputs [n, B, ...] and labels [n, B].
+
+    Several are taken out of the pool at once.
+    """
+    pool = trainees[0].pool
+    rows = torch.stack([plan.full[first:end] for plan in plans], dim=1).to(pool.y.device)
+    n, size = rows.shape[1:]
+    ahead = max(AHEAD // (n * size * pool.x[:1].numel() * 4), 1)
+    for chunk, begin in zip(rows.split(ahead), range(first, end, ahead), strict=True):
+        inputs, labels = pool.batch(chunk.flatten())
+        inputs, labels = inputs.view(len(chunk), n, size, *inputs.shape[1:]), labels.view(len(chunk), n, size)
+        for number, batch in enumerate(zip(inputs.unbind(), labels.unbind(), strict=True)):
+            yield begin + number, batch

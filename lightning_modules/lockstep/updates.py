@@ -1,0 +1,71 @@
+"""A step of gradient descent inside a graph: gradients go into the parameters without being stored."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from lightning_modules.lockstep.graphs import aten, example, root
+
+PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}
+"""Matrix products, and how they are added to a matrix."""
+
+
+def leave_out_constants(traced: GraphModule, count: int) -> list[int]:
+    """Take constants out of the first `count` results: gradients of what the objective does not touch."""
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    constant = [at for at, node in enumerate(results[:count]) if node.op == "get_attr"]
+    output.args = ([node for at, node in enumerate(results) if at not in constant],)
+    return constant
+
+
+def descend_in_place(traced: GraphModule, moved: Sequence[int]) -> None:
+    """Turn the first results, gradients of the inputs `moved`, into p ← p − lr·gradient; lr is a new last input."""
+    graph = traced.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    with graph.inserting_after(inputs[-1]):
+        lr = graph.placeholder("lr")
+    with graph.inserting_before(output):
+        # A gradient that is another parameter must be that parameter's value before its own step.
+        moving = {inputs[at] for at in moved}
+        gradients = [_copied(graph, found) if root(found) in moving else found for found in results[: len(moved)]]
+        output.args = ([*gradients, *results[len(moved) :]],)
+        rate = graph.call_function(operator.neg, (lr,))
+        for at, gradient in zip(moved, gradients, strict=True):
+            _add(graph, inputs[at], gradient, rate, output, moving)
+    output.args = (results[len(moved) :],)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, moving: set[Node]) -> None:
+    """Add rate·gradient: a sum term by term, a matrix product without storing it, where only `user` needs it and it is
+    not made of what is `moving`.
+    """
+    alone, shape, terms = set(gradient.users) == {user}, example(parameter).shape, gradient.args[:2]
+    apart = alone and not gradient.kwargs and not any(isinstance(t, Node) and root(t) in moving for t in terms)
+    product: Any = PRODUCTS.get(gradient.target) if apart else None  # type: ignore[call-overload]
+    if product is not None:
+        graph.call_function(product, (parameter, *terms), {"alpha": rate})
+    elif apart and gradient.target is aten.add.Tensor and _both(terms, shape):
+        for term in terms:
+            _add(graph, parameter, term, rate, gradient, moving)  # type: ignore[arg-type]
+    else:
+        graph.call_function(aten.add_.Tensor, (parameter, gradient), {"alpha": rate})
+
+
+def _both(terms: Sequence[Any], shape: torch.Size) -> bool:
+    return terms[0] is not terms[1] and all(isinstance(t, Node) and example(t).shape == shape for t in terms)
+
+
+def _copied(graph: Graph, node: Node) -> Node:
+    copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta["val"] = example(node)
+    return copy
