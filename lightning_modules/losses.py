@@ -14,7 +14,10 @@ from pflsim.data.federated import Examples
 
 
 def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """Mean cross-entropy of a batch in nats."""
+    """Mean cross-entropy of a batch in nats.
+
+    The same as torch's function of this name, but that has labels to be ignored, and with `vmap` each of them costs.
+    """
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
@@ -52,7 +55,7 @@ def alignment(
     return (features - targets).square().mean()
 
 
-def mean_loss(net: nn.Module, examples: Examples, batch_size: int = 1024) -> float:
+def mean_loss(net: nn.Module, examples: Examples) -> float:
     """Mean cross-entropy in nats over all examples, in evaluation mode and without gradients.
 
     Raises:
@@ -62,7 +65,6 @@ def mean_loss(net: nn.Module, examples: Examples, batch_size: int = 1024) -> flo
         raise ValueError("a mean loss needs at least one example")
     total = 0.0
     with evaluating(net), torch.no_grad():
-        for index in torch.arange(len(examples)).split(batch_size):
-            inputs, labels = examples.batch(index)
+        for inputs, labels in examples.in_turn():
             total += float(functional.cross_entropy(net(inputs), labels, reduction="sum").double())
     return total / len(examples)

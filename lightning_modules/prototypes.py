@@ -15,16 +15,13 @@ FAR = 100.0
 """How much farther than the farthest prototype a class without one is taken to be."""
 
 
-def class_means(
-    features: Callable[[Tensor], Tensor], examples: Examples, num_classes: int, batch_size: int = 1024
-) -> Prototypes:
+def class_means(features: Callable[[Tensor], Tensor], examples: Examples, num_classes: int) -> Prototypes:
     """Mean feature of every class over all examples, in one clean pass without gradients (FedFCD eq. 3).
 
     Args:
         features: inputs [B, ...] → features [B, ...], flattened to [B, D] here; of a module in evaluation mode.
         examples: the client's training shard.
         num_classes: C.
-        batch_size: examples per forward pass.
 
     Returns:
         Means [C, D] in the features' dtype, summed in float64, and counts [C]; a class without examples has count 0.
@@ -37,8 +34,7 @@ def class_means(
     counts = torch.bincount(examples.y, minlength=num_classes)
     found: list[Tensor] = []
     with torch.no_grad():
-        for index in torch.arange(len(examples)).split(batch_size):
-            found.append(features(examples.batch(index)[0]).flatten(1))
+        found += [features(inputs).flatten(1) for inputs, _ in examples.in_turn()]
     stack = torch.cat(found)
     sums = torch.zeros(num_classes, stack.shape[1], dtype=torch.float64, device=stack.device)
     sums.index_add_(0, examples.y, stack.double())

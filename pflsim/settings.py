@@ -42,8 +42,8 @@ class Eval:
     """all clients, or participants of the round."""
     received: bool = False
     """Judge the personal model both as the server sends it and after local training, whichever the method reports."""
-    batch_size: int = 1024
-    """Examples per forward pass."""
+    batch_size: int | None = None
+    """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
     holdout_clients: int = 0
     """The last so many clients take no part in training; they join after the last round and are judged as newcomers."""
     finetune_epochs: int = 1
@@ -98,10 +98,10 @@ class Settings:
     init: str = "same"
     """Initial values of what is never shared: the same for all clients, or per_client. What is shared starts equal."""
     lockstep: bool | str = "auto"
-    """Train clients of one architecture together, stacked: true, false, or auto (where it is faster). The results are
-    those of training one by one but for rounding, and the same on every placement."""
+    """Train clients of one architecture together, stacked, their step traced: auto (where the method can), true (must)
+    or false (one by one). The results are the same but for rounding, and the same on every placement."""
     lockstep_clients: int | None = None
-    """How many clients make a stack; null: about 5 taking part on a CPU, 64 on a GPU."""
+    """How many clients make a stack; null: about 5 taking part on a CPU (1 with convolutions), 64 on a GPU."""
     seed: int = 0
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""

@@ -56,6 +56,8 @@ class ClientHost:
             }
         for module in self.modules.values():
             module.to(self.device)
+            if self.device.type == "cpu":  # where convolutions are faster with the channels last in memory
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
         self.pools: dict[int, Pool] = {}

@@ -29,7 +29,7 @@ class Recipe:
         device: torch device of the computation, e.g. "cpu" or "cuda:0".
         gpu_share: the share of a GPU's memory that a host may take.
         threads: torch threads of the computation.
-        eval_batch_size: examples per forward pass in evaluation.
+        eval_batch_size: examples per forward pass in evaluation; None: as suits the device.
         stacks: clients that train in lockstep, stack by stack; a stack lives whole on one host, and all of it has one
             variant. Who is in none trains alone.
     """
@@ -44,7 +44,7 @@ class Recipe:
     device: str = "cpu"
     gpu_share: float = 1.0
     threads: int = 1
-    eval_batch_size: int = 1024
+    eval_batch_size: int | None = None
     stacks: tuple[tuple[int, ...], ...] = ()
 
     def variant_of(self, client: int) -> int:

@@ -12,7 +12,8 @@ from pflsim.errors import SettingsError
 from pflsim.settings import Settings
 
 TAKING_PART = {"cpu": 5, "cuda": 64}
-"""Clients of a stack that take part in a round, by device: a CPU's cache holds few, a GPU wants many."""
+"""Clients of a stack that take part in a round, by device: a CPU's cache holds few, a GPU wants many. On a CPU a model
+with convolutions is a stack of its own: several together gain nothing, and one keeps its channels last in memory."""
 
 
 def stacks(
@@ -36,22 +37,19 @@ def stacks(
     wanted = str(settings.lockstep).lower()
     if wanted == "true" and not module.lockstep:
         raise SettingsError(f"lockstep=true: {method} trains its clients one by one; leave lockstep out")
-    if wanted == "false" or not module.lockstep or (wanted == "auto" and not pays(module, device)):
+    if wanted == "false" or not module.lockstep:
         return ()
     made: list[tuple[int, ...]] = []
     kinds = len(settings.model.get("variants") or [None])
     for kind in range(kinds):
         clients = sorted(range(kind, len(sizes), kinds), key=lambda c: (-sizes[c], c))
-        made += _even(clients, settings.lockstep_clients or _size(settings, device))
+        made += _even(clients, settings.lockstep_clients or _size(settings, module, device))
     return tuple(made)
 
 
-def pays(module: nn.Module, device: str) -> bool:
-    """Whether a stack is faster than a loop: on a GPU always; on a CPU for small products, not for convolutions."""
-    return device != "cpu" or not any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-
-
-def _size(settings: Settings, device: str) -> int:
+def _size(settings: Settings, module: nn.Module, device: str) -> int:
+    if device == "cpu" and any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules()):
+        return 1
     return math.ceil(TAKING_PART[device.partition(":")[0]] / settings.fraction)
 
 

@@ -99,10 +99,11 @@ def test_methods_that_cannot(method: str) -> None:
     assert job(f"method={method}").recipe.stacks == ()
 
 
-def test_auto_is_for_small_products() -> None:
-    assert job().recipe.stacks
-    assert not job("model=cnn", "model.padding=2").recipe.stacks
-    assert job("model=cnn", "model.padding=2", "lockstep=true").recipe.stacks
+def test_convolutions_on_a_cpu_are_stacks_of_one() -> None:
+    convolutional = ["model=cnn", "model.padding=2", "clients=4"]
+    assert sorted(job(*convolutional).recipe.stacks) == [(0,), (1,), (2,), (3,)]
+    assert [*map(len, job(*convolutional, "lockstep_clients=4").recipe.stacks)] == [4]
+    assert job(*convolutional, "lockstep=false").recipe.stacks == ()
 
 
 def test_stacks_are_a_matter_of_the_run() -> None:

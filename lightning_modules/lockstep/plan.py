@@ -13,7 +13,7 @@ from lightning_modules.lockstep.trainee import Trainee
 from lightning_modules.loop import batch_indices
 from lightning_modules.phases import Stage
 
-AHEAD = 2**23
+AHEAD = 2**20
 """Bytes of batches that are gathered at once, at most, but for a single one."""
 
 

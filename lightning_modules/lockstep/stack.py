@@ -16,8 +16,9 @@ from lightning_modules.lockstep.trainee import Trainee
 from lightning_modules.lockstep.values import wear
 from lightning_modules.phases import Stage
 
-FEWEST = 4
-"""A stack of a size that takes fewer steps in a stage than this is not worth a trace: its clients train one by one."""
+FEW, FEWEST = 8, 4
+"""A trace is made for every number of clients up to FEW, and for more only if they take FEWEST steps together. What has
+been traced before does not count: it would make the last bits depend on who lives where."""
 
 
 class Stack:
@@ -56,7 +57,7 @@ class Stack:
 
     def _stretch(self, active: int, first: int, end: int) -> None:
         """Full batches number `first` to `end` of the first clients, and the smaller ones before each of them."""
-        plans, together = self.plans[:active], end - first >= FEWEST
+        plans, together = self.plans[:active], active <= FEW or end - first >= FEWEST
         smaller: dict[int, list[int]] = {}
         for row, plan in enumerate(plans):
             for number in plan.others:
@@ -118,5 +119,9 @@ class Stack:
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
-    """Values of clients with the clients' axis first; one client's stays where it is, strides and all."""
-    return torch.stack(list(values)) if len(values) > 1 else values[0][None]
+    """Values of clients with the clients' axis first, each as it lay in memory; one client's stays where it is."""
+    if len(values) == 1:
+        return values[0][None]
+    order = sorted(range(values[0].dim()), key=lambda d: -values[0].stride(d))
+    inner = torch.stack([value.permute(order) for value in values])
+    return inner.permute(0, *(1 + order.index(d) for d in range(len(order))))

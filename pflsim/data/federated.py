@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from pflsim.data.dataset import Dataset
 from pflsim.types import Split
+
+AT_ONCE = {"cpu": 128, "cuda": 1024}
+"""Examples per forward pass, by device: what a convolution makes of more leaves a CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,21 @@ class Examples:
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
         """The inputs [B, ...] float32 and labels [B] of the rows in `index`."""
-        x = self.x[index]
+        if isinstance(index, Tensor):  # copies whole rows, where x[index] copies numbers
+            x, y = self.x.index_select(0, index.to(self.x.device)), self.y.index_select(0, index.to(self.y.device))
+        else:
+            x, y = self.x[index], self.y[index]
         if x.dtype == torch.uint8:
             x = x.to(torch.float32).div_(self.scale)
         if self.mean is not None and self.std is not None:
             shape = (1, -1) + (1,) * (x.dim() - 2)
             x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
-        return x, self.y[index]
+        return x, y
+
+    def in_turn(self, size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """All examples in their order, `size` at a time; None: as many as a forward pass takes best on their device."""
+        size = size or (AT_ONCE["cuda"] if self.x.is_cuda else AT_ONCE["cpu"])
+        return (self.batch(slice(first, first + size)) for first in range(0, len(self), size))
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on a device."""

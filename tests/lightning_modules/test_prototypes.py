@@ -8,18 +8,17 @@ import torch
 from torch import nn
 
 from lightning_modules.prototypes import class_means
-from pflsim.data.federated import Examples
+from pflsim.data.federated import AT_ONCE, Examples
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_against_numpy(batch_size: int) -> None:
+def test_against_numpy(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AT_ONCE, "cpu", batch_size)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, size=(11, 1, 2, 3)).astype(np.uint8), np.array([0, 2, 2, 0, 4, 4, 4, 0, 2, 4, 0])
     torch.manual_seed(0)
     layer = nn.Conv2d(1, 2, 1).double()
-    found = class_means(
-        lambda v: layer(v.double()), Examples(torch.from_numpy(x), torch.from_numpy(y)), 5, batch_size=batch_size
-    )
+    found = class_means(lambda v: layer(v.double()), Examples(torch.from_numpy(x), torch.from_numpy(y)), 5)
     assert found.counts.tolist() == [4, 0, 3, 0, 4]
     features = layer(torch.from_numpy(x).double() / 255).detach().flatten(1).numpy()
     for j in (0, 2, 4):

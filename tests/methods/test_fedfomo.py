@@ -19,7 +19,7 @@ from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.data.federated import Partition, Shard
+from pflsim.data.federated import AT_ONCE, Partition, Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.payload import payload_bytes
@@ -305,10 +305,12 @@ def test_running_statistics(buffers: Any) -> None:
         assert all(torch.allclose(own(module)[k], found[k], atol=1e-6) for k in stats)
 
 
-def test_validation_loss_takes_all_examples() -> None:
+def test_validation_loss_takes_all_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     module, shard, trained, _ = setting()
     whole = mean_loss(module.net, shard.train)
-    assert mean_loss(module.net, shard.train, batch_size=3) == pytest.approx(whole, rel=1e-5)
+    with monkeypatch.context() as some:
+        some.setitem(AT_ONCE, "cpu", 3)
+        assert mean_loss(module.net, shard.train) == pytest.approx(whole, rel=1e-5)
     assert mean_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
     with pytest.raises(ValueError, match="at least one example"):
         mean_loss(module.net, shard.val.__class__(shard.val.x[:0], shard.val.y[:0]))
