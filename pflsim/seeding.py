@@ -42,6 +42,10 @@ def seeded_global(seed: int, purpose: str, client: int = -1, round_number: int =
     For what cannot take a generator: initialisers of torch.nn modules, dropout.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    number = seed_for(seed, purpose, client, round_number)
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed_for(seed, purpose, client, round_number))
+        # torch.manual_seed leaves a note with a stack trace, for good, for each kind of device that is not in use.
+        torch.default_generator.manual_seed(number)
+        if devices:
+            torch.cuda.manual_seed_all(number)
         yield
