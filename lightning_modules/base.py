@@ -184,7 +184,7 @@ class ClientModule(LightningModule):
         """Make a phase ready, with a fresh optimiser at this round's learning rate."""
         settings, lr = self.training_settings, self.learning_rate(phase)
         parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
-        optimizer = SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        optimizer = SGD(parameters, lr, settings.momentum, weight_decay=settings.weight_decay, fused=True)
         return Step(phase, parameters, optimizer, self.prefix(phase))
 
     def learning_rate(self, phase: Phase) -> float:

@@ -95,7 +95,7 @@ def _share(cpus: float, actors: int) -> float:
     return 1.0 if actors <= cpus else int(cpus / actors * 10_000) / 10_000
 
 
-_LOOSEN = "set lockstep=false (it changes the last digits of the results), or a smaller lockstep_clients"
+_LOOSEN = "set a smaller lockstep_clients, 1 for stacks of one (it changes the last digits of the results)"
 
 
 def balance(
