@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
-from pflsim.fusion.attentive import COLUMNS
+from pflsim.fusion.blocks import Workspace, blocks
 from pflsim.fusion.means import weighted_mean
 
 
@@ -66,7 +68,7 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
 
 
 def cluster_means(
-    stack: Float[Tensor, " K *shape"],
+    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]],
     labels: Int[Tensor, " K"],
     weights: Num[Tensor, " K"],
     otherwise: Shaped[Tensor, " M *shape"],
@@ -76,7 +78,7 @@ def cluster_means(
     `mean_m = Σ_{k∈G_m} (p_k / Σ_{j∈G_m} p_j) · stack_k`
 
     Args:
-        stack: [K, *shape], one tensor per client.
+        stack: [K, *shape], one tensor per client, or a list of them.
         labels: [K], the cluster of each client, 0 to M−1.
         weights: [K] weights p; only their ratios within a cluster matter.
         otherwise: [M, *shape], what a cluster gets that has no members among the K.
@@ -87,27 +89,31 @@ def cluster_means(
     means = otherwise.clone()
     for m in labels.unique().tolist():
         inside = labels == m
-        means[m] = weighted_mean(stack[inside].to(means.dtype), weights[inside])
+        members = [stack[k].to(means.dtype) for k in inside.nonzero()[:, 0].tolist()]
+        means[m] = weighted_mean(members, weights[inside])
     return means
 
 
-def centre_distances(rows: Float[Tensor, " K P"], centres: Float[Tensor, " M P"]) -> Float64[Tensor, " K M"]:
+def centre_distances(
+    rows: Float[Tensor, " K P"] | Sequence[Float[Tensor, " P"]],
+    centres: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
+) -> Float64[Tensor, " K M"]:
     """Squared Euclidean distance of K rows to M centres.
 
     FeSEM, E step: `d_km = ‖w_k − c_m‖²`
 
     Args:
-        rows: [K, P], one flattened unit per client.
-        centres: [M, P], the same unit per cluster.
+        rows: [K, P] or K rows, one flattened unit per client; distances over several tensors add up.
+        centres: [M, P] or M rows, the same unit per cluster.
 
     Returns:
         [K, M] float64. Differences are taken before squaring, a block of columns at a time.
     """
-    distances = torch.zeros(len(rows), len(centres), dtype=torch.float64, device=rows.device)
-    for start in range(0, rows.shape[1], COLUMNS):
-        block, others = (flat[:, start : start + COLUMNS].double() for flat in (rows, centres))
+    distances = torch.zeros(len(rows), len(centres), dtype=torch.float64, device=rows[0].device)
+    apart = Workspace(len(rows), len(rows[0]), torch.float64, distances.device)
+    for block, others in zip(blocks(rows), blocks(centres), strict=True):
         for m, centre in enumerate(others):
-            distances[:, m] += (block - centre).square().sum(1)
+            distances[:, m] += torch.sub(block, centre, out=apart.columns(block.shape[1])).square_().sum(1)
     return distances
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pflsim.fusion.attentive import attention_weights, squared_distances
-from pflsim.fusion.layerwise import flatten_unit, mix_unit
+from pflsim.fusion.layerwise import flat_rows, mix_unit
 from pflsim.types import Tensors, Unit
 
 
@@ -43,7 +44,9 @@ def collaborate(
     mixtures: list[dict[str, Tensor]] = [{} for _ in weights]
     zetas: dict[str, Tensor] = {}
     for unit in units:
-        distances = squared_distances(flatten_unit(weights, unit))
+        distances = torch.zeros(len(weights), len(weights), dtype=torch.float64)
+        for key in unit.parameters:
+            distances += squared_distances(flat_rows(weights, key))
         zetas[unit.name] = attention_weights(
             distances, alpha=attention.alpha, sigma=attention.sigma, clamp=attention.clamp
         )

@@ -6,7 +6,7 @@ embedding (pFedHN).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from pflsim.fusion.blocks import COLUMNS
 from pflsim.seeding import torch_generator
 
 
@@ -135,19 +136,30 @@ def see(nets: Hypernetworks, embeddings: Tensor) -> Hypernetworks:
     return Hypernetworks(embeddings, nets.hidden, nets.heads)
 
 
+def parts(head: Linear, width: int = COLUMNS) -> Iterator[slice]:
+    """The outputs of a head, so many at a time."""
+    out = head.weight.shape[1]
+    return (slice(start, min(start + width, out)) for start in range(0, out, width))
+
+
+def part_of(head: Linear, part: slice) -> Linear:
+    """Some outputs of a head; the same memory."""
+    return Linear(head.weight[:, part], head.bias[:, part])
+
+
 def pull_back(
-    nets: Hypernetworks, clients: Sequence[int], back: Callable[[int, Sequence[int]], Tensor], chunk: int = 8
+    nets: Hypernetworks, clients: Sequence[int], back: Callable[[int, slice], Tensor], width: int = COLUMNS
 ) -> Hypernetworks:
     """The gradients of Σ_i ⟨h(v_i; φ), b_i⟩ for a common hypernetwork h: its Jacobians times vectors b_i.
 
-    Heads are linear, so their part is written out, head by head for a few clients at a time; the hidden layers' part is
-    a backward pass from the features. So only a few clients' b exist at once beside the result.
+    Heads are linear, so their part is written out, head by head for a few outputs at a time; the hidden layers' part is
+    a backward pass from the features. So only a few outputs of the b exist at once beside the result.
 
     Args:
         nets: the common hypernetwork with all N embeddings.
         clients: the K clients.
-        back: the number of a head and some places 0..K−1 → b of those clients, [places, out].
-        chunk: how many clients at a time.
+        back: the number of a head and some of its outputs → those of b, [K, outputs].
+        width: how many outputs at a time.
 
     Returns:
         Gradients in the form of hypernetworks: of the embeddings by row, [N, E], 0 for other clients; of φ the sum over
@@ -160,12 +172,12 @@ def pull_back(
         x = features(rebuilt(nets, [*inner, *(t for head in nets.heads for t in (head.weight, head.bias))]))
     seen, onward, heads = x.detach(), torch.zeros_like(x), []
     for number, head in enumerate(nets.heads):
-        weight, bias = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
-        for places in torch.arange(len(clients)).split(chunk):
-            b = back(number, places.tolist())
-            onward[places] += b @ head.weight[0]
-            weight[0].addmm_(b.T, seen[places])
-            bias[0].add_(b.sum(0))
+        weight, bias = torch.empty_like(head.weight), torch.empty_like(head.bias)
+        for part in parts(head, width):
+            b = back(number, part)
+            onward += b @ head.weight[0, part]
+            weight[0, part] = b.T @ seen
+            bias[0, part] = b.sum(0)
         heads += [weight, bias]
     of_v, *of_hidden = torch.autograd.grad(x, inner, onward)
     return rebuilt(nets, [torch.zeros_like(nets.embeddings).index_copy(0, index, of_v), *of_hidden, *heads])

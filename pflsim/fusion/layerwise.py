@@ -1,9 +1,8 @@
-"""Fusion unit by unit: from the clients' named tensors to stacks and back, one unit in memory at a time."""
+"""Fusion unit by unit: from the clients' named tensors to stacks and back, a block of columns at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from jaxtyping import Float, Shaped
@@ -11,6 +10,23 @@ from torch import Tensor
 
 from pflsim.fusion.attentive import mix
 from pflsim.types import Tensors, Unit
+
+
+def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
+    """The tensors of one name, one per client; no copies.
+
+    Raises:
+        ValueError: a client lacks the tensor, or has it in another shape than the first one; says which (by position).
+    """
+    missing = [n for n, tensors in enumerate(weights) if key not in tensors]
+    if missing:
+        raise ValueError(f"{key}: not among the weights of the clients at positions {missing}")
+    found = [tensors[key] for tensors in weights]
+    for n, tensor in enumerate(found):
+        if tensor.shape != found[0].shape:
+            shapes = f"shape {tuple(tensor.shape)} at position {n}, {tuple(found[0].shape)} at position 0"
+            raise ValueError(f"{key}: {shapes}; only equal shapes can be fused")
+    return found
 
 
 def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *shape"]:
@@ -26,30 +42,16 @@ def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *sh
     Raises:
         ValueError: a client lacks the tensor, or has it in another shape than the first one; says which (by position).
     """
-    return torch.stack(_column(uplink_weights, key))
+    return torch.stack(column(uplink_weights, key))
 
 
-def flatten_unit(weights: Sequence[Tensors], unit: Unit) -> Float[Tensor, " N P"]:
-    """Flatten one unit of N clients to a row each, for distances.
-
-    Args:
-        weights: N clients' tensors by name.
-        unit: the fusion unit; its parameters count, its buffers do not.
-
-    Returns:
-        [N, P], P being the number of parameters in the unit.
+def flat_rows(weights: Sequence[Tensors], key: str) -> list[Shaped[Tensor, " P"]]:
+    """One named tensor of N clients as N rows, for what goes on block by block; views where they are contiguous.
 
     Raises:
-        ValueError: a client lacks a tensor or has it in another shape.
+        ValueError: a client lacks the tensor or has it in another shape.
     """
-    columns = [_column(weights, key) for key in unit.parameters]
-    sizes = [column[0].numel() for column in columns]
-    dtype = reduce(torch.promote_types, [column[0].dtype for column in columns])
-    flat = torch.empty(len(weights), sum(sizes), dtype=dtype, device=columns[0][0].device)
-    for column, place in zip(columns, flat.split(sizes, dim=1), strict=True):
-        for tensor, row in zip(column, place, strict=True):
-            row.copy_(tensor.reshape(-1))
-    return flat
+    return [tensor.reshape(-1) for tensor in column(weights, key)]
 
 
 def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]) -> list[dict[str, Tensor]]:
@@ -70,19 +72,6 @@ def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]
     """
     received: list[dict[str, Tensor]] = [{} for _ in range(zeta.shape[0])]
     for key in unit.keys:
-        for receiver, tensor in zip(received, mix(zeta, stack(weights, key)), strict=True):
-            receiver[key] = tensor.clone()
+        for receiver, tensor in zip(received, mix(zeta, column(weights, key)), strict=True):
+            receiver[key] = tensor
     return received
-
-
-def _column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
-    """The tensors of one name, one per client, all of the same shape."""
-    missing = [n for n, tensors in enumerate(weights) if key not in tensors]
-    if missing:
-        raise ValueError(f"{key}: not among the weights of the clients at positions {missing}")
-    column = [tensors[key] for tensors in weights]
-    for n, tensor in enumerate(column):
-        if tensor.shape != column[0].shape:
-            shapes = f"shape {tuple(tensor.shape)} at position {n}, {tuple(column[0].shape)} at position 0"
-            raise ValueError(f"{key}: {shapes}; only equal shapes can be fused")
-    return column

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
 
-def weighted_mean(stack: Float[Tensor, " K *shape"], weights: Num[Tensor, " K"]) -> Float[Tensor, " *shape"]:
+def weighted_mean(
+    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]],
+    weights: Num[Tensor, " K"],
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, " *shape"]:
     """Average K clients' tensors with the given weights.
 
     `mean = Σ_k (p_k / Σ p) · stack_k`
 
     Args:
-        stack: [K, *shape], one tensor per client.
+        stack: [K, *shape], one tensor per client; a list of tensors will do, which need not be stacked then.
         weights: [K] weights p, used as float64; only their ratios matter (example counts will do).
+        dtype: of the mean; None: that of the stack.
 
     Returns:
-        [*shape] in the dtype and on the device of the stack. With K = 1 the one tensor, to the bit.
+        [*shape] on the device of the stack. With K = 1 the one tensor, to the bit.
 
     Raises:
         TypeError: the stack is not floating point (integer counters are never averaged).
@@ -29,29 +35,33 @@ def weighted_mean(stack: Float[Tensor, " K *shape"], weights: Num[Tensor, " K"])
         >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3, 1]))
         tensor([1.])
     """
-    if not stack.is_floating_point():
-        raise TypeError(f"a tensor of {stack.dtype} cannot be averaged; only floating point tensors are fused")
-    share = _shares(weights.double().tolist(), clients=stack.shape[0])
-    mean = torch.zeros(stack.shape[1:], dtype=torch.float64, device=stack.device)
+    share = _shares(weights.double().tolist(), clients=len(stack))
+    first = stack[0]
+    if not first.is_floating_point():
+        raise TypeError(f"a tensor of {first.dtype} cannot be averaged; only floating point tensors are fused")
+    mean = torch.zeros_like(first, dtype=torch.float64)
     for tensor, weight in zip(stack, share, strict=True):
         mean.add_(tensor.double(), alpha=weight)
-    return mean.to(stack.dtype)
+    return mean.to(dtype or first.dtype)
 
 
-def uniform_mean(stack: Float[Tensor, " K *shape"]) -> Float[Tensor, " *shape"]:
+def uniform_mean(
+    stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]], dtype: torch.dtype | None = None
+) -> Float[Tensor, " *shape"]:
     """Average K clients' tensors, all with the weight 1/K (pFedCFR eq 12).
 
     Args:
-        stack: [K, *shape], one tensor per client.
+        stack: [K, *shape], one tensor per client, or a list of them.
+        dtype: of the mean; None: that of the stack.
 
     Returns:
-        [*shape] in the dtype and on the device of the stack.
+        [*shape] on the device of the stack.
 
     Raises:
         TypeError: the stack is not floating point.
         ValueError: no clients.
     """
-    return weighted_mean(stack, torch.ones(stack.shape[0], dtype=torch.float64))
+    return weighted_mean(stack, torch.ones(len(stack), dtype=torch.float64), dtype)
 
 
 def _shares(weights: list[float], clients: int) -> list[float]:

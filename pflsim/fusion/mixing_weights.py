@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.fusion.attentive import COLUMNS
+from pflsim.fusion.blocks import Workspace, blocks
 
 Normaliser = Literal["softmax", "relu"]
 
@@ -42,7 +42,9 @@ def mixing_weights(
 
 
 def mixing_gradient(
-    weights: Float[Tensor, "R N"], stack: Float[Tensor, "N P"], targets: Float[Tensor, "R P"]
+    weights: Float[Tensor, "R N"],
+    stack: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]],
+    targets: Float[Tensor, " R P"] | Sequence[Float[Tensor, " P"]],
 ) -> Float64[Tensor, "R N"]:
     """Gradient of half the squared distance between mixture and target, by the mixing weights.
 
@@ -50,8 +52,8 @@ def mixing_gradient(
 
     Args:
         weights: [R, N] α, used as float64.
-        stack: [N, P], one flattened unit per client.
-        targets: [R, P], where each receiver's mixture should be.
+        stack: [N, P] or N rows, one flattened unit per client; gradients over several tensors add up.
+        targets: [R, P] or R rows, where each receiver's mixture should be.
 
     Returns:
         [R, N].
@@ -59,14 +61,19 @@ def mixing_gradient(
     Notes:
         The mixture is rounded to the dtype of the stack, as `mix` sends it. Sums are in float64: the w_j have most of
         their length in common, and only differences between the products count. It goes block by block, so that beside
-        the arguments only a block is in float64 (N = R = 100, P = 600,000: 0.9 s on one core).
+        the arguments only a block is in float64 (N = R = 100, P = 600,000: 0.5 s on one core).
     """
-    alpha = weights.to(stack.device, torch.float64)
+    first = stack[0]
+    alpha = weights.to(first.device, torch.float64)
     found = torch.zeros_like(alpha)
-    for start in range(0, stack.shape[1], COLUMNS):
-        block = stack[:, start : start + COLUMNS].double()
-        mixture = (alpha @ block).to(stack.dtype).double()
-        found += (mixture - targets[:, start : start + COLUMNS].double()) @ block.T
+    sizes = len(targets), len(first)
+    products = Workspace(*sizes, torch.float64, first.device)
+    rounded = Workspace(*sizes, first.dtype, first.device)
+    for block, target in zip(blocks(stack), blocks(targets), strict=True):
+        width = block.shape[1]
+        mixture = torch.mm(alpha, block, out=products.columns(width))
+        mixture.copy_(rounded.columns(width).copy_(mixture))
+        found.addmm_(mixture.sub_(target), block.T)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.adaptive import layer_weights, mix_layer
+from pflsim.fusion.blocks import blocks
 from pflsim.fusion.clusters import cluster_means, cosine_similarity, ward_clusters
-from pflsim.fusion.layerwise import flatten_unit, stack
+from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
@@ -150,19 +151,25 @@ class FedALP(ServerRule[State]):
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         sent = [u.weights for u in uplinks]
 
-        def updates(unit: Unit) -> Tensor:  # Δ [K, P] of one layer
-            return flatten_unit(sent, unit).double() - flatten_unit([received], unit).double()
+        def updates(unit: Unit) -> Iterator[Tensor]:  # Δ of one layer, a block of columns [K, B] at a time
+            for key in unit.parameters:
+                after, before = blocks(flat_rows(sent, key)), blocks(flat_rows([received], key))
+                yield from (new.sub_(old) for new, old in zip(after, before, strict=True))
 
         similarity = torch.eye(len(state.examples), dtype=torch.float64)
         norms = torch.zeros(self.groups, len(state.layout), dtype=torch.float64)
         if uplinks:
-            gram = torch.stack([(d := updates(unit)) @ d.T for unit in state.layout]).sum(0)
+            gram = torch.zeros(len(ids), len(ids), dtype=torch.float64)
+            for d in (d for unit in state.layout for d in updates(unit)):
+                gram.addmm_(d, d.T)
             similarity[ids[:, None], ids[None, :]] = cosine_similarity(gram)
         groups = ward_clusters(similarity, self.groups)
         for number, unit in enumerate(state.layout if uplinks else ()):
-            own = updates(unit)
-            mean = cluster_means(own, groups[ids], state.examples[ids], own.new_zeros(self.groups, own.shape[1]))
-            norms[:, number] = mean.norm(dim=1) / (own.shape[1] if self.delta == "per_entry" else 1)
+            for own in updates(unit):
+                mean = cluster_means(own, groups[ids], state.examples[ids], own.new_zeros(self.groups, own.shape[1]))
+                norms[:, number] += mean.square().sum(1)
+            entries = sum(received[key].numel() for key in unit.parameters)
+            norms[:, number] = norms[:, number].sqrt() / (entries if self.delta == "per_entry" else 1)
         same = (state.weights,) * self.groups
         return replace(state, groups=groups, psi=layer_weights(norms, self.beta), models=same, mixtures=same)
 
@@ -176,7 +183,7 @@ class FedALP(ServerRule[State]):
         common: dict[str, Tensor] = {}
         for unit, psi in zip(state.layout, state.psi.T, strict=True):
             for key in unit.keys:
-                old, new = stack(state.models, key), stack(sent, key)
+                old, new = stack(state.models, key), column(sent, key)
                 if self.onto == "group" and key in unit.parameters:
                     start = stack(state.mixtures, key).double()  # Σ γ_k = 1, so Σ γ_k·Δ_k is the mean less the start
                     own = (old.double() + cluster_means(new, of, examples, start) - start).to(old.dtype)

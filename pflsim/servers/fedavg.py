@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pflsim.fusion.layerwise import stack
+from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, ServerRule
@@ -42,7 +42,7 @@ class FedAvg(ServerRule[State]):
             return state
         examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
         sent = [u.weights for u in uplinks]
-        return State({key: weighted_mean(stack(sent, key), examples) for key in state.weights})
+        return State({key: weighted_mean(column(sent, key), examples) for key in state.weights})
 
     def global_weights(self, state: State) -> Tensors | None:
         """The server's model; None where nothing is shared."""

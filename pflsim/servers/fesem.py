@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
-from pflsim.fusion.layerwise import flatten_unit, stack
+from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
@@ -90,15 +90,15 @@ class FeSEM(ServerRule[State]):
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         sent, groups = [u.weights for u in uplinks], state.groups.clone()
         distances = torch.zeros(len(sent), self.groups, dtype=torch.float64)
-        for unit in state.layout:
-            distances += centre_distances(flatten_unit(sent, unit), flatten_unit(state.centres, unit))
+        for key in (key for unit in state.layout for key in unit.parameters):
+            distances += centre_distances(flat_rows(sent, key), flat_rows(state.centres, key))
         groups[ids] = nearest(distances, groups[ids])
-        centres: list[dict[str, Tensor]] = [{} for _ in state.centres]
+        moved: list[dict[str, Tensor]] = [{} for _ in state.centres]
         for key in (key for unit in state.layout for key in unit.keys):
-            means = cluster_means(stack(sent, key), groups[ids], torch.ones(len(ids)), stack(state.centres, key))
-            for centre, mean in zip(centres, means, strict=True):
+            means = cluster_means(column(sent, key), groups[ids], torch.ones(len(ids)), stack(state.centres, key))
+            for centre, mean in zip(moved, means, strict=True):
                 centre[key] = mean.clone()
-        return replace(state, groups=groups, centres=tuple(centres))
+        return replace(state, groups=groups, centres=tuple(moved))
 
     def numbers(self, state: State) -> Tensors:
         """`groups` [N], and the centres as `group/<key>` [K, *shape]."""

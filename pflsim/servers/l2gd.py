@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.fusion.layerwise import stack
+from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.sampling import coin
@@ -65,7 +65,7 @@ class L2GD(ServerRule[State]):
         state = replace(state, fused=state.fused + 1)
         sent = [u.weights for u in uplinks if u.weights]
         if sent:
-            mean = {key: uniform_mean(stack(sent, key)) for key in state.weights}
+            mean = {key: uniform_mean(column(sent, key)) for key in state.weights}
             return replace(state, weights=mean, holds=torch.zeros_like(state.holds))
         if not coin(state.seed, state.fused, self.p):
             return state

@@ -11,7 +11,7 @@ from torch import Tensor
 from pflsim.errors import SettingsError
 from pflsim.fusion.attentive import check_self_weight
 from pflsim.fusion.collaboration import Attention, collaborate
-from pflsim.fusion.layerwise import stack
+from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, resolve_threshold
@@ -102,7 +102,7 @@ class PFedCFR(ServerRule[State]):
             return state
         weights = list(table.values())
         mixtures, zeta = collaborate(weights, state.mixed, self.attention)
-        mean = {key: uniform_mean(stack(weights, key)) for unit in state.common for key in unit.keys}
+        mean = {key: uniform_mean(column(weights, key)) for unit in state.common for key in unit.keys}
         by_client = dict(zip(table, mixtures, strict=True))
         return State(state.clients, state.initial, state.mixed, state.common, table, by_client, mean, zeta)
 
@@ -111,7 +111,7 @@ class PFedCFR(ServerRule[State]):
         if not state.table:
             return state.initial
         weights = list(state.table.values())
-        mixed = {key: uniform_mean(stack(weights, key)) for unit in state.mixed for key in unit.keys}
+        mixed = {key: uniform_mean(column(weights, key)) for unit in state.mixed for key in unit.keys}
         return {**mixed, **state.mean}
 
     def numbers(self, state: State) -> Tensors:

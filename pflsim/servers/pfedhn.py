@@ -8,17 +8,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, outputs, pull_back, rebuilt, see, tensors
-from pflsim.fusion.layerwise import stack
+from pflsim.fusion.hypernetwork import (
+    Hypernetworks,
+    draw_common,
+    features,
+    part_of,
+    parts,
+    pull_back,
+    rebuilt,
+    see,
+    tensors,
+)
+from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 from pflsim.validate import at_least_one, chance, layer_widths, non_negative
-
-CHUNK = 8
-"""How many clients' weights are worked on at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,7 @@ class PFedHN(ServerRule[State]):
 
     def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
         """Generated weights of several clients."""
-        index = torch.tensor(clients, dtype=torch.int64)
-        made = (w for rows in index.split(CHUNK) for w in generated(state, state.nets.embeddings[rows]))
+        made = generated(state, state.nets.embeddings[torch.tensor(clients, dtype=torch.int64)])
         return {c: Message(weights={**w, **state.statistics}) for c, w in zip(clients, made, strict=True)}
 
     def join(self, state: State, client: int) -> Message:
@@ -112,24 +118,22 @@ class PFedHN(ServerRule[State]):
         """One step of φ and the embeddings, and the mean of the running statistics."""
         if not uplinks:
             return state
-        clients, nets = [u.client for u in uplinks], state.nets
+        clients, nets, after = [u.client for u in uplinks], state.nets, [u.weights for u in uplinks]
+        x = features(see(nets, nets.embeddings[torch.tensor(clients)]))
 
-        def back(number: int, places: Sequence[int]) -> Tensor:  # −Δ of one tensor for a few clients
-            v = nets.embeddings[torch.tensor([clients[place] for place in places])]
-            (sent,) = outputs(Hypernetworks(v, nets.hidden, nets.heads[number : number + 1]))
-            return sent - torch.stack([uplinks[place].weights[state.names[number]].flatten() for place in places])
+        def back(number: int, part: slice) -> Tensor:  # −Δ of a part of one tensor, [K, part]
+            trained = [tensor.reshape(-1)[part] for tensor in column(after, state.names[number])]
+            return part_of(nets.heads[number], part)(x) - torch.stack(trained)
 
         # Heads are large: a gradient, which is nobody else's, becomes the velocity in place.
-        velocity, moved = tensors(pull_back(nets, clients, back, CHUNK)), []
+        velocity, moved = tensors(pull_back(nets, clients, back)), []
         for gradient in velocity[1:]:
             gradient.div_(len(clients))
         for value, speed, before in zip(tensors(nets), velocity, tensors(state.velocity), strict=True):
             speed.add_(before, alpha=self.momentum).add_(value, alpha=self.decay)
             moved.append(value.sub(speed, alpha=self.lr))
         examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
-        statistics = {
-            key: weighted_mean(stack([u.weights for u in uplinks], key), examples) for key in state.statistics
-        }
+        statistics = {key: weighted_mean(column(after, key), examples) for key in state.statistics}
         nets, speed = rebuilt(nets, moved), rebuilt(nets, velocity)
         return replace(state, nets=nets, velocity=speed, statistics=statistics)
 
@@ -140,6 +144,12 @@ class PFedHN(ServerRule[State]):
 
 def generated(state: State, embeddings: Tensor) -> list[dict[str, Tensor]]:
     """h(v; φ) for embeddings [K, E], by the names of the tensors; each tensor in memory of its own."""
-    made = outputs(see(state.nets, embeddings))
-    named = list(zip(state.names, state.shapes, made, strict=True))
-    return [{name: out[k].reshape(shape).clone() for name, shape, out in named} for k in range(len(embeddings))]
+    x = features(see(state.nets, embeddings))
+    made: list[dict[str, Tensor]] = [{} for _ in embeddings]
+    for name, shape, head in zip(state.names, state.shapes, state.nets.heads, strict=True):
+        for weights in made:
+            weights[name] = head.bias.new_empty(shape)
+        for part in parts(head):
+            for weights, row in zip(made, part_of(head, part)(x), strict=True):
+                weights[name].view(-1)[part] = row
+    return made

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
-from pflsim.fusion.layerwise import flatten_unit, mix_unit, stack
+from pflsim.fusion.layerwise import column, flat_rows, mix_unit
 from pflsim.fusion.means import uniform_mean
 from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
 from pflsim.messages import Message, Uplink
@@ -111,7 +111,7 @@ class PFedLA(ServerRule[State]):
         """The mean of the last parameters of all who have reported: a newcomer has no weights of its own."""
         del client
         rows = [state.table[c] for c in state.reported or state.table]
-        return Message(weights={key: uniform_mean(stack(rows, key)) for unit in state.units for key in unit.keys})
+        return Message(weights={key: uniform_mean(column(rows, key)) for unit in state.units for key in unit.keys})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """A step of the hypernetworks of those who replied, all from the same table; then their rows of the table."""
@@ -120,10 +120,13 @@ class PFedLA(ServerRule[State]):
         clients, after = [u.client for u in uplinks], [u.weights for u in uplinks]
         alpha, table = self._alpha(state, clients), list(state.table.values())
         back = torch.zeros_like(alpha)  # [K, L, N], ⟨θ_j^l, −Δ_i^l⟩
+        kept = largest_own(alpha, clients, self.k)
         for number, unit in enumerate(state.units):
-            stacks = flatten_unit(table, unit), flatten_unit(after, unit)
-            back[:, number] = mixing_gradient(alpha[:, number], *stacks)
-        back[largest_own(alpha, clients, self.k)] = 0.0
+            rows = (~kept[:, number]).nonzero().flatten().tolist()
+            trained = [after[row] for row in rows]
+            for key in unit.parameters if rows else ():
+                mixed, targets = flat_rows(table, key), flat_rows(trained, key)
+                back[rows, number] += mixing_gradient(alpha[rows, number], mixed, targets)
 
         def objective(scores: list[Tensor]) -> Tensor:
             return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * back).sum()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pflsim.fusion.layerwise import stack
+import torch
+
+from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, ServerRule
@@ -56,7 +58,9 @@ class PFedMe(ServerRule[State]):
         sent, fused = [u.weights for u in uplinks], {}
         for key, old in state.weights.items():
             beta = self.beta if key in state.parameters else 1.0
-            fused[key] = ((1 - beta) * old.double() + beta * uniform_mean(stack(sent, key).double())).to(old.dtype)
+            fused[key] = ((1 - beta) * old.double() + beta * uniform_mean(column(sent, key), torch.float64)).to(
+                old.dtype
+            )
         return replace(state, weights=fused)
 
     def global_weights(self, state: State) -> Tensors:

@@ -15,7 +15,7 @@ from lightning_modules.methods.pfedhn import PFedHN
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
 from pflsim.errors import SettingsError
-from pflsim.fusion.hypernetwork import Hypernetworks, pull_back, rebuilt, tensors
+from pflsim.fusion.hypernetwork import Hypernetworks, parts, pull_back, rebuilt, tensors
 from pflsim.messages import Uplink
 from pflsim.servers import pfedhn
 from pflsim.servers.pfedhn import PFedHN as Server
@@ -183,29 +183,35 @@ def test_phi_moves_by_the_mean_and_an_embedding_by_its_own() -> None:
         torch.testing.assert_close(together[number] - before, mean, rtol=1e-4, atol=1e-6)
 
 
-def test_only_a_few_clients_weights_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_outputs_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all clients; the result does not depend on how many."""
     w = hn()
     state = after_rounds(w, 1)
     sent, whole = ups(w, state), w.rule.fuse(state, ups(w, state))
+    downs = w.rule.downlinks(whole, range(4))
     asked = []
 
-    def watched(nets: Any, clients: Any, back: Any, chunk: int) -> Hypernetworks:
-        def noted(number: int, places: list[int]) -> torch.Tensor:
-            asked.append(len(places))
-            return back(number, places)
+    def watched(nets: Any, clients: Any, back: Any) -> Hypernetworks:
+        def noted(number: int, part: slice) -> torch.Tensor:
+            found = back(number, part)
+            asked.append((number, tuple(found.shape)))
+            return found
 
-        return pull_back(nets, clients, noted, chunk)
+        return pull_back(nets, clients, noted, 3)
 
-    monkeypatch.setattr(pfedhn, "CHUNK", 3)
     monkeypatch.setattr(pfedhn, "pull_back", watched)
+    monkeypatch.setattr(pfedhn, "parts", lambda head: parts(head, 3))
     fused = w.rule.fuse(state, sent)
-    assert asked == [3, 1] * len(state.names)
+    for number, shape in enumerate(state.shapes):
+        widths = [columns for at, (rows, columns) in asked if at == number and rows == 4]
+        size = torch.Size(shape).numel()
+        assert widths == [3] * (size // 3) + [size % 3] * (size % 3 > 0)
     for a, b in zip(tensors(fused.nets), tensors(whole.nets), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-    for (_, one), (_, other) in zip(
-        w.rule.downlinks(fused, range(4)).items(), w.rule.downlinks(whole, range(4)).items(), strict=True
-    ):
-        assert all(torch.allclose(v, other.weights[k], rtol=1e-4, atol=1e-6) for k, v in one.weights.items())
+    for client, message in w.rule.downlinks(fused, range(4)).items():
+        assert all(
+            torch.allclose(v, downs[client].weights[k], rtol=1e-4, atol=1e-6) for k, v in message.weights.items()
+        )
 
 
 def test_gradients_become_the_velocity_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pflsim.errors import SettingsError
-from pflsim.fusion.attentive import COLUMNS, attention_weights, check_self_weight, mix, squared_distances
+from pflsim.fusion import attentive
+from pflsim.fusion.attentive import attention_weights, check_self_weight, squared_distances
+from pflsim.fusion.blocks import COLUMNS
 
 FLATS = hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 7)), elements=st.floats(-100, 100, width=32))
+
+
+def mix(zeta: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+    return torch.stack(attentive.mix(zeta, stack))
 
 
 def reference_distances(flat: np.ndarray) -> np.ndarray:

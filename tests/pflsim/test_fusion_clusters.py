@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pflsim.fusion.adaptive import layer_weights, mix_layer
-from pflsim.fusion.attentive import COLUMNS
+from pflsim.fusion.blocks import COLUMNS
 from pflsim.fusion.clusters import centre_distances, cluster_means, cosine_similarity, nearest, ward_clusters
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pflsim.fusion.attentive import attention_weights, squared_distances
-from pflsim.fusion.layerwise import flatten_unit, mix_unit, stack
+from pflsim.fusion.collaboration import Attention, collaborate
+from pflsim.fusion.layerwise import flat_rows, mix_unit, stack
 from pflsim.types import Unit
 
 UNIT = Unit("bn", ("bn.weight", "bn.scale"), ("bn.mean",))
@@ -27,6 +28,10 @@ def clients(count: int = 4, dtype: torch.dtype = torch.float32) -> list[dict[str
     ]
 
 
+def distances(weights: list[dict[str, Tensor]]) -> Tensor:
+    return sum((squared_distances(flat_rows(weights, key)) for key in UNIT.parameters), torch.zeros(4, 4))
+
+
 def test_stack_keeps_the_order_given() -> None:
     weights = clients()
     stacked = stack(weights, "bn.weight")
@@ -41,24 +46,19 @@ def test_stack_of_counters() -> None:
     assert stack([{"n": torch.tensor(3)}, {"n": torch.tensor(4)}], "n").tolist() == [3, 4]
 
 
-def test_flatten_takes_parameters_only_in_the_order_of_the_unit() -> None:
+def test_rows_are_flat_and_views() -> None:
     weights = clients()
-    flat = flatten_unit(weights, UNIT)
-    expected = np.stack([np.append(w["bn.weight"].numpy().ravel(), w["bn.scale"].numpy()) for w in weights])
-    np.testing.assert_array_equal(flat.numpy(), expected)
-
-
-def test_flatten_keeps_the_widest_type() -> None:
-    weights = [{"a": torch.ones(2), "b": torch.full((1,), 1 / 3, dtype=torch.float64)}]
-    flat = flatten_unit(weights, Unit("u", ("a", "b")))
-    assert flat.dtype == torch.float64
-    assert flat[0, 2].item() == 1 / 3
+    rows = flat_rows(weights, "bn.weight")
+    for row, tensors in zip(rows, weights, strict=True):
+        np.testing.assert_array_equal(row.numpy(), tensors["bn.weight"].numpy().ravel())
+        assert row.data_ptr() == tensors["bn.weight"].data_ptr()
+    assert [tuple(row.shape) for row in flat_rows(weights, "bn.scale")] == [(1,)] * 4
 
 
 def test_mix_golden() -> None:
     """The whole way in NumPy: distances over parameters, weights of eq. 10, mixed parameters and buffers."""
     weights = clients(dtype=torch.float64)
-    zeta = attention_weights(squared_distances(flatten_unit(weights, UNIT)), alpha=2.0, sigma=9.0)
+    zeta = attention_weights(distances(weights), alpha=2.0, sigma=9.0)
     received = mix_unit(weights, UNIT, zeta)
 
     rows = np.stack([np.append(w["bn.weight"].numpy().ravel(), w["bn.scale"].numpy()) for w in weights])
@@ -75,7 +75,9 @@ def test_mix_golden() -> None:
 def test_buffers_do_not_move_the_weights() -> None:
     weights = clients()
     moved = [w | {"bn.mean": w["bn.mean"] + n} for n, w in enumerate(weights)]
-    assert torch.equal(flatten_unit(weights, UNIT), flatten_unit(moved, UNIT))
+    zetas = [collaborate(w, [UNIT], Attention(2.0, 9.0))[1]["bn"] for w in (weights, moved)]
+    assert torch.equal(*zetas)
+    torch.testing.assert_close(zetas[0], attention_weights(distances(weights), alpha=2.0, sigma=9.0))
 
 
 def test_mix_for_fewer_receivers() -> None:
@@ -95,7 +97,6 @@ def test_nothing_is_shared_or_changed() -> None:
     for tensors in received:
         for tensor in tensors.values():
             tensor.zero_()
-    flatten_unit(weights, UNIT).zero_()
     assert all(torch.equal(w[k], v) for w, before in zip(weights, kept, strict=True) for k, v in before.items())
 
 
@@ -104,7 +105,7 @@ def test_a_missing_tensor_is_named() -> None:
     del weights[2]["bn.scale"]
     for call in (
         lambda: stack(weights, "bn.scale"),
-        lambda: flatten_unit(weights, UNIT),
+        lambda: flat_rows(weights, "bn.scale"),
         lambda: mix_unit(weights, UNIT, torch.eye(4)),
     ):
         with pytest.raises(ValueError, match=r"bn\.scale.*positions \[2\]"):
@@ -115,4 +116,4 @@ def test_shapes_that_differ_are_named() -> None:
     weights = clients()
     weights[3]["bn.weight"] = torch.zeros(2, 4)
     with pytest.raises(ValueError, match=r"bn\.weight: shape \(2, 4\) at position 3, \(2, 3\) at position 0"):
-        flatten_unit(weights, UNIT)
+        flat_rows(weights, "bn.weight")

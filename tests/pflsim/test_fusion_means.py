@@ -43,6 +43,16 @@ def test_uniform_golden() -> None:
     np.testing.assert_allclose(uniform_mean(torch.from_numpy(stack)).numpy(), stack.mean(0), rtol=1e-14)
 
 
+def test_a_list_need_not_be_stacked_and_the_mean_may_be_of_another_type() -> None:
+    stack = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([3, 1, 2, 5])
+    assert torch.equal(weighted_mean(list(stack), weights), weighted_mean(stack, weights))
+    wide = weighted_mean(list(stack), weights, torch.float64)
+    expected = np.average(stack.double().numpy(), axis=0, weights=weights.numpy())
+    np.testing.assert_allclose(wide.numpy(), expected, rtol=1e-14)
+    assert torch.equal(uniform_mean(list(stack), torch.float64), uniform_mean(stack.double()))
+
+
 def test_accumulates_in_float64() -> None:
     """In float32 the small terms would vanish beside the large one."""
     stack = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24)])

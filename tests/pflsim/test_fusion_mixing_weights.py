@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflsim.fusion import attentive
+from pflsim.fusion.blocks import COLUMNS
 from pflsim.fusion.mixing_weights import largest_own, mixing_gradient, mixing_weights
 
 SCORES = torch.tensor(np.random.default_rng(0).normal(size=(3, 2, 4)), dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_a_common_change_that_cannot_matter_does_not(normaliser: str) -> None:
     torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("width", [7, attentive.COLUMNS + 5])
+@pytest.mark.parametrize("width", [7, COLUMNS + 5])
 def test_gradient_is_that_of_half_the_squared_distance(width: int) -> None:
     rng = np.random.default_rng(1)
     alpha, stack, targets = rng.dirichlet(np.ones(4), 3), rng.normal(size=(4, width)), rng.normal(size=(3, width))
