@@ -143,7 +143,9 @@ def resolve_threshold(
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
-    """Copy tensors out of a module: detached, cloned, on the CPU. The only way a tensor leaves a module."""
+    """Copy tensors out of a module: detached, cloned, on the CPU. The only way a tensor leaves a module, and the way
+    a server keeps what it was sent.
+    """
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 

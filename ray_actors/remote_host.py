@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.client_host import ClientHost
+from ray_actors.parcel import Parcel
 from ray_actors.recipe import Recipe
 
 
@@ -23,9 +24,10 @@ class RemoteHost:
 
     def train(
         self, round_number: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
-    ) -> tuple[list[Uplink], list[TrainReport]]:
-        """As `ClientHost.train`."""
-        return self.host.train(round_number, clients, positions, *downlinks)
+    ) -> tuple[Parcel, list[TrainReport]]:
+        """As `ClientHost.train`, the uplinks in a parcel."""
+        uplinks, reports = self.host.train(round_number, clients, positions, *downlinks)
+        return Parcel(uplinks), reports
 
     def finetune(
         self, round_number: int, epochs: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
@@ -33,9 +35,10 @@ class RemoteHost:
         """As `ClientHost.finetune`."""
         self.host.finetune(round_number, epochs, clients, positions, *downlinks)
 
-    def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
-        """As `ClientHost.open`."""
-        return self.host.open(clients)
+    def open(self, clients: Sequence[int]) -> tuple[Parcel, list[TrainReport]]:
+        """As `ClientHost.open`, the uplinks in a parcel."""
+        uplinks, reports = self.host.open(clients)
+        return Parcel(uplinks), reports
 
     def evaluate(
         self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message

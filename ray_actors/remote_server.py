@@ -12,6 +12,7 @@ from pflsim.messages import Uplink
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
+from ray_actors.parcel import Parcel
 from ray_actors.server_host import ServerHost, identity
 
 
@@ -44,11 +45,11 @@ class RemoteServer:
         for client, message in messages.items():
             key = identity(message)
             if key not in stored:
-                stored[key] = ray.put(message), payload_bytes(message)
+                stored[key] = ray.put(Parcel(message)), payload_bytes(message)
             sent[client] = stored[key]
         return sent
 
     def send_global(self) -> ObjectRef | None:
         """A reference to the global model, or None where the method has none."""
         message = self.host.global_message()
-        return None if message is None else ray.put(message)
+        return None if message is None else ray.put(Parcel(message))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pflsim.checkpoint import plain as plain_state
 from pflsim.data.federated import Examples
 from pflsim.execution import Judge
 from pflsim.messages import Message
-from pflsim.params import Selector
+from pflsim.params import Selector, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.simulation import Simulation
 from pflsim.threads import torch_threads
@@ -83,6 +83,43 @@ def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
             assert report.up_bytes == counted(up)
             assert up.num_examples == len(made.partition.train[up.client])
         executor.fuse(trained)
+
+
+def test_what_is_received_is_neither_written_to_nor_kept_by_the_server(method: str) -> None:
+    """On Ray all receivers of a message look at the same memory, which is taken up for as long as anyone holds it."""
+    made = job(method)
+    executor = inline(made)
+    executor.fuse(executor.open(range(4))) if made.rule.opening else None
+    for t in (1, 2):
+        sent = executor.send(range(4))
+        before = [snapshot(tensors_of(executor.downlink(h))) for h in sent.downlinks.values()]
+        trained = executor.train(t, sent)
+        after = [snapshot(tensors_of(executor.downlink(h))) for h in sent.downlinks.values()]
+        assert equal(before, after), "a client has written to what it received"
+        ups = [tensors_of(up) for handle in trained.uplinks for up in executor.uplinks(handle)]
+        before = [snapshot(up) for up in ups]
+        executor.fuse(trained)
+        assert equal(before, [snapshot(up) for up in ups]), "the server has written to what it received"
+        lent = {tensor.untyped_storage().data_ptr() for up in ups for tensor in up.values() if tensor.numel()}
+        assert lent.isdisjoint(memory(executor.server.state)), "the server keeps what it received"
+
+
+def tensors_of(message: Message) -> dict[str, torch.Tensor]:
+    """All tensors of a message."""
+    found = {**message.weights, **{f"extra {name}": tensor for name, tensor in message.extra.items()}}
+    if message.prototypes is not None:
+        found |= {"means": message.prototypes.means, "counts": message.prototypes.counts}
+    return found
+
+
+def memory(state: Any) -> set[int]:
+    """Where the tensors of a server's state lie."""
+    if isinstance(state, torch.Tensor):
+        return {state.untyped_storage().data_ptr()}
+    if is_dataclass(state):
+        return memory([getattr(state, field.name) for field in fields(state)])
+    inside = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return {at for value in inside for at in memory(value)}
 
 
 def counted(message: Message) -> int:

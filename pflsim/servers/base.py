@@ -88,7 +88,9 @@ class ServerRule(ABC, Generic[State]):
 
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """The state after a round; uplinks come in the order of the client ids."""
+        """The state after a round; uplinks come in the order of the client ids. Their tensors are lent for the call:
+        what the state keeps of them is copied.
+        """
 
     def global_weights(self, state: State) -> Tensors | None:
         """The one model for all that the server can offer, or None where the method has none."""

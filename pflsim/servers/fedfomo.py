@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, packed, unpacked
+from pflsim.params import snapshot
 from pflsim.seeding import numpy_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
@@ -91,7 +92,7 @@ class FedFomo(ServerRule[State]):
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The new models into the table, what clients say of their candidates into P."""
-        table = dict(sorted({**state.table, **{u.client: u.weights for u in uplinks}}.items()))
+        table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         affinity = state.affinity.clone()
         for up in uplinks:
             for name, value in up.numbers.items():

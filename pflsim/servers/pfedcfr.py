@@ -14,7 +14,7 @@ from pflsim.fusion.collaboration import Attention, collaborate
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
-from pflsim.params import UnitKind, resolve_threshold
+from pflsim.params import UnitKind, resolve_threshold, snapshot
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
 
@@ -97,7 +97,7 @@ class PFedCFR(ServerRule[State]):
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Mix and average the newest uploads."""
-        table = dict(sorted({**state.table, **{u.client: u.weights for u in uplinks}}.items()))
+        table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         if not table:
             return state
         weights = list(table.values())

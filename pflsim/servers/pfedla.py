@@ -15,7 +15,7 @@ from pflsim.fusion.layerwise import column, flat_rows, mix_unit
 from pflsim.fusion.means import uniform_mean
 from pflsim.fusion.mixing_weights import Normaliser, largest_own, mixing_gradient, mixing_weights
 from pflsim.messages import Message, Uplink
-from pflsim.params import UnitKind
+from pflsim.params import UnitKind, snapshot
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
 from pflsim.validate import at_least_one, at_least_zero, layer_widths, non_negative
@@ -132,7 +132,7 @@ class PFedLA(ServerRule[State]):
             return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * back).sum()
 
         nets = descend(state.nets, clients, objective, self.hn_lr)
-        renewed = {**state.table, **dict(zip(clients, after, strict=True))}
+        renewed = {**state.table, **dict(zip(clients, [snapshot(sent) for sent in after], strict=True))}
         return State(state.units, renewed, tuple(sorted({*state.reported, *clients})), nets)
 
     def numbers(self, state: State) -> Tensors:
