@@ -78,6 +78,7 @@ class ClientModule(LightningModule):
         self.training_settings = training
         self.round_number = 1
         self._steps: list[list[Step]] = []
+        self._anchors: list[Anchor] | None = None
 
     # What a method may override ------------------------------------------------------------------------------------
 
@@ -162,7 +163,9 @@ class ClientModule(LightningModule):
 
     def anchors(self) -> list[Anchor]:
         """What can be held for one round."""
-        return [part for part in self.modules() if isinstance(part, Anchor)]
+        if self._anchors is None:  # asked for several times for every client and round
+            self._anchors = [part for part in self.modules() if isinstance(part, Anchor)]
+        return self._anchors
 
     def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
         """Measure the net's running statistics of batch normalisation anew, in one pass over the training examples."""

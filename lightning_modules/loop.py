@@ -12,10 +12,8 @@ from lightning_modules.phases import Stage
 from pflsim.data.federated import Examples
 
 
-def batch_indices(
-    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1
-) -> Iterator[Tensor]:
-    """Row numbers of the mini-batches of a stage, from a new permutation for every pass.
+def passes(n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1) -> Iterator[Tensor]:
+    """Row numbers of a stage's examples in the order in which they are taken, pass by pass, a new permutation for each.
 
     Args:
         n: examples in the shard.
@@ -24,20 +22,21 @@ def batch_indices(
         generator: decides the permutations.
         smallest: a last batch with fewer examples is left out (those of a pass; another pass leaves others out).
     """
-    taken, passes = 0, 0
-    while (
-        n >= smallest
-        and (stage.steps is None or taken < stage.steps)
-        and (stage.epochs is None or passes < stage.epochs)
-    ):
-        for index in torch.randperm(n, generator=generator).split(batch_size):
-            if len(index) < smallest:
-                break
-            if stage.steps is not None and taken == stage.steps:
-                return
-            yield index
-            taken += 1
-        passes += 1
+    rest = n % batch_size
+    used = n if rest == 0 or rest >= smallest else n - rest
+    count, taken, done = -(-used // batch_size), 0, 0
+    while count and (stage.steps is None or taken < stage.steps) and (stage.epochs is None or done < stage.epochs):
+        due = count if stage.steps is None else min(count, stage.steps - taken)
+        yield torch.randperm(n, generator=generator)[: min(used, due * batch_size)]
+        taken, done = taken + due, done + 1
+
+
+def batch_indices(
+    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1
+) -> Iterator[Tensor]:
+    """Row numbers of a stage's mini-batches; see `passes`."""
+    for order in passes(n, stage, batch_size, generator, smallest):
+        yield from order.split(batch_size)
 
 
 def batches(module: ClientModule, examples: Examples, generator: torch.Generator) -> Iterator[tuple[Stage, Batch]]:

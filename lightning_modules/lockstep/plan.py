@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_modules.base import Batch
 from lightning_modules.lockstep.trainee import Trainee
-from lightning_modules.loop import batch_indices
+from lightning_modules.loop import passes
 from lightning_modules.phases import Stage
 
 AHEAD = 2**20
@@ -36,16 +36,17 @@ class Plan:
 
 
 def plan(trainee: Trainee, stage: Stage, size: int, smallest: int) -> Plan:
-    """Draw a client's order of examples for a stage; see `loop.batch_indices` for size and smallest."""
-    full: list[Tensor] = []
+    """Draw a client's order of examples for a stage; see `loop.passes` for size and smallest."""
+    full = [torch.empty(0, size, dtype=torch.int64)]
     others: dict[int, list[Tensor]] = {}
-    for index in batch_indices(trainee.count, stage, size, trainee.order, smallest):
-        if len(index) == size:
-            full.append(index)
-        else:
-            others.setdefault(len(full), []).append(index + trainee.first)
-    rows = torch.stack(full) + trainee.first if full else torch.empty(0, size, dtype=torch.int64)
-    return Plan(rows, others)
+    taken = 0
+    for order in passes(trainee.count, stage, size, trainee.order, smallest):
+        rows, count = order + trainee.first, len(order) // size
+        full.append(rows[: count * size].view(count, size))
+        taken += count
+        if len(rows) > count * size:
+            others.setdefault(taken, []).append(rows[count * size :])
+    return Plan(torch.cat(full), others)
 
 
 def gathered(trainees: Sequence[Trainee], plans: Sequence[Plan], first: int, end: int) -> Iterator[tuple[int, Batch]]:
