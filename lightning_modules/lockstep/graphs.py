@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch.fx.node import map_arg
 aten = torch.ops.aten
 SHAPED = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 ALIASES = (aten.alias.default, aten.detach.default)
-VIEWS = (*SHAPED, *ALIASES, aten.transpose.int, aten.permute.default, aten.select.int, aten.slice.Tensor,
-         aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.t.default)  # fmt: skip
 FILLED = {aten.ones_like.default: torch.ones, aten.zeros_like.default: torch.zeros, aten.new_zeros.default: torch.zeros}
 """Operations whose result follows from a shape alone."""
+STATISTICS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+"""Operations that move running statistics, arguments 3 and 4, without saying so in their schema."""
 
 
 def simplify(traced: GraphModule) -> None:
@@ -37,21 +38,39 @@ def simplify(traced: GraphModule) -> None:
     traced.graph.lint()
 
 
+def shared_with(node: Node) -> Node | None:
+    """The argument whose memory a node's result is in: of a view, of an operation in place, of a part of a tuple."""
+    if node.op != "call_function":
+        return None
+    if node.target in (operator.getitem, aten._unsafe_view.default):
+        return node.all_input_nodes[0]
+    if isinstance(node.target, torch._ops.OpOverload):
+        schema = node.target._schema
+        memory = {name for result in schema.returns if result.alias_info for name in result.alias_info.before_set}
+        for argument, given in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.before_set & memory and isinstance(given, Node):
+                return given
+    return None
+
+
+def root(node: Node) -> Node:
+    """The node that made the memory of a node's result."""
+    while (source := shared_with(node)) is not None:
+        node = source
+    return node
+
+
 def _written(graph: Graph) -> set[Node]:
-    """Nodes whose memory some operation writes to, themselves or through a view."""
-    found: set[Node] = set()
+    """Nodes whose memory some operation writes to."""
+    roots: set[Node] = set()
     for node in graph.nodes:
+        if node.target in STATISTICS:
+            roots.update(root(given) for given in node.args[3:5] if isinstance(given, Node))
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
                 if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node):
-                    found.update({node, given})
-    for node in reversed(graph.nodes):
-        if node in found and node.target in VIEWS:
-            found.add(node.args[0])
-    for node in graph.nodes:
-        if node.target in VIEWS and node.args[0] in found:
-            found.add(node)
-    return found
+                    roots.add(root(given))
+    return {node for node in graph.nodes if root(node) in roots}
 
 
 def _same(node: Node, written: set[Node]) -> Node | None:
@@ -108,16 +127,10 @@ def _join_biases(graph: Graph) -> None:
         if node.target is aten.add.Tensor and not node.kwargs:
             added, product = node.args
             if isinstance(added, Node) and isinstance(product, Node) and set(product.users) == {node}:
-                alike = example(product).shape == example(node).shape and example(added).dtype == example(node).dtype
-                if product.target is aten.bmm.default and alike:
+                result = example(node)
+                alike = example(product).shape == result.shape and example(product).dtype == result.dtype
+                if product.target is aten.bmm.default and alike and example(added).dtype == result.dtype:
                     node.target, node.args = aten.baddbmm.default, (added, *product.args)
-
-
-def root(node: Node) -> Node:
-    """What a node is a view of; itself, if it is none."""
-    while node.target in VIEWS:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def example(node: Node) -> Tensor:

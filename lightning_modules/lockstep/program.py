@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lightning_modules.lockstep.graphs import VIEWS
+from lightning_modules.lockstep.graphs import shared_with
 
 Rest = Callable[..., list[Tensor]]
 """From the inputs that change from call to call to the results."""
@@ -81,7 +81,7 @@ def _views(traced: GraphModule, fixed: Sequence[Node]) -> list[Node]:
     """What is nothing but a view of inputs that are given once."""
     found: dict[Node, None] = dict.fromkeys(fixed)
     for node in traced.graph.nodes:
-        if node.target in VIEWS and node.all_input_nodes[0] in found:
+        if shared_with(node) in found and not node.is_impure() and set(node.all_input_nodes) <= set(found):
             found[node] = None
     return list(found)[len(fixed) :]
 

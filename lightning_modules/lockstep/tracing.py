@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lightning_modules.base import Batch, Terms
 from lightning_modules.lockstep.graphs import simplify
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.updates import descend_in_place, leave_out_constants
+from lightning_modules.lockstep.updates import descend_in_place, leave_out_zeros
 from pflsim.types import Tensors
 
 Step = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -49,7 +49,7 @@ class TracedStep:
         given = [*self._values(values), *(part if self.stacked else part[0] for part in batch)]
         traced = self._trace(module, objective, [torch.zeros_like(p) for p in given])
         simplify(traced)
-        untouched = leave_out_constants(traced, len(self.trainable))
+        untouched = leave_out_zeros(traced, len(self.trainable))
         self.moved = tuple(name for at, name in enumerate(self.trainable) if at not in untouched)
         if plain:
             descend_in_place(traced, [at for at in range(len(self.trainable)) if at not in untouched])

@@ -15,13 +15,13 @@ PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm
 """Matrix products, and how they are added to a matrix."""
 
 
-def leave_out_constants(traced: GraphModule, count: int) -> list[int]:
-    """Take constants out of the first `count` results: gradients of what the objective does not touch."""
+def leave_out_zeros(traced: GraphModule, count: int) -> list[int]:
+    """Take constants of 0 out of the first `count` results: gradients of what the objective does not touch."""
     (output,) = (node for node in traced.graph.nodes if node.op == "output")
     results = list(output.args[0])
-    constant = [at for at, node in enumerate(results[:count]) if node.op == "get_attr"]
-    output.args = ([node for at, node in enumerate(results) if at not in constant],)
-    return constant
+    zeros = [at for at, node in enumerate(results[:count]) if node.op == "get_attr" and not example(node).any()]
+    output.args = ([node for at, node in enumerate(results) if at not in zeros],)
+    return zeros
 
 
 def descend_in_place(traced: GraphModule, moved: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ N, B = 3, 5
 
 
 class Toy(nn.Module):
-    """Products, a used and an unused parameter, a counter, a running mean, and a term in the weights."""
+    """Products, a used and an unused parameter, a counter, a running mean, a term in the weights and a linear one."""
 
     count: Tensor
     mean: Tensor
@@ -23,6 +23,7 @@ class Toy(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
         self.idle, self.frozen = nn.Parameter(torch.rand(2)), nn.Parameter(torch.rand(6))
+        self.linear = nn.Parameter(torch.rand(2))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(6))
         self.register_buffer("target", torch.rand(6, 4))
@@ -34,7 +35,7 @@ class Toy(nn.Module):
             self.count.add_(1)
             self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
         ce = nn.functional.cross_entropy(self.second(hidden), labels)
-        return {"ce": ce, "pull": 0.3 * (self.first.weight - self.target).square().sum()}
+        return {"ce": ce, "pull": 0.3 * (self.first.weight - self.target).square().sum() - 2 * self.linear.sum()}
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def stacked(toys: list[Toy]) -> dict[str, Tensor]:
     return {name: torch.stack([one[name].detach().clone() for one in named]) for name in named[0]}
 
 
-TRAINABLE = ("first.weight", "first.bias", "second.weight", "second.bias", "idle")
+TRAINABLE = ("first.weight", "first.bias", "second.weight", "second.bias", "linear", "idle")
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -154,3 +155,27 @@ def test_gradients_made_of_other_parameters_are_of_those_before_the_step(n: int)
                 assert parameter.grad is not None
                 parameter.data -= 0.1 * parameter.grad
                 torch.testing.assert_close(values[name][row], parameter.data, rtol=1e-12, atol=1e-14, msg=name)
+
+
+def test_scratch_memory_that_is_written_to_through_strides_is_made_anew() -> None:
+    """The gradient of a mean over an image of one pixel goes through `as_strided`."""
+    torch.manual_seed(2)
+    module = nn.Sequential(nn.Conv2d(2, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = module
+
+        def objective(self, batch: Batch) -> Terms:
+            return {"sum": self.net(batch[0]).square().sum()}
+
+    one, batch = Pooled(), (torch.rand(1, B, 2, 4, 4).double(), torch.zeros(1, B).long())
+    values = {name: p.detach().clone()[None] for name, p in one.named_parameters()}
+    step = TracedStep(one, "objective", tuple(values), values, batch, False)
+    gradients, _ = step.bind(values)(batch, 0.1)
+    one.objective((batch[0][0], batch[1][0]))["sum"].backward()
+    for found, (name, parameter) in zip(gradients, one.named_parameters(), strict=True):
+        assert parameter.grad is not None and parameter.grad.any()
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-12, atol=1e-14, msg=name)
