@@ -82,11 +82,12 @@ class Results:
 
 
 def growth(held: list[float]) -> tuple[float, float]:
-    """Memory held round by round, the first fifth left out: MB a round of the line through it, and the noise.
+    """Memory held round by round: MB a round of the line through it, and the noise.
 
-    The noise is the slope that would take all rounds to move by twice the deviation of the single values from the line.
+    The first fifth is left out, and the last round, at whose end the checkpoint is written. The noise is the slope that
+    would take all rounds to move by twice the deviation of the single values from the line.
     """
-    kept = held[len(held) // 5 :]
+    kept = held[len(held) // 5 : -1]
     n = len(kept)
     if n < 3:
         return 0.0, 0.0

@@ -236,9 +236,9 @@ class ClientHost:
         correct, loss = count(predict, examples, self.recipe.eval_batch_size)
         return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss)
 
-    def private_states(self) -> dict[int, Tensors]:
-        """Every client's private state."""
-        return self.states
+    def private_states(self, clients: Sequence[int] | None = None) -> dict[int, Tensors]:
+        """The private states of some clients, or of all that live here."""
+        return self.states if clients is None else {client: self.states[client] for client in clients}
 
     def _wake(self, client: int, round_number: int) -> None:
         self.module = self.modules[self.recipe.variant_of(client)]

@@ -18,6 +18,9 @@ from ray_actors.placement import Layout
 from ray_actors.pool import Pool
 from ray_actors.recipe import Recipe
 
+FETCHED = 10
+"""Clients whose private states the driver fetches at a time."""
+
 
 class RayExecutor:
     """Hosts as actors with explicit CPU and GPU requests; a handle is an object reference.
@@ -121,10 +124,12 @@ class RayExecutor:
         return ray.get(self.server.saved_state.remote())
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """Fetch the private states, one host at a time."""
-        for host in self.hosts:
-            states: dict[int, Tensors] = ray.get(host.private_states.remote())
-            yield from states.items()
+        """Fetch the private states, a few clients at a time, so that memory stays at these."""
+        for host, group in zip(self.hosts, self.layout.groups, strict=True):
+            for first in range(0, len(group), FETCHED):
+                states: dict[int, Tensors] = ray.get(host.private_states.remote(group[first : first + FETCHED]))
+                yield from states.items()
+                del states  # before the next ones come
 
     def _by_host(self, clients: Iterable[int]) -> list[tuple[Any, list[int]]]:
         """The hosts that have to do with these clients, each with its own of them."""

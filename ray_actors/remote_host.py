@@ -46,6 +46,6 @@ class RemoteHost:
         """As `ClientHost.evaluate`."""
         return self.host.evaluate(judge, clients, positions, *messages)
 
-    def private_states(self) -> dict[int, Tensors]:
+    def private_states(self, clients: Sequence[int]) -> Parcel:
         """As `ClientHost.private_states`."""
-        return self.host.private_states()
+        return Parcel(self.host.private_states(clients))

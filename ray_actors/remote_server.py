@@ -31,9 +31,9 @@ class RemoteServer:
         """As `ServerHost.numbers`."""
         return self.host.numbers()
 
-    def saved_state(self) -> object:
+    def saved_state(self) -> Parcel:
         """As `ServerHost.saved_state`."""
-        return self.host.saved_state()
+        return Parcel(self.host.saved_state())
 
     def send(self, clients: Sequence[int], new: bool = False) -> dict[int, tuple[ObjectRef, int]]:
         """For each client (they may be `new`) a reference to its message and the size in bytes; a message for many is

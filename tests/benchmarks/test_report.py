@@ -56,7 +56,7 @@ def test_targets(results: Results) -> None:
 
 
 def test_growth() -> None:
-    assert growth([5.0, 1.0, 3.0, 5.0, 7.0]) == pytest.approx((2.0, 0.0))
+    assert growth([5.0, 1.0, 3.0, 5.0, 7.0, 90.0]) == pytest.approx((2.0, 0.0))
     assert growth([1.0]) == (0.0, 0.0)
 
 
