@@ -16,33 +16,42 @@ from benchmarks.supervise import run_module
 from benchmarks.targets import verdicts
 from pflsim.environment import code, machine, versions
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
+NEEDED = ("FashionMNIST", "MNIST")
+"""Folders of the root."""
 LIMIT_S = 2400
+SEEN = 0.3
+"""Of the time of a case about memory, how much goes into looking at it at most."""
 QUICK_ROUNDS, QUICK_GROWTH_ROUNDS = 1, 6
 ABOUT = """All cases take about 40 minutes on two idle cores: the two CNN cases 8 each, ResNet 4 each, the others 1 to 3
-each. --quick, about 15 minutes, shows that everything works; its figures mean nothing and go to out/quick.json only."""
+each. --quick, about 15 minutes, shows that everything works; its figures mean nothing and go to out/trial.json only,
+as do those of --ways."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what the command line says; returns the exit status (1: something failed, the rest is written)."""
     given = _options(arguments)
-    results = Results.read(OUT / "results.json") if not given.quick else Results({}, {})
+    lacking = [name for name in NEEDED if given.cases != ["start"] and not (Path(given.root) / name / "raw").is_dir()]
+    if lacking:
+        print(f"error: no {lacking[0]}/raw in {Path(given.root).resolve()}: set --root", file=sys.stderr)
+        return 2
+    trial = given.quick or bool(given.ways)  # whose figures are no figures for the page
+    path, results = (OUT / "trial.json", Results({}, {})) if trial else (FIGURES, Results.read(FIGURES))
     results.environment.update({"versions": versions(), "machine": {**machine(), "cpu": _processor()}})
-    path = OUT / ("quick.json" if given.quick else "results.json")
     measured = code()  # before the page is written, which changes the repository
     for name in given.cases:
-        results.cases[name] = {**results.cases.get(name, {}), **_measure(CASES[name], given, measured)}
+        results.replace(name, _measure(CASES[name], given, measured))
         results.write(path)
-        if not given.quick:
+        if not trial:
             PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
     print()
-    for verdict in verdicts(results):
+    for verdict in verdicts(results) if not given.quick else ():
         told = f"{verdict.measured}: {'met' if verdict.met else 'MISSED'}" if verdict.measured else "not measured"
         print(f"{verdict.what}: {verdict.target}; {told}")
     failed = [error for error in results.errors() if error[0] in given.cases]
     for case, way, error in failed:
         print(f"FAILED {case}, {WAYS[way]}: {error} (out/logs/{case}-{way}.log)", file=sys.stderr)
-    print(f"written to {path.relative_to(ROOT)}" + ("" if given.quick else f" and {PAGE.relative_to(ROOT)}"))
+    print(f"written to {path.relative_to(ROOT)}" + ("" if trial else f" and {PAGE.relative_to(ROOT)}"))
     return 1 if failed else 0
 
 
@@ -61,7 +70,13 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
     for way in case.ways:
         if given.ways and way not in given.ways:
             continue
-        done = run_module("benchmarks.one", [case.name, way, *options], logs / f"{case.name}-{way}.log", given.limit)
+        done = run_module(
+            "benchmarks.one",
+            [case.name, way, *options],
+            logs / f"{case.name}-{way}.log",
+            given.limit,
+            SEEN if case.growth else None,
+        )
         found[way] = {**done, **head}
         print(f"  {WAYS[way]}: {_brief(done)}", flush=True)
     return found
@@ -91,13 +106,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", type=names(list(WAYS)), default=[], help=f"only these, of {', '.join(WAYS)}")
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=_positive,
         help="measured rounds of a case, after a first one; not of the memory cases",
     )
     parser.add_argument("--quick", action="store_true", help="few images and one measured round")
     parser.add_argument("--root", default="data", help="folder that holds FashionMNIST/raw and MNIST/raw")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is ended")
     return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+    return int(text)
 
 
 def _chosen(text: str, known: Sequence[str]) -> list[str]:

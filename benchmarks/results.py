@@ -1,4 +1,4 @@
-"""What was measured, case by case, in benchmarks/out/results.json."""
+"""What was measured, case by case, in docs/performance.json."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class Results:
         """Write it all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"environment": self.environment, "cases": self.cases}, indent=1) + "\n")
+
+    def replace(self, case: str, found: dict[str, dict[str, Any]]) -> None:
+        """Put a case measured anew in the place of what was there; a way that failed takes nobody's place."""
+        before = self.cases.get(case, {})
+        kept = {way: before[way] for way, new in found.items() if "error" in new and way in before}
+        self.cases[case] = {**found, **kept} if len(kept) < len(found) else before
 
     def way(self, case: str, way: str) -> dict[str, Any] | None:
         """Figures of a case in a way; None where it was not measured or failed."""

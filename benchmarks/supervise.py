@@ -17,7 +17,9 @@ from benchmarks.cases import ROOT
 from pflsim.memory import MemorySampler, held_mb
 
 
-def run_module(module: str, arguments: Sequence[str], log: Path, limit_s: float) -> dict[str, Any]:
+def run_module(
+    module: str, arguments: Sequence[str], log: Path, limit_s: float, seen: float | None = None
+) -> dict[str, Any]:
     """What `python -m module ... --out FILE` writes, with its peak of memory; or `{"error": ...}`.
 
     Args:
@@ -25,11 +27,12 @@ def run_module(module: str, arguments: Sequence[str], log: Path, limit_s: float)
         arguments: everything else on its command line.
         log: its output goes here.
         limit_s: it is ended after so many seconds.
+        seen: the largest part of the time in which memory is looked at; None: as little as usual.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, log.open("w", encoding="utf-8") as output:
         out, start = Path(folder) / "out.json", time.perf_counter()
-        before, sampler = held_mb(), MemorySampler()
+        before, sampler = held_mb(), MemorySampler() if seen is None else MemorySampler(seen)
         command = [sys.executable, "-m", module, *arguments, "--out", str(out)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -39,7 +42,8 @@ def run_module(module: str, arguments: Sequence[str], log: Path, limit_s: float)
         seconds = time.perf_counter() - start
         if code == 0 and out.exists():
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-            return {**found, "peak_mb": sampler.peak_mb - before, "wall": seconds}
+            peak = max([sampler.peak_mb - before, *found.get("held_mb", [])])
+            return {**found, "peak_mb": peak, "wall": seconds}
     why = f"no end after {limit_s:.0f} s" if code is None else _last_line(log)
     return {"error": f"status {code}: {why}" if code else why, "wall": seconds}
 

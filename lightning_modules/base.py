@@ -135,7 +135,7 @@ class ClientModule(LightningModule):
         """
         terms: Terms = getattr(self, phase.objective)(batch)
         torch.stack(list(terms.values())).sum().backward(inputs=list(parameters))
-        return {name: value.detach() for name, value in terms.items()}
+        return {name: value.detach().clone() for name, value in terms.items()}  # before the step, if it is a parameter
 
     # What every method has -----------------------------------------------------------------------------------------
 

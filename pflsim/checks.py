@@ -56,7 +56,7 @@ def check(settings: Settings) -> None:
     problems = list(_not_finite(values))
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
-    problems += [*_choices(values), *_length(settings), *_cohort(settings, broken)]
+    problems += [*_choices(values), *_length(settings), *_lockstep(settings), *_cohort(settings, broken)]
     problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings), *_holdout(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
@@ -127,6 +127,11 @@ def _length(settings: Settings) -> Iterator[str]:
             f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps} both say how long a client "
             "trains; give one and set the other to null"
         )
+
+
+def _lockstep(settings: Settings) -> Iterator[str]:
+    if str(settings.lockstep).lower() == "false" and settings.lockstep_clients is not None:
+        yield (f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out")
 
 
 def _cohort(settings: Settings, broken: set[str]) -> Iterator[str]:

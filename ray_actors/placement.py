@@ -95,7 +95,9 @@ def _share(cpus: float, actors: int) -> float:
     return 1.0 if actors <= cpus else int(cpus / actors * 10_000) / 10_000
 
 
-_LOOSEN = "set a smaller lockstep_clients, 1 for stacks of one (it changes the last digits of the results)"
+_LOOSEN = (
+    "set a smaller lockstep_clients, 1 for stacks of one, or lockstep=false (it changes the last digits of the results)"
+)
 
 
 def balance(

@@ -8,7 +8,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge
 from pflsim.messages import Message
-from pflsim.types import EvalRow, Tensors, TrainReport
+from pflsim.types import EvalRow, TrainReport
 from ray_actors.client_host import ClientHost
 from ray_actors.parcel import Parcel
 from ray_actors.recipe import Recipe

@@ -126,10 +126,13 @@ def test_stacks_are_a_matter_of_the_run() -> None:
     assert [*map(len, job("clients=12", "lockstep_clients=12").recipe.stacks)] == [12]
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedfcd"])
-def test_equal_on_actors(method: str, pool: Pool, tmp_path: Path) -> None:
-    """To the bit, wherever the stacks live."""
-    made = job(f"method={method}", *SMALL, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
+CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", *NORMED[:4]]
+
+
+@pytest.mark.parametrize(("method", "small"), [("fedprox", SMALL), ("fedfcd", SMALL), ("fedprox", CONV)])
+def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Path) -> None:
+    """To the bit, wherever the stacks live; also with convolutions, which go by how their weights lie in memory."""
+    made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.recipe.stacks
     alone = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
     layout = Layout(((*second, 4), first), 1, 0)

@@ -14,8 +14,20 @@ from torch.fx.node import map_arg
 aten = torch.ops.aten
 SHAPED = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 ALIASES = (aten.alias.default, aten.detach.default)
-FILLED = {aten.ones_like.default: torch.ones, aten.zeros_like.default: torch.zeros, aten.new_zeros.default: torch.zeros}
-"""Operations whose result follows from a shape alone."""
+FILLED = {
+    aten.ones_like.default: 1,
+    aten.zeros_like.default: 0,
+    aten.new_zeros.default: 0,
+}
+"""Operations whose result is filled with one number."""
+UNSAID = (
+    operator.getitem,
+    aten._unsafe_view.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.unsafe_chunk.default,
+)
+"""Operations whose results are in the memory of their argument though their schema does not say so."""
 STATISTICS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 """Operations that move running statistics, arguments 3 and 4, without saying so in their schema."""
 
@@ -34,21 +46,29 @@ def simplify(traced: GraphModule) -> None:
             traced.graph.erase_node(node)
     _fold(traced, written)
     _join_biases(traced.graph)
-    traced.graph.eliminate_dead_code()
-    traced.graph.lint()
+    clear(traced.graph)
+
+
+def clear(graph: Graph) -> None:
+    """Take out what nobody needs."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target in STATISTICS)
+    graph.lint()
 
 
 def shared_with(node: Node) -> Node | None:
     """The argument whose memory a node's result is in: of a view, of an operation in place, of a part of a tuple."""
     if node.op != "call_function":
         return None
-    if node.target in (operator.getitem, aten._unsafe_view.default):
+    if node.target in UNSAID:
         return node.all_input_nodes[0]
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
         memory = {name for result in schema.returns if result.alias_info for name in result.alias_info.before_set}
+        parts = any(isinstance(result.type, torch.ListType) for result in schema.returns)
         for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.before_set & memory and isinstance(given, Node):
+            if (alias := argument.alias_info) is None or not isinstance(given, Node):
+                continue
+            if alias.before_set & memory or (parts and "*" in alias.after_set):  # lists of views say (a -> *)
                 return given
     return None
 
@@ -62,15 +82,28 @@ def root(node: Node) -> Node:
 
 def _written(graph: Graph) -> set[Node]:
     """Nodes whose memory some operation writes to."""
-    roots: set[Node] = set()
-    for node in graph.nodes:
-        if node.target in STATISTICS:
-            roots.update(root(given) for given in node.args[3:5] if isinstance(given, Node))
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node):
-                    roots.add(root(given))
+    roots = {written for node in graph.nodes for written in _writes(node)}
     return {node for node in graph.nodes if root(node) in roots}
+
+
+def _writes(node: Node) -> set[Node]:
+    """The roots of what an operation writes to."""
+    given = list(node.args[3:5]) if node.target in STATISTICS else []
+    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given.append(value)
+    return {root(value) for value in given if isinstance(value, Node)}
+
+
+def postponable(node: Node, until: Node) -> bool:
+    """Whether a node would have the same value at a later one: nothing between them writes to what it is made of."""
+    made_of, at = {root(given) for given in node.all_input_nodes}, node.next
+    while at is not until:
+        if _writes(at) & made_of:
+            return False
+        at = at.next
+    return True
 
 
 def _same(node: Node, written: set[Node]) -> Node | None:
@@ -106,7 +139,8 @@ def _fold(traced: GraphModule, written: set[Node]) -> None:
         if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, Tensor):
             continue
         if node.target in FILLED:
-            known[node] = FILLED[node.target](value.shape, dtype=value.dtype, device=value.device)
+            like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            known[node] = like.fill_(FILLED[node.target])
         elif all(n in known for n in node.all_input_nodes):
             arguments, named = map_arg((node.args, node.kwargs), lambda n: known[n])  # type: ignore[misc,return-value]
             known[node] = node.target(*arguments, **named)
@@ -129,7 +163,8 @@ def _join_biases(graph: Graph) -> None:
             if isinstance(added, Node) and isinstance(product, Node) and set(product.users) == {node}:
                 result = example(node)
                 alike = example(product).shape == result.shape and example(product).dtype == result.dtype
-                if product.target is aten.bmm.default and alike and example(added).dtype == result.dtype:
+                alike = alike and example(added).dtype == result.dtype
+                if product.target is aten.bmm.default and alike and postponable(product, node):
                     node.target, node.args = aten.baddbmm.default, (added, *product.args)
 
 

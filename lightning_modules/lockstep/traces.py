@@ -27,9 +27,9 @@ class Traces:
         return len(self._made)
 
     def of(self, phase: Phase, trainable: tuple[str, ...], values: Tensors, batch: Batch) -> TracedStep:
-        """The step of a phase for values [n, ...] and a batch [n, B, ...] of these shapes."""
+        """The step of a phase for values [n, ...] and a batch [n, B, ...] of these shapes and strides."""
         settings = self.module.training_settings
-        key = (phase.objective, trainable, tuple((k, v.shape) for k, v in values.items()), batch[0].shape)
+        key = (phase.objective, trainable, tuple((k, v.shape, v.stride()) for k, v in values.items()), batch[0].shape)
         if key not in self._made:
             if len(self._made) == MOST:
                 self._made.clear()

@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_modules.base import Batch, Terms
-from lightning_modules.lockstep.graphs import simplify
+from lightning_modules.lockstep.graphs import example, simplify
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.updates import descend_in_place, leave_out_zeros
+from lightning_modules.lockstep.updates import copy_inputs, descend_in_place, leave_out_zeros
 from pflsim.types import Tensors
 
 Step = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -48,9 +48,11 @@ class TracedStep:
         self.terms: list[str] = []
         given = [*self._values(values), *(part if self.stacked else part[0] for part in batch)]
         traced = self._trace(module, objective, [torch.zeros_like(p) for p in given])
+        _refuse_decisions(traced, objective)
         simplify(traced)
         untouched = leave_out_zeros(traced, len(self.trainable))
         self.moved = tuple(name for at, name in enumerate(self.trainable) if at not in untouched)
+        copy_inputs(traced)
         if plain:
             descend_in_place(traced, [at for at in range(len(self.trainable)) if at not in untouched])
         self.program = Program(traced, len(given) - 2)
@@ -94,7 +96,24 @@ class TracedStep:
         def flat(*arguments: Tensor) -> list[Tensor]:
             return step(list(arguments[:count]), list(arguments[count:-2]), *arguments[-2:])
 
-        return make_fx(flat)(*arguments)
+        # Tracing runs the operations: whoever comes first must leave the random numbers as they were.
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=devices):
+            return make_fx(flat)(*arguments)
+
+
+def _refuse_decisions(traced: GraphModule, objective: str) -> None:
+    """Stop where a trace would hold what was decided by values, which are all zero in it."""
+    for node in traced.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        by_values = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        if node.target is torch.ops.aten.index.Tensor:  # only a mask decides
+            by_values = any(part is not None and example(part).dtype == torch.bool for part in node.args[1])
+        if by_values:
+            raise ValueError(
+                f"{objective} cannot be traced: the shape of {node.target}'s result depends on values; use "
+                "lockstep=false, or say lockstep = False in the class"
+            )
 
 
 class _Objective(nn.Module):
@@ -105,4 +124,11 @@ class _Objective(nn.Module):
         self.module, self.name = module, name
 
     def forward(self, batch: Batch) -> Terms:
-        return getattr(self.module, self.name)(batch)
+        before = dict(self.module.named_buffers())
+        terms: Terms = getattr(self.module, self.name)(batch)
+        for name, buffer in self.module.named_buffers():
+            if buffer is not before.get(name):
+                raise ValueError(
+                    f"{self.name} assigns to the buffer {name}, which would be lost: change it in place (copy_, mul_)"
+                )
+        return terms

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lightning_modules.lockstep.graphs import aten, example, root
+from lightning_modules.lockstep.graphs import aten, clear, example, postponable, root
 
 PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}
 """Matrix products, and how they are added to a matrix."""
@@ -24,6 +24,18 @@ def leave_out_zeros(traced: GraphModule, count: int) -> list[int]:
     return zeros
 
 
+def copy_inputs(traced: GraphModule) -> None:
+    """Copy those results that are inputs or views of inputs: they are meant as they are before the step."""
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    with traced.graph.inserting_before(output):
+        for at, found in enumerate(results):
+            if root(found).op == "placeholder":
+                results[at] = traced.graph.call_function(aten.clone.default, (found,))
+                results[at].meta["val"] = example(found)
+    output.args = (results,)
+
+
 def descend_in_place(traced: GraphModule, moved: Sequence[int]) -> None:
     """Turn the first results, gradients of the inputs `moved`, into p ← p − lr·gradient; lr is a new last input."""
     graph = traced.graph
@@ -32,17 +44,13 @@ def descend_in_place(traced: GraphModule, moved: Sequence[int]) -> None:
     results = list(output.args[0])
     with graph.inserting_after(inputs[-1]):
         lr = graph.placeholder("lr")
+    moving = {inputs[at] for at in moved}
     with graph.inserting_before(output):
-        # A gradient that is another parameter must be that parameter's value before its own step.
-        moving = {inputs[at] for at in moved}
-        gradients = [_copied(graph, found) if root(found) in moving else found for found in results[: len(moved)]]
-        output.args = ([*gradients, *results[len(moved) :]],)
         rate = graph.call_function(operator.neg, (lr,))
-        for at, gradient in zip(moved, gradients, strict=True):
+        for at, gradient in zip(moved, results, strict=False):
             _add(graph, inputs[at], gradient, rate, output, moving)
     output.args = (results[len(moved) :],)
-    graph.eliminate_dead_code()
-    graph.lint()
+    clear(graph)
 
 
 def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, moving: set[Node]) -> None:
@@ -51,6 +59,7 @@ def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, 
     """
     alone, shape, terms = set(gradient.users) == {user}, example(parameter).shape, gradient.args[:2]
     apart = alone and not gradient.kwargs and not any(isinstance(t, Node) and root(t) in moving for t in terms)
+    apart = apart and postponable(gradient, user)
     product: Any = PRODUCTS.get(gradient.target) if apart else None  # type: ignore[call-overload]
     if product is not None:
         graph.call_function(product, (parameter, *terms), {"alpha": rate})
@@ -63,9 +72,3 @@ def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, 
 
 def _both(terms: Sequence[Any], shape: torch.Size) -> bool:
     return terms[0] is not terms[1] and all(isinstance(t, Node) and example(t).shape == shape for t in terms)
-
-
-def _copied(graph: Graph, node: Node) -> Node:
-    copy = graph.call_function(aten.clone.default, (node,))
-    copy.meta["val"] = example(node)
-    return copy

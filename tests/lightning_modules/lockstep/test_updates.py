@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_modules.lockstep.graphs import simplify
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.updates import descend_in_place
+from lightning_modules.lockstep.updates import copy_inputs, descend_in_place
 
 
 def test_a_gradient_that_is_another_parameter_is_its_value_before_the_step() -> None:
@@ -18,6 +18,7 @@ def test_a_gradient_that_is_another_parameter_is_its_value_before_the_step() -> 
     a, b = torch.full((2, 2), 1.0), torch.full((2, 2), 2.0)
     traced = make_fx(gradients)(a, b, torch.zeros(1), torch.zeros(1))
     simplify(traced)
+    copy_inputs(traced)
     descend_in_place(traced, [0, 1])
     step = Program(traced, 2).bind([a, b])
     assert step(torch.zeros(1), torch.zeros(1), 0.5) == []
