@@ -78,8 +78,8 @@ def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> i
             raise SettingsError(f"placement.actors={placement.actors} must be between 1 and clients={clients}")
         if placement.actors > parts:
             raise SettingsError(
-                f"placement.actors={placement.actors}, but clients train in lockstep, in {parts} stacks, and a stack "
-                f"stays on one actor: {_LOOSEN}"
+                f"placement.actors={placement.actors}, but clients train in lockstep and a stack stays on one actor; "
+                f"stacks: {parts}; {_LOOSEN}"
             )
         return placement.actors
     if placement.clients_per_actor != "auto":

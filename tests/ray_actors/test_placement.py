@@ -141,7 +141,7 @@ def test_stacks_stay_whole() -> None:
     ("placement", "said"),
     [
         (Placement(clients_per_actor=2), r"clients_per_actor=2, but 3 clients train in lockstep.*lockstep_clients"),
-        (Placement(actors=3), r"actors=3, but clients train in lockstep, in 2 stacks.*lockstep_clients"),
+        (Placement(actors=3), r"actors=3, but clients train in lockstep.*stacks: 2.*lockstep_clients"),
     ],
 )
 def test_stacks_that_cannot_stay_whole_are_refused(placement: Placement, said: str) -> None:
