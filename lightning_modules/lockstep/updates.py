@@ -59,11 +59,13 @@ def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, 
     """
     alone, shape, terms = set(gradient.users) == {user}, example(parameter).shape, gradient.args[:2]
     apart = alone and not gradient.kwargs and not any(isinstance(t, Node) and root(t) in moving for t in terms)
-    apart = apart and postponable(gradient, user)
     product: Any = PRODUCTS.get(gradient.target) if apart else None  # type: ignore[call-overload]
+    summed = apart and gradient.target is aten.add.Tensor and _both(terms, shape)
+    if (summed or product is not None) and not postponable(gradient, graph.output_node()):
+        product, summed = None, False
     if product is not None:
         graph.call_function(product, (parameter, *terms), {"alpha": rate})
-    elif apart and gradient.target is aten.add.Tensor and _both(terms, shape):
+    elif summed:
         for term in terms:
             _add(graph, parameter, term, rate, gradient, moving)  # type: ignore[arg-type]
     else:
