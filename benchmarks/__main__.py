@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path, results = (OUT / "trial.json", Results({}, {})) if trial else (FIGURES, Results.read(FIGURES))
     results.environment.update({"versions": versions(), "machine": {**machine(), "cpu": _processor()}})
     measured = code()  # before the page is written, which changes the repository
+    failed: list[tuple[str, str, str]] = []
     for name in given.cases:
-        results.replace(name, _measure(CASES[name], given, measured))
+        found = _measure(CASES[name], given, measured)
+        failed += Results({name: found}, {}).errors()
+        results.replace(name, found)
         results.write(path)
         if not trial:
             PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
@@ -48,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verdict in verdicts(results) if not given.quick else ():
         told = f"{verdict.measured}: {'met' if verdict.met else 'MISSED'}" if verdict.measured else "not measured"
         print(f"{verdict.what}: {verdict.target}; {told}")
-    failed = [error for error in results.errors() if error[0] in given.cases]
     for case, way, error in failed:
         print(f"FAILED {case}, {WAYS[way]}: {error} (out/logs/{case}-{way}.log)", file=sys.stderr)
     print(f"written to {path.relative_to(ROOT)}" + ("" if trial else f" and {PAGE.relative_to(ROOT)}"))

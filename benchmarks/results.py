@@ -31,10 +31,11 @@ class Results:
         write_atomically(path, json.dumps({"environment": self.environment, "cases": self.cases}, indent=1) + "\n")
 
     def replace(self, case: str, found: dict[str, dict[str, Any]]) -> None:
-        """Put a case measured anew in the place of what was there; a way that failed takes nobody's place."""
-        before = self.cases.get(case, {})
-        kept = {way: before[way] for way, new in found.items() if "error" in new and way in before}
-        self.cases[case] = {**found, **kept} if len(kept) < len(found) else before
+        """Put a case measured anew in the place of what was there, whole, since ratios are of one run; one in which
+        something failed takes nobody's place.
+        """
+        if case not in self.cases or not any("error" in new for new in found.values()):
+            self.cases[case] = found
 
     def way(self, case: str, way: str) -> dict[str, Any] | None:
         """Figures of a case in a way; None where it was not measured or failed."""

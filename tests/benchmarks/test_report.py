@@ -111,3 +111,12 @@ def test_unknown_cases_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--cases", "mlp-20,nothing"])
     assert "nothing is not one of mlp-20" in capsys.readouterr().err
+
+
+def test_a_case_that_failed_takes_nobodys_place() -> None:
+    results = Results({"a": {"loop": {"at": 1}, "ray2": {"at": 1}}}, {})
+    results.replace("a", {"loop": {"at": 2}, "ray2": {"error": "no"}})
+    assert results.cases["a"] == {"loop": {"at": 1}, "ray2": {"at": 1}}  # ratios are of one run
+    results.replace("a", {"loop": {"at": 3}})
+    results.replace("b", {"loop": {"error": "no"}})
+    assert results.cases == {"a": {"loop": {"at": 3}}, "b": {"loop": {"error": "no"}}}
