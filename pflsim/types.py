@@ -16,6 +16,9 @@ Tensors = Mapping[str, Tensor]
 
 Split = Literal["train", "val", "test"]
 Buffers = Literal["aggregate", "local", "recalibrate"]
+Fault = Literal["dropout", "straggler", "error", "nonfinite"]
+"""What may befall a client in a round: absent or slow, as `faults` simulates it; left out since it raised an error or its
+actor died; values that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +104,5 @@ class RoundRecord:
     evaluations: tuple[EvalRow, ...]
     seconds: Mapping[str, float]
     """Wall seconds by part of the round: downlink, train, fuse, evaluate, ..."""
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    """What befell which client of the cohort; most have nothing here."""
