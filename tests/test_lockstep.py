@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,13 @@ import torch
 from support import Records, states
 
 from launch import CONFIGS, composed, composing, plain
+from lightning_modules import loop
+from lightning_modules.base import ClientModule
+from lightning_modules.lockstep.trainee import Trainee
+from pflsim.data.federated import Examples
 from pflsim.errors import SettingsError
 from pflsim.simulation import Simulation
+from ray_actors import client_host
 from ray_actors.inline import InlineExecutor
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
@@ -124,6 +131,53 @@ def test_stacks_are_a_matter_of_the_run() -> None:
     assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.recipe.stacks)] == [3, 4, 4]
     assert [*map(len, job("clients=12", "fraction=0.5").recipe.stacks)] == [6, 6]
     assert [*map(len, job("clients=12", "lockstep_clients=12").recipe.stacks)] == [12]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make stragglers of clients, by their numbers of examples; one in three does all of its work."""
+
+    def share(examples: int) -> float:
+        return (1.0, 0.4, 0.05)[examples % 3]
+
+    def train_slowly(module: ClientModule, examples: Examples, order: torch.Generator, *_: float) -> Any:
+        return loop.train(module, examples, order, share(len(examples)))
+
+    def slow_trainee(*given: Any, **named: Any) -> Trainee:
+        trainee = Trainee(*given, **named)
+        trainee.work = share(trainee.count)
+        return trainee
+
+    monkeypatch.setattr(client_host, "train", train_slowly)
+    monkeypatch.setattr(client_host, "Trainee", slow_trainee)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ONE_BY_ONE])
+def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that do a share of their work, in a stack with others, end as they do alone."""
+    made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
+    (stack,) = made.recipe.stacks
+    kinds = {len(made.partition.train[client]) % 3 for client in stack}
+    assert len(kinds) > 1, "no stragglers among them"
+    slow(monkeypatch)
+    assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, "local_epochs=2", together=5)
+
+
+def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch)
+    few = ["data=digits", "clients=5", "batch_size=8", "momentum=0.5", "weight_decay=0.01", "local_steps=9"]
+    assert_equal_to_the_loop(tmp_path, "method=fedrep", *few, "method.head_epochs=2", *NORMED)
+
+
+def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: ⌈share · batches⌉ of two epochs, alike in a stack and alone."""
+    slow(monkeypatch)
+    for lockstep in ("true", "false"):
+        made = job(*SMALL, "local_epochs=2", f"lockstep={lockstep}")
+        _, records = run(made, tmp_path / lockstep)
+        for report in (report for record in records.records for report in record.reports):
+            batches = 2 * -(-report.num_examples // 8)
+            share = (1.0, 0.4, 0.05)[report.num_examples % 3]
+            assert report.steps == max(1, math.ceil(share * batches))
 
 
 CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", *NORMED[:4]]

@@ -36,11 +36,14 @@ class Plan:
 
 
 def plan(trainee: Trainee, stage: Stage, size: int, smallest: int) -> Plan:
-    """Draw a client's order of examples for a stage; see `loop.passes` for size and smallest."""
+    """Draw a client's order of examples for a stage; see `loop.passes` for size and smallest.
+
+    A client that does a share of its work has the fewer batches, and leaves a stack the earlier.
+    """
     full = [torch.empty(0, size, dtype=torch.int64)]
     others: dict[int, list[Tensor]] = {}
     taken = 0
-    for order in passes(trainee.count, stage, size, trainee.order, smallest):
+    for order in passes(trainee.count, stage, size, trainee.order, smallest, trainee.work):
         rows, count = order + trainee.first, len(order) // size
         full.append(rows[: count * size].view(count, size))
         taken += count

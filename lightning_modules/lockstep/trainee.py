@@ -21,6 +21,7 @@ class Trainee:
         first, count: where its own lie in the pool.
         order: decides the order of its examples.
         stages: its schedule.
+        work: the share of every stage's batches that it takes, in (0, 1]; see `loop.passes`.
     """
 
     values: dict[str, Tensor]
@@ -29,6 +30,7 @@ class Trainee:
     count: int
     order: torch.Generator
     stages: tuple[Stage, ...]
+    work: float = 1.0
     taken: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,63 @@ def test_order_is_the_generators_and_new_in_every_pass() -> None:
 def test_epochs_and_steps_together_end_with_the_earlier() -> None:
     assert len(draw(10, 5, epochs=1, steps=9)) == 2
     assert len(draw(10, 5, epochs=9, steps=3)) == 3
+
+
+# A share of the work
+
+
+@given(n=st.integers(0, 40), size=st.integers(1, 12), work=st.floats(0.01, 1), epochs=st.integers(0, 3))
+def test_a_straggler_takes_the_first_batches(n: int, size: int, work: float, epochs: int) -> None:
+    """⌈work · n⌉ of those it would have taken, at least one; and the generator ends where it would have ended."""
+    for limits in ({"epochs": epochs, "steps": None}, {"epochs": None, "steps": 3 * epochs}):
+        stage, one, other = Stage((Phase(),), **limits), generator(), generator()
+        whole = list(batch_indices(n, stage, size, one))
+        found = list(batch_indices(n, stage, size, other, work=work))
+        assert len(found) == (max(1, math.ceil(work * len(whole))) if whole else 0)
+        assert all(torch.equal(a, b) for a, b in zip(found, whole, strict=False))
+        assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_a_share_of_every_stage() -> None:
+    """Three epochs of ten batches, then two steps, then none: nine, one and none, of the same examples as ever."""
+    schedule = (Phase("a", epochs=3), Phase("b", steps=2), Phase("c", epochs=0))
+    whole, slow = Client(schedule), Client(schedule)
+    assert train(whole, examples(40), generator())[0] == 32
+    steps, losses = train(slow, examples(40), generator(), 0.3)
+    assert steps == 10 and set(losses) == {"a/ce", "b/ce"}
+    taken = [0, 1, 2, 3, 4, 5, 6, 7, 8, 30]
+    assert all(torch.equal(s[1], whole.seen[at][1]) for s, at in zip(slow.seen, taken, strict=True))
+
+
+def test_phases_that_take_turns_do_the_same_share() -> None:
+    for every, steps in (("batch", 2), ("epoch", 4)):
+        module = Client((Alternate(TURNS, every),))  # type: ignore[arg-type]
+        assert train(module, examples(12), generator(), 0.5)[0] == steps  # two of three batches, of each
+        assert [name for name, *_ in module.seen] == (
+            ["pull", "ce"] * 2 if every == "batch" else ["pull"] * 2 + ["ce"] * 2
+        )
+
+
+@pytest.mark.parametrize("training", [{"local_epochs": 2}, {"local_steps": 7}])
+def test_the_whole_work_is_as_ever(training: dict[str, int]) -> None:
+    one, other, orders = Client(**training), Client(**training), (generator(), generator())
+    assert train(one, examples(), orders[0]) == train(other, examples(), orders[1], 1.0)
+    assert moved(one, values(other)) == set()
+    assert torch.equal(orders[0].get_state(), orders[1].get_state())
+
+
+def test_passes_are_drawn_as_they_always_were() -> None:
+    """A permutation for each pass, drawn when its turn comes, and nothing else."""
+    drawn = [index.tolist() for index in draw(5, 2, epochs=2)]
+    order = generator()
+    permutations = [torch.randperm(5, generator=order).tolist() for _ in range(2)]
+    assert drawn == [part for p in permutations for part in (p[:2], p[2:4], p[4:])]
+
+
+@pytest.mark.parametrize("work", [0.0, -0.5, 1.01, float("nan")])
+def test_shares_that_are_refused(work: float) -> None:
+    with pytest.raises(ValueError, match="share of its mini-batches"):
+        train(Client(), examples(), generator(), work)
 
 
 # Schedules
