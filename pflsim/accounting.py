@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pflsim.types import RoundRecord
@@ -45,9 +45,20 @@ class Ledger:
     def add(self, record: RoundRecord) -> Traffic:
         """Enter a round and return its traffic, all clients together."""
         entry = client_traffic(record)
+        self._enter(entry)
+        return total(entry.values())
+
+    @classmethod
+    def of(cls, rounds: Iterable[Mapping[int, Traffic]]) -> Ledger:
+        """The ledger of rounds of which each client's traffic is known."""
+        ledger = cls()
+        for entry in rounds:
+            ledger._enter(entry)
+        return ledger
+
+    def _enter(self, entry: Mapping[int, Traffic]) -> None:
         for client, traffic in entry.items():
             self.clients[client] = self.clients.get(client, Traffic()) + traffic
-        return total(entry.values())
 
     @property
     def total(self) -> Traffic:

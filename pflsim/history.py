@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from pflsim.accounting import Traffic
 from pflsim.metrics import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
-from pflsim.types import RoundRecord, Split
+from pflsim.types import Fault, RoundRecord, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class RoundMetrics:
         traffic: bytes of this round.
         traffic_total: bytes of all rounds up to this one.
         seconds: wall seconds by part of the round, and "total". Everything else is the same in every repetition.
+        faults: how many clients of the cohort had a fault, by kind; kinds that did not occur are left out.
     """
 
     round: int
@@ -35,6 +36,7 @@ class RoundMetrics:
     traffic: Traffic
     traffic_total: Traffic
     seconds: Mapping[str, float]
+    faults: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_seconds(self) -> float:
@@ -54,7 +56,14 @@ def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic)
         traffic=traffic,
         traffic_total=traffic_total,
         seconds=seconds,
+        faults=fault_counts(record.faults),
     )
+
+
+def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:
+    """How many clients had a fault, by kind, in one order; kinds that did not occur are left out."""
+    kinds = list(faults.values())
+    return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
 
 
 def finite(value: Any) -> Any:
@@ -82,6 +91,7 @@ def to_line(metrics: RoundMetrics) -> str:
             "up_bytes_total": metrics.traffic_total.up_bytes,
             "down_bytes_total": metrics.traffic_total.down_bytes,
         },
+        "faults": metrics.faults,
         "seconds": metrics.seconds,
     }
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
@@ -105,6 +115,7 @@ def from_line(line: str) -> RoundMetrics:
         traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
         traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
         seconds=_numbers(content["seconds"]),
+        faults=content.get("faults", {}),  # files of earlier versions have none
     )
 
 

@@ -99,7 +99,8 @@ def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
 class Summary:
     """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes.
 
-    `newcomers` is None where there are none, or not yet.
+    `newcomers` is None where there are none, or not yet. `resumed_after`: the rounds after which the run was continued,
+    one for each time; seconds are of all sittings, and memory is the most of any.
     """
 
     complete: bool
@@ -110,6 +111,7 @@ class Summary:
     traffic: Traffic
     peak_rss_mb: float
     newcomers: NewcomerFigures | None = None
+    resumed_after: tuple[int, ...] = ()
 
 
 def summarise(
@@ -119,6 +121,7 @@ def summarise(
     seconds: float,
     peak_rss_mb: float,
     newcomers: NewcomerFigures | None = None,
+    resumed_after: tuple[int, ...] = (),
 ) -> Summary:
     """Summarise the rounds done so far; there may be none."""
     return Summary(
@@ -130,6 +133,7 @@ def summarise(
         traffic=history[-1].traffic_total if history else Traffic(),
         peak_rss_mb=peak_rss_mb,
         newcomers=newcomers,
+        resumed_after=resumed_after,
     )
 
 
@@ -174,6 +178,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "accuracy": {model: _figures(figures) for model, figures in summary.accuracy.items()},
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
+        **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
         **_newcomers(summary),
     }
 

@@ -1,10 +1,15 @@
-"""The folder of a run: its name, its creation, its config.yaml."""
+"""The folder of a run: its name, its creation, its config.yaml, its lock; and which of several was the last."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,9 @@ from pflsim.errors import SettingsError
 from pflsim.files import write_atomically
 
 CONFIG = "config.yaml"
+LOCK = ".lock"
+NAME = re.compile(r"(\d{8}-\d{6})-[^-]+-[^-]+-s-?\d+(?:-(\d+))?")
+"""A name that `default_name` made: the time, and the number behind it where the name was taken."""
 
 
 def default_name(method: str, data: str, seed: int, now: datetime) -> str:
@@ -84,3 +92,69 @@ def write_config(folder: Path, settings: Mapping[str, Any]) -> None:
     import yaml
 
     write_atomically(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from working on a run folder for as long as this lasts, or this process does.
+
+    On a file system without locks there is none, and nothing is kept from anyone.
+
+    Raises:
+        SettingsError: another process has the folder, or its lock file cannot be opened.
+    """
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise SettingsError(f"run folder {folder} cannot be written to: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(handle)
+            raise SettingsError(f"run folder {folder} is in use by another process") from None
+    try:
+        yield
+    finally:
+        os.close(handle)  # and with it the lock goes; the file stays, since another may be waiting to open it
+
+
+def runs(root: str | Path = "runs") -> list[Path]:
+    """The run folders below `root` that have a name given by the time and a config.yaml, in the order they started."""
+    found: list[tuple[str, int, Path]] = []
+    for folder in Path(root).glob("*"):
+        name = NAME.fullmatch(folder.name)
+        if name and _has_content(folder / CONFIG):
+            found.append((name[1], int(name[2] or 1), folder))
+    return [folder for _, _, folder in sorted(found)]
+
+
+def last_run(root: str | Path = "runs") -> Path:
+    """The run folder below `root` that was started last.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    found = runs(root)
+    if not found:
+        raise SettingsError(f"there is no run folder in {root}")
+    return found[-1]
+
+
+def incomplete_runs(root: str | Path = "runs") -> list[Path]:
+    """The run folders below `root` whose summary.json is missing or says that not all is done, in their order."""
+    return [folder for folder in runs(root) if not _is_complete(folder)]
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["complete"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

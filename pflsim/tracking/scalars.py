@@ -27,12 +27,17 @@ def scalars(metrics: RoundMetrics) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes the scalars of each round into an event file that TensorBoard follows live."""
+    """Writes the scalars of each round into an event file that TensorBoard follows live.
 
-    def __init__(self, folder: Path):
+    Args:
+        folder: where the event files are.
+        resume_after: the round after which this one goes on; readers that have points of later ones drop them.
+    """
+
+    def __init__(self, folder: Path, resume_after: int | None = None):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._writer = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
 
     def write(self, metrics: RoundMetrics, memory_mb: float) -> None:
         """Append a round."""

@@ -13,6 +13,7 @@ from pflsim.memory import MemorySampler
 from pflsim.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
 from pflsim.tracking.per_client import PerClientFile
 from pflsim.tracking.scalars import TensorBoard
+from pflsim.tracking.sittings import Earlier, take_up
 from pflsim.types import NewcomerRecord, RoundRecord
 
 
@@ -23,23 +24,40 @@ class Tracker:
     (what metrics.jsonl says) and `ledger` (what per_client.csv says); nothing else decides the summary but the clock.
 
     Args:
-        folder: the run folder, in which none of these files exists yet.
+        folder: the run folder, in which none of these files exists yet, unless a run is taken up.
         meta: what the figures are about.
         watch: called with every round's figures once they are written, e.g. `Console.round`.
+        resume_after: take up the run in the folder after this round; what its files hold of later ones goes, and so
+            do its newcomers.
+
+    Raises:
+        SettingsError: the files of a run to be taken up have not all rounds up to that one; nothing was changed.
     """
 
-    def __init__(self, folder: Path, meta: RunMeta, watch: Callable[[RoundMetrics], None] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        meta: RunMeta,
+        watch: Callable[[RoundMetrics], None] | None = None,
+        *,
+        resume_after: int | None = None,
+    ):
+        resumes = resume_after is not None
+        self._earlier = take_up(folder, resume_after) if resumes else Earlier([], Ledger())
+        self._resumed_after = (*self._earlier.resumed_after, resume_after) if resumes else ()
         self.folder, self.meta = folder, meta
-        self.history: list[RoundMetrics] = []
-        self.ledger = Ledger()
+        self.history = self._earlier.history
+        self.ledger = self._earlier.ledger
         self.memory = MemorySampler()
         self._watch = watch
         self._start = time.perf_counter()
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
-        self._lines = (folder / "metrics.jsonl").open("x", encoding="utf-8")
-        self._per_client = PerClientFile(folder / "per_client.csv")
-        self._tensorboard = TensorBoard(folder / "tb")
+        self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
+        self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)
+        self._tensorboard = TensorBoard(folder / "tb", resume_after)
+        if resumes:  # so that the next sitting knows of this one, however this one ends
+            write_summary(folder, self._summarised(complete=False))
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write a round down and return its figures. Everything is on its way to the disk when this returns.
@@ -74,14 +92,17 @@ class Tracker:
         """
         if self._summary is None:
             self.memory.sample(force=True)
-            seconds = time.perf_counter() - self._start
-            figures = self._newcomers
-            self._summary = summarise(self.meta, self.history, complete, seconds, self.memory.peak_mb, figures)
+            self._summary = self._summarised(complete)
             write_summary(self.folder, self._summary)
             self._lines.close()
             self._per_client.close()
             self._tensorboard.close()
         return self._summary
+
+    def _summarised(self, complete: bool) -> Summary:
+        seconds = self._earlier.seconds + time.perf_counter() - self._start
+        peak = max(self._earlier.peak_mb, self.memory.peak_mb)
+        return summarise(self.meta, self.history, complete, seconds, peak, self._newcomers, self._resumed_after)
 
     def __enter__(self) -> Tracker:
         return self

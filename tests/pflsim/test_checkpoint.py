@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert folder == tmp_path / "checkpoints" / "round_0012"
     assert names(folder) == ["client_000.pt", "client_007.pt", "meta.json", "server.pt"]
     meta = json.loads((folder / "meta.json").read_text())
-    assert (meta["format"], meta["round"], meta["method"], meta["seed"]) == (1, 12, "test", 5)
+    assert (meta["format"], meta["round"], meta["header"]) == (2, 12, {"method": "test", "seed": 5})
     server = read_state(folder, "server")
     assert torch.equal(server.pop("table")[3]["w"], SERVER.table[3]["w"])
     assert server == {"units": [{"name": "a", "parameters": ["w"], "buffers": []}], "rate": None, "done": True}
@@ -98,7 +98,7 @@ def test_a_tampered_file_is_refused(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     (folder / "client_007.pt").write_bytes(data)
     read_state(folder, "client_000")
-    with pytest.raises(ValueError, match="client_007.pt is damaged"):
+    with pytest.raises(ValueError, match="is damaged: client_007.pt does not match its checksum"):
         read_state(folder, "client_007")
     shutil.copy(folder / "server.pt", folder / "client_001.pt")  # a file that meta.json knows nothing of
     with pytest.raises(ValueError, match="damaged"):

@@ -77,7 +77,7 @@ def test_files(tmp_path: Path) -> None:
         for split in ("test", "val")
         for phase in ("received", "trained")
     ]
-    assert added[0][5:] == ["1", "10", "2.0", "0", "100"] and added[5][5:] == ["18", "20", "2.0", "0", "50"]
+    assert added[0][5:] == ["1", "10", "2.0", "0", "100", ""] and added[5][5:] == ["18", "20", "2.0", "0", "50", ""]
 
 
 def test_curves(tmp_path: Path) -> None:

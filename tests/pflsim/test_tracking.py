@@ -98,8 +98,8 @@ def test_an_unevaluated_client_with_traffic_has_one_line_with_empty_names(tmp_pa
     track(tmp_path / "run", [record(1, evaluated=False)])
     with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert ",".join(rows[0]) == "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes"
-    expected = [["1", str(c), "", "", "", "0", "0", "0.0", str(100 + c), str(200 + c)] for c in record(1).cohort]
+    assert ",".join(rows[0]) == "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
+    expected = [["1", str(c), "", "", "", "0", "0", "0.0", str(100 + c), str(200 + c), ""] for c in record(1).cohort]
     assert rows[1:] == expected
 
 

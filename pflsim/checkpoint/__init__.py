@@ -1,0 +1,19 @@
+"""The state of a run between two rounds, as one folder that appears whole or not at all."""
+
+from pflsim.checkpoint.meta import FORMAT, BadCheckpoint
+from pflsim.checkpoint.read import Checkpoint, check_header, newest_checkpoint, read_state
+from pflsim.checkpoint.state import plain, restored
+from pflsim.checkpoint.write import CheckpointError, write_checkpoint
+
+__all__ = [
+    "FORMAT",
+    "BadCheckpoint",
+    "Checkpoint",
+    "CheckpointError",
+    "check_header",
+    "newest_checkpoint",
+    "plain",
+    "read_state",
+    "restored",
+    "write_checkpoint",
+]

@@ -1,0 +1,137 @@
+"""A state in plain form, as `torch.load` reads it with weights_only, and back again."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from pflsim.errors import SettingsError
+
+State = TypeVar("State")
+
+
+def plain(value: object) -> Any:
+    """Turn a state into what `torch.load` reads with weights_only.
+
+    A state is made of frozen dataclasses (each becomes a mapping of its fields), mappings, sequences, tensors, numbers
+    and strings. Tensors are copied and keep their strides where these leave no gaps, since sums may depend on them.
+
+    Raises:
+        TypeError: something else is in it.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)  # a view would save its whole base
+    if value is None:
+        return None
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # a NumPy float is a float, but weights_only would refuse it
+    raise TypeError(f"a state may hold dataclasses, mappings, sequences, tensors and plain values, not {type(value)}")
+
+
+def restored(example: State, saved: object) -> State:
+    """Rebuild a server's state from its plain form, by the types of the fields of its class.
+
+    Tuples are tuples again, nested dataclasses are themselves; numbers, tensors and names are as they were saved.
+
+    Args:
+        example: any state of the rule, e.g. the one before round 1: its class says how to rebuild, its values do not
+            matter.
+        saved: what `plain` made of a state of that class.
+
+    Raises:
+        SettingsError: it does not fit; says where.
+        TypeError: a field's type does not say how to rebuild it.
+    """
+    try:
+        return cast(State, _rebuilt(type(example), saved, "state"))
+    except _Misfit as misfit:
+        raise SettingsError(f"the server's state cannot be restored: {misfit}") from None
+
+
+class _Misfit(ValueError):
+    """A saved value is not of the type that its field has."""
+
+
+def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
+    """A value of the type `hint`; `where` names it in messages."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _any_of(get_args(hint), saved, where)
+    if origin is Literal:
+        return _checked(saved in get_args(hint), saved, hint, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass(hint, saved, where)
+    kind = origin or hint
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return _mapping(get_args(hint), _checked(isinstance(saved, Mapping), saved, hint, where), where)
+    if isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str:
+        items = _checked(isinstance(saved, list), saved, hint, where)
+        return _sequence(list if kind is list else tuple, get_args(hint), items, where)
+    if hint is None or hint is types.NoneType:
+        return _checked(saved is None, saved, "None", where)
+    if isinstance(hint, type) and issubclass(hint, bool | int | float | str | Tensor):
+        wide = (int, float) if hint is float else hint  # Python takes an int for a float
+        return _checked(isinstance(saved, wide), saved, hint, where)
+    raise TypeError(f"{where} has the type {hint}, which does not say how to rebuild it from a checkpoint")
+
+
+def _any_of(hints: Sequence[Any], saved: Any, where: str) -> Any:
+    """The first of several types that fits."""
+    if saved is None and types.NoneType in hints:
+        return None
+    *others, last = (hint for hint in hints if hint is not types.NoneType)
+    for hint in others:
+        with suppress(_Misfit):
+            return _rebuilt(hint, saved, where)
+    return _rebuilt(last, saved, where)
+
+
+def _dataclass(kind: type[Any], saved: Any, where: str) -> Any:
+    fields = [f.name for f in dataclasses.fields(kind)]
+    _checked(isinstance(saved, Mapping), saved, kind, where)
+    missing, unknown = [n for n in fields if n not in saved], [str(n) for n in saved if n not in fields]
+    if missing or unknown:
+        said = [f"{what} {', '.join(names)}" for what, names in (("without", missing), ("with", unknown)) if names]
+        raise _Misfit(f"{where} was saved {' and '.join(said)}, so by another version of this method")
+    hints = get_type_hints(kind)
+    return kind(**{name: _rebuilt(hints[name], saved[name], f"{where}.{name}") for name in fields})
+
+
+def _mapping(hints: Sequence[Any], saved: Mapping[Any, Any], where: str) -> dict[Any, Any]:
+    key, value = _told(hints, 2, where)
+    return {_rebuilt(key, k, f"a key of {where}"): _rebuilt(value, v, f"{where}[{k!r}]") for k, v in saved.items()}
+
+
+def _sequence(make: Callable[..., Any], hints: Sequence[Any], saved: Sequence[Any], where: str) -> Any:
+    if make is list or len(hints) == 1 or hints[1:] == (...,):
+        hints = [_told(hints[:1], 1, where)[0]] * len(saved)
+    if len(hints) != len(saved):
+        raise _Misfit(f"{where} was saved with {len(saved)} items instead of {len(hints)}")
+    return make(_rebuilt(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(hints, saved, strict=True)))
+
+
+def _told(hints: Sequence[Any], count: int, where: str) -> Sequence[Any]:
+    if len(hints) != count:
+        raise TypeError(f"{where}: its type does not say what is in it, so it cannot be rebuilt from a checkpoint")
+    return hints
+
+
+def _checked(fits: bool, saved: Any, hint: Any, where: str) -> Any:
+    if fits:
+        return saved
+    expected = getattr(hint, "__name__", hint)
+    raise _Misfit(
+        f"{where} was saved as {type(saved).__name__}, but is {expected} here: another version of this method"
+    )

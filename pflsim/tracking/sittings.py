@@ -1,0 +1,65 @@
+"""Taking up a run where it was left: what there is to build on, and the files cut back to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pflsim.accounting import Ledger
+from pflsim.history import RoundMetrics
+from pflsim.tracking import event_files, records
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What the sittings before left: nothing, for a new run.
+
+    Args:
+        history, ledger: of the rounds that stay.
+        seconds: wall seconds spent so far, those on rounds that are lost included.
+        peak_mb: the most memory, MB of 10⁶ bytes.
+        resumed_after: after which rounds the run was continued before this.
+    """
+
+    history: list[RoundMetrics]
+    ledger: Ledger
+    seconds: float = 0.0
+    peak_mb: float = 0.0
+    resumed_after: tuple[int, ...] = ()
+
+
+def take_up(folder: Path, after: int) -> Earlier:
+    """Cut metrics.jsonl, per_client.csv and the curves back to a round, and say what stays.
+
+    All is read and checked before anything is cut; each file is replaced at once, so that a run that is ended in the
+    middle of this can be taken up again.
+
+    Raises:
+        SettingsError: the files have not all rounds up to that one, or are not what this version writes.
+    """
+    found = records.read_records(folder)
+    kept = found.until(after)
+    summary = _summary(folder)
+    seconds, done = summary.get("seconds", 0.0), summary.get("rounds", -1) if "seconds" in summary else -1
+    lines = (*kept.history, *kept.lost)
+    earlier = Earlier(
+        history=list(kept.history),
+        ledger=kept.ledger(),
+        seconds=seconds + sum(line.total_seconds for line in lines if line.round > done),
+        peak_mb=summary.get("peak_rss_mb", 0.0),
+        resumed_after=tuple(summary.get("resumed_after", ())),
+    )
+    records.cut(folder, kept)
+    event_files.cut(folder / "tb", kept.history)
+    return earlier
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """summary.json of the sitting before, empty where there is none or it cannot be read."""
+    try:
+        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
