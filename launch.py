@@ -33,7 +33,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from pflsim.components import PARTS, SIDES, TARGET, settings_of, targets_of
-from pflsim.errors import SettingsError
+from pflsim.errors import RunError, SettingsError
+from pflsim.interrupts import Stopped
 from pflsim.names import nearest, unknown_key
 from pflsim.plain import settings_from
 from pflsim.settings import Settings
@@ -41,17 +42,25 @@ from pflsim.usage import groups_in, usage
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ConfigError = HydraException, OmegaConfBaseException
+RESUME = "resume="
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; returns the exit status (2: the settings are wrong, 130: interrupted)."""
+    """Run what the command line says.
+
+    Returns:
+        The exit status: 1, a run failed; 2, the settings are wrong; 128 + n, signal n has stopped it.
+    """
     options = _options(arguments)
     folders = [CONFIGS, *(Path(folder).absolute() for folder in options.config_dir)]
     if options.help:
         with suppress(BrokenPipeError):  # whoever read it has seen enough
             print(usage(folders), flush=True)
         return 0
+    asked = [text for text in options.overrides if text.startswith(RESUME)]
     try:
+        if asked:
+            return _resume(asked, options, folders)
         with composing(folders):
             jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
             configs = [composed(job, folders) for job in jobs]
@@ -63,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 128 + error.signum if isinstance(error, Stopped) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -83,7 +95,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, then run one after the other."""
+    """Check all runs, then run one after the other; one that fails does not keep the others from running."""
     from pflsim.checks import check, check_sweep
 
     for settings in runs:
@@ -91,11 +103,45 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     check_sweep(runs)
     from ray_actors.run import Runner
 
+    failed: list[str] = []
     with Runner() as runner:
         for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
+            name = f"[{number}/{len(runs)}] {' '.join(job)}"
             if len(runs) > 1:
-                print(f"[{number}/{len(runs)}] {' '.join(job)}", flush=True)
-            runner.run(settings)
+                print(name, flush=True)
+            try:
+                runner.run(settings)
+            except (SettingsError, RunError) as error:
+                if len(runs) == 1 or isinstance(error, Stopped):
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                failed.append(name)
+    if failed:
+        print(f"error: {len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
+    """Take up a run with its own settings; of others only those may be given that cannot change its results."""
+    from pflsim.resume import changed, run_folder, saved_settings
+    from pflsim.tracking.run_folder import is_complete
+
+    if len(asked) > 1 or options.multirun or options.cfg:
+        raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
+    folder = run_folder(asked[0].removeprefix(RESUME))
+    others = [text for text in options.overrides if not text.startswith(RESUME)]
+    settings = saved_settings(folder)
+    if others:
+        with composing(folders):
+            given = plain(composed(others, folders))
+            settings = changed(settings, given, [str(override.key_or_group) for override in parse(others)])
+    if is_complete(folder):
+        print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
+        return 0
+    from ray_actors.run import Runner
+
+    with Runner() as runner:
+        runner.resume(folder, settings)
     return 0
 
 

@@ -12,6 +12,7 @@ from pflsim.accounting import client_traffic, total
 from pflsim.checks import check
 from pflsim.console import Console
 from pflsim.execution import Executor
+from pflsim.journal import Journal
 from pflsim.memory import held_mb
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
@@ -95,6 +96,9 @@ class Stopwatch:
     def newcomers(self, record: NewcomerRecord) -> None:
         """There are none."""
 
+    def sync(self) -> None:
+        """There are no checkpoints to be sure of."""
+
 
 def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, Any]:
     """Run the settings.
@@ -110,7 +114,7 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
     prepared = time.perf_counter()
     folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, root=root)
     with Runner() as runner, Tracker(folder, job.meta, Console(job.meta).round) as tracker:
-        executor: Executor[Any] = runner._executor(job)()
+        executor: Executor[Any] = runner._executor(job)(Journal())
         executor.start()
         started = time.perf_counter()
         layout = getattr(executor, "layout", None)

@@ -9,12 +9,14 @@ from typing import Any
 
 from pflsim.errors import SettingsError
 from pflsim.names import nearest
+from pflsim.on_error import OnError
 from pflsim.settings import Placement, Settings
 
 CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),
     "init": ("same", "per_client"),
     "executor": ("ray", "inline"),
+    "on_nonfinite": ("abort", "drop", "keep"),
     "lockstep": ("true", "false", "auto"),
     "eval.on": ("all", "participants"),
     "placement.device": ("auto", "cpu", "cuda"),
@@ -37,11 +39,13 @@ AT_LEAST_ONE = (
 AT_LEAST_ZERO = (
     "weight_decay",
     "checkpoint.every",
+    "checkpoint.minutes",
     "placement.gpus",
     "eval.holdout_clients",
     "eval.finetune_epochs",
 )
 ABOVE_ZERO = ("lr", "lr_decay")
+PROBABILITIES = ("faults.dropout", "faults.straggler")
 SMALLEST_STORE = 75
 """MiB; Ray does not start with less."""
 
@@ -103,6 +107,11 @@ def _ranges(values: dict[str, Any]) -> Iterator[str]:
     for name in ABOVE_ZERO:
         if values[name] <= 0:
             yield f"{name}={values[name]}: expected a number above 0"
+    for name in PROBABILITIES:
+        if not 0 <= values[name] <= 1:
+            yield f"{name}={values[name]}: expected a probability, in [0, 1]"
+    if not 0 < values["faults.straggler_work"] < 1:
+        yield f"faults.straggler_work={values['faults.straggler_work']}: expected a share of the work, in (0, 1)"
     if not 0 <= values["momentum"] < 1:
         yield f"momentum={values['momentum']}: expected a number in [0, 1)"
     if not 0 <= values["seed"] < 2**63:
@@ -117,6 +126,10 @@ def _choices(values: dict[str, Any]) -> Iterator[str]:
         value = str(values[name]).lower() if isinstance(values[name], bool) else values[name]
         if value not in choices:
             yield f"{name}={value}: {nearest(str(value), choices)}"
+    try:
+        OnError.of(values["on_client_error"])
+    except SettingsError as error:
+        yield str(error)
     if values["run_dir"] == "":
         yield "run_dir= is empty: expected a folder; leave it out for one under runs/"
 

@@ -64,13 +64,15 @@ class Console:
         self.dash = "—" if _can_print("—", self.stream) else "-"
         self._seconds: list[float] = []
 
-    def start(self, folder: Path) -> None:
-        """Say what is about to run, and where its results go."""
+    def start(self, folder: Path, done: int | None = None) -> None:
+        """Say what is about to run, where its results go, and which rounds are done already."""
         meta = self.meta
         held = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
         self._print(f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{held}, "
                     f"{meta.rounds} rounds, seed {meta.seed}")  # fmt: skip
         self._print(f"run folder {folder}")
+        if done is not None:
+            self._print(f"goes on after round {done}")
         self._print("accuracy: mean over clients, on their test data; worst: mean of the worst tenth of the clients")
 
     def round(self, metrics: RoundMetrics) -> None:
@@ -124,6 +126,8 @@ class Console:
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, all processes together")
         self._print(f"run folder   {folder}")
         self._print(f"curves       {tensorboard_command(folder)}")
+        if not summary.complete:
+            self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
 
     def _table(self, summary: Summary) -> Table:
         from rich import box

@@ -87,6 +87,6 @@ def environment() -> dict[str, object]:
     return {"versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
 
 
-def write_environment(folder: Path) -> None:
-    """Write environment.json into a run folder."""
-    write_atomically(folder / "environment.json", json.dumps(environment(), indent=2, ensure_ascii=False) + "\n")
+def write_environment(folder: Path, name: str = "environment.json") -> None:
+    """Write environment.json, or the like of a later sitting, into a run folder."""
+    write_atomically(folder / name, json.dumps(environment(), indent=2, ensure_ascii=False) + "\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from pflsim.messages import Message, Uplink
@@ -20,13 +20,24 @@ class Sent(Generic[Handle]):
     downlinks: Mapping[int, Handle]
     down_bytes: Mapping[int, int]
 
+    def without(self, clients: Collection[int]) -> Sent[Handle]:
+        """The same for all but these clients, whose bytes still count."""
+        return Sent({c: h for c, h in self.downlinks.items() if c not in clients}, self.down_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Trained(Generic[Handle]):
-    """The uplinks of a round (each handle stands for those of one host) and what the hosts say of the training."""
+    """What a round's training came to; nothing of it counts before it is fused.
+
+    Args:
+        uplinks: each handle stands for those of some clients.
+        reports: what the hosts say, of those whose training came to something.
+        states: the private states after it, in a form that the executor knows.
+    """
 
     uplinks: Sequence[Handle]
     reports: tuple[TrainReport, ...]
+    states: Mapping[int, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,11 @@ class Judge:
 
 
 class Executor(Protocol[Handle]):
-    """Runs clients and server; inline or on Ray actors. Client ids come and go in ascending order."""
+    """Runs clients and server; inline or on Ray actors. Client ids come and go in ascending order.
+
+    Between two calls its state is the server's and every client's; `fuse` and `finetune` alone change it, both of them
+    wholly or not at all. So a call that was broken off can be made again.
+    """
 
     def start(self) -> None:
         """Bring up server and hosts."""
@@ -57,8 +72,8 @@ class Executor(Protocol[Handle]):
         """Have the server make the downlinks for these clients."""
         ...
 
-    def train(self, round_number: int, sent: Sent[Handle]) -> Trained[Handle]:
-        """Have those clients receive, train and reply."""
+    def train(self, round_number: int, sent: Sent[Handle], work: Mapping[int, float] | None = None) -> Trained[Handle]:
+        """Have those clients receive, train and reply; `work` is the share of their training that stragglers do."""
         ...
 
     def open(self, clients: Sequence[int]) -> Trained[Handle]:
@@ -66,7 +81,7 @@ class Executor(Protocol[Handle]):
         ...
 
     def fuse(self, trained: Trained[Handle]) -> None:
-        """Have the server fuse the replies, in the order of the client ids."""
+        """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on."""
         ...
 
     def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
@@ -101,5 +116,13 @@ class Executor(Protocol[Handle]):
         ...
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """Every client's private state, host by host, for a checkpoint."""
+        """Every client's private state, for a checkpoint."""
+        ...
+
+    def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
+        """Take over the states of a checkpoint, the server's in plain form.
+
+        Raises:
+            ValueError: it is no state of this server.
+        """
         ...

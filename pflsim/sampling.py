@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pflsim.errors import SettingsError
 from pflsim.seeding import numpy_generator
 
@@ -34,3 +36,20 @@ def cohort(seed: int, round_number: int, clients: int, fraction: float) -> tuple
 def coin(seed: int, round_number: int, p: float) -> bool:
     """A round's coin, true with probability p: the same for the server and all clients, without a message."""
     return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)
+
+
+def befallen(seed: int, purpose: str, round_number: int, clients: Iterable[int], p: float) -> tuple[int, ...]:
+    """Those of a round's clients whom something befalls, each with probability p.
+
+    A function of (seed, purpose, round, client): it does not matter who else takes part.
+
+    Args:
+        seed: the run's seed.
+        purpose: "dropout" or "straggler".
+        round_number: from 1.
+        clients: who takes part.
+        p: probability for each.
+    """
+    if p <= 0:
+        return ()
+    return tuple(c for c in clients if numpy_generator(seed, purpose, c, round_number).random() < p)

@@ -55,9 +55,23 @@ class Checkpoint:
     """When the state of a run is saved."""
 
     every: int = 0
-    """Save after every so many rounds; 0: only after the last."""
+    """Save after every so many rounds; the last round always."""
+    minutes: float = 10
+    """Save also at the end of a round when the last save, or the start, is so many minutes ago; 0: not for that."""
     keep: int = 1
-    """How many checkpoints to keep, the newest ones."""
+    """How many checkpoints to keep, the newest ones; the one with the best mean validation accuracy stays as well."""
+
+
+@dataclass
+class Faults:
+    """Absence and slowness that belong to the simulation, drawn from the seed for every client and round."""
+
+    dropout: float = 0.0
+    """Probability that a client of the round gets its message and is then not heard of; its state stays as it was."""
+    straggler: float = 0.0
+    """Probability that a client of the round does a share of its local work only."""
+    straggler_work: float = 0.5
+    """That share, in (0, 1): of each stretch of its training the first so many mini-batches, at least one."""
 
 
 @dataclass
@@ -103,6 +117,12 @@ class Settings:
     lockstep_clients: int | None = None
     """How many clients make a stack; null: about 5 taking part on a CPU (1 with convolutions), 64 on a GPU."""
     seed: int = 0
+    on_client_error: str = "retry(3)"
+    """When a client raises an error or its actor dies: retry(n) tries n times more, then ends the run; drop goes on
+    without the client in that round; abort ends the run."""
+    on_nonfinite: str = "abort"
+    """When a client's loss or message is not finite: abort ends the run, drop goes on without the client in that round,
+    keep lets it be fused."""
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""
     run_dir: str | None = None
@@ -110,4 +130,5 @@ class Settings:
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    faults: Faults = field(default_factory=Faults)
     trace: Trace = field(default_factory=Trace)

@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
-from pflsim.checkpoint import write_checkpoint
+from pflsim.checkpoint import Staged, stage_checkpoint
+from pflsim.errors import RunError
 from pflsim.execution import Executor, Judge, Sent, Trained
+from pflsim.interrupts import Interrupts, Stopped
+from pflsim.journal import Journal
+from pflsim.metrics import validation_score
 from pflsim.trace import write_message, write_server
-from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, Split
+from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split
 
 Handle = TypeVar("Handle")
 
@@ -31,12 +35,15 @@ class Plan:
         eval_every: evaluate every so many rounds, and in the last.
         eval_all: judge all clients, not only those of the round.
         trace_rounds: rounds whose messages are written out.
-        checkpoint_every, checkpoint_keep: as in the settings.
+        checkpoint_every, checkpoint_seconds, checkpoint_keep: as in the settings, minutes as seconds.
         opening: all clients reply once before round 1.
         header: what a checkpoint says of the run.
         units: names of the fusion units, in their order, for the trace.
         newcomers: clients that join after the last round.
         finetune_epochs: how long they then train.
+        judged_by: the model that the method is judged by.
+        absentees, stragglers: round by round, of the cohort; empty: none in any round.
+        straggler_work: the share of its work that a straggler does.
     """
 
     method: str
@@ -49,12 +56,31 @@ class Plan:
     eval_all: bool = True
     trace_rounds: tuple[int, ...] = ()
     checkpoint_every: int = 0
+    checkpoint_seconds: float = 0.0
     checkpoint_keep: int = 1
     opening: bool = False
     header: Mapping[str, str | int] | None = None
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()
     finetune_epochs: int = 1
+    judged_by: Literal["personal", "global"] = "personal"
+    absentees: tuple[tuple[int, ...], ...] = ()
+    stragglers: tuple[tuple[int, ...], ...] = ()
+    straggler_work: float = 0.5
+
+    def absent(self, round_number: int) -> tuple[int, ...]:
+        """Who of a round's cohort is not heard of."""
+        return self.absentees[round_number - 1] if self.absentees else ()
+
+    def slow(self, round_number: int) -> tuple[int, ...]:
+        """Who of those that are heard of does a share of its work."""
+        here = self.stragglers[round_number - 1] if self.stragglers else ()
+        return tuple(client for client in here if client not in self.absent(round_number))
+
+    @property
+    def judged(self) -> tuple[str, str]:
+        """Which model is judged, and when: as in `EvalRow`."""
+        return self.judged_by, self.judged_phase if self.judged_by == "personal" else "received"
 
     @property
     def rounds(self) -> int:
@@ -73,6 +99,10 @@ class Listener(Protocol):
         """Newcomers have joined, after the last round; not called where the plan has none."""
         ...
 
+    def sync(self) -> None:
+        """Force to the disk what was written down: a checkpoint of these rounds is about to count."""
+        ...
+
 
 class Simulation(Generic[Handle]):
     """Runs a plan on an executor and tells a listener.
@@ -82,28 +112,91 @@ class Simulation(Generic[Handle]):
         plan: what to do.
         folder: the run folder, for trace/ and checkpoints/.
         listener: hears of every round.
+        journal: is told of what went wrong without ending the run; also where the executor tells it.
+        interrupts: says when to stop.
+        done: the last round that is done already, where the executor has the states after it; None: none is.
     """
 
-    def __init__(self, executor: Executor[Handle], plan: Plan, folder: Path, listener: Listener):
+    def __init__(
+        self,
+        executor: Executor[Handle],
+        plan: Plan,
+        folder: Path,
+        listener: Listener,
+        journal: Journal | None = None,
+        interrupts: Interrupts | None = None,
+        done: int | None = None,
+    ):
         self.executor, self.plan, self.folder, self.listener = executor, plan, folder, listener
+        self.journal, self.interrupts = journal or Journal(), interrupts or Interrupts()
+        self.done = done
+        self._saved, self._saved_at = done, time.monotonic()
+        self._score: float | None = None
+        self._ahead = False  # whether the executor's state is that of a round that is not written down yet
 
     def run(self) -> None:
-        """All rounds; round 0 is the opening, where the method has one. Then newcomers join, where there are any."""
-        if self.plan.opening:
-            self.listener.round(self._opening())
-        for round_number, cohort in enumerate(self.plan.cohorts, start=1):
-            self.listener.round(self._round(round_number, cohort))
-        if self.plan.newcomers:
-            self.listener.newcomers(self._welcome())
+        """All rounds that are left; round 0 is the opening, where the method has one. Then newcomers join, where there
+        are any.
+
+        Raises:
+            Stopped: a signal has asked for it; the state after the last whole round is saved.
+        """
+        try:
+            if self.plan.opening and self.done is None:
+                self._finish(self._opening())
+            for round_number in range((self.done or 0) + 1, self.plan.rounds + 1):
+                self._finish(self._round(round_number, self.plan.cohorts[round_number - 1]))
+            if self.plan.newcomers:
+                with self.interrupts.abandonable():
+                    record = self._welcome()
+                self.listener.newcomers(record)
+        except RunError:
+            self._save_what_is_done()
+            raise
+        except KeyboardInterrupt:
+            if self.interrupts.requested is None or self.interrupts.count > 1:
+                raise
+            self._save_what_is_done()
+            raise Stopped(self.interrupts.requested) from None
+
+    def _save_what_is_done(self) -> None:
+        """Save the state after the last whole round, unless it is saved, or has gone on already."""
+        if self.done != self._saved and not self._ahead and (staged := self._stage(self.done or 0)) is not None:
+            self._publish(staged)
+
+    def _finish(self, record: RoundRecord) -> None:
+        """Write a round down, save the state where it is due, and stop where that is asked for.
+
+        The checkpoint is written first and takes its place last: one that is there has all its rounds in the records.
+        """
+        self._score = validation_score(record.evaluations, self.plan.judged)
+        seconds, staged = dict(record.seconds), None
+        if self._must_save(record.round):
+            with _timed(seconds, "checkpoint"):
+                staged = self._stage(record.round)
+        faults = {**record.faults, **self.journal.take_faults()}
+        self.listener.round(replace(record, seconds=seconds, faults=faults))
+        self.done, self._ahead = record.round, False
+        if staged is not None:
+            self._publish(staged)
+        if self.interrupts.requested is not None:
+            raise KeyboardInterrupt
+
+    def _must_save(self, round_number: int) -> bool:
+        waited, limit = time.monotonic() - self._saved_at, self.plan.checkpoint_seconds
+        return round_number > 0 and (self._is_due(round_number, self.plan.checkpoint_every) or 0 < limit <= waited)
 
     def _round(self, round_number: int, cohort: tuple[int, ...]) -> RoundRecord:
         seconds: dict[str, float] = {}
-        with _timed(seconds, "downlink"):
-            sent = self.executor.send(cohort)
-        with _timed(seconds, "train"):
-            trained = self.executor.train(round_number, sent)
+        absent, slow = self.plan.absent(round_number), self.plan.slow(round_number)
+        with self.interrupts.abandonable():
+            with _timed(seconds, "downlink"):
+                sent = self.executor.send(cohort)
+            with _timed(seconds, "train"):
+                work = dict.fromkeys(slow, self.plan.straggler_work)
+                trained = self.executor.train(round_number, sent.without(absent), work)
         with _timed(seconds, "fuse"):
-            self.executor.fuse(trained)
+            self._fuse(trained)
         if round_number in self.plan.trace_rounds:
             with _timed(seconds, "trace"):
                 self._trace(round_number, sent, trained)
@@ -111,20 +204,23 @@ class Simulation(Generic[Handle]):
         del sent, trained  # the messages may go now
         with _timed(seconds, "evaluate"):
             rows = self._evaluate(round_number, cohort)
-        if self._is_due(round_number, self.plan.checkpoint_every):
-            with _timed(seconds, "checkpoint"):
-                self._save(round_number)
-        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds)
+        faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
+        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults)
 
     def _opening(self) -> RoundRecord:
         seconds: dict[str, float] = {}
         everyone = tuple(range(self.plan.clients))
         with _timed(seconds, "opening"):
-            replied = self.executor.open(everyone)
-            self.executor.fuse(replied)
+            with self.interrupts.abandonable():
+                replied = self.executor.open(everyone)
+            self._fuse(replied)
         if 0 in self.plan.trace_rounds:
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
+
+    def _fuse(self, trained: Trained[Handle]) -> None:
+        self._ahead = True
+        self.executor.fuse(trained)
 
     def _welcome(self) -> NewcomerRecord:
         plan = self.plan
@@ -168,15 +264,33 @@ class Simulation(Generic[Handle]):
             folder, round_number, self.executor.server_numbers(), {"method": method, "units": ",".join(self.plan.units)}
         )
 
-    def _save(self, round_number: int) -> None:
-        write_checkpoint(
-            self.folder / "checkpoints",
-            round_number,
-            self.executor.server_state(),
-            self.executor.client_states(),
-            {"method": self.plan.method, **(self.plan.header or {})},
-            self.plan.checkpoint_keep,
-        )
+    def _stage(self, round_number: int) -> Staged | None:
+        """Write the state after a round aside; where that fails it is told, and older checkpoints are as they were."""
+        self._saved_at = time.monotonic()
+        try:
+            return stage_checkpoint(
+                self.folder / "checkpoints",
+                round_number,
+                self.executor.server_state(),
+                self.executor.client_states(),
+                {"method": self.plan.method, **(self.plan.header or {})},
+                self._score,
+            )
+        except OSError as error:
+            self._not_saved(round_number, error)
+            return None
+
+    def _publish(self, staged: Staged) -> None:
+        try:
+            self.listener.sync()
+            staged.publish(self.plan.checkpoint_keep)
+        except OSError as error:
+            self._not_saved(staged.round, error)
+        else:
+            self._saved = staged.round
+
+    def _not_saved(self, round_number: int, error: OSError) -> None:
+        self.journal.say(f"no checkpoint after round {round_number}: {error}; the run goes on, older ones are kept")
 
 
 @contextmanager

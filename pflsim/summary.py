@@ -100,7 +100,8 @@ class Summary:
     """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes.
 
     `newcomers` is None where there are none, or not yet. `resumed_after`: the rounds after which the run was continued,
-    one for each time; seconds are of all sittings, and memory is the most of any.
+    one for each time; seconds are of all sittings, and memory is the most of any. `actor_restarts`: how many actors
+    died and were replaced.
     """
 
     complete: bool
@@ -112,6 +113,7 @@ class Summary:
     peak_rss_mb: float
     newcomers: NewcomerFigures | None = None
     resumed_after: tuple[int, ...] = ()
+    actor_restarts: int = 0
 
 
 def summarise(
@@ -179,6 +181,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
         **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
+        **({"actor_restarts": summary.actor_restarts} if summary.actor_restarts else {}),
         **_newcomers(summary),
     }
 

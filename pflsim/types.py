@@ -17,8 +17,8 @@ Tensors = Mapping[str, Tensor]
 Split = Literal["train", "val", "test"]
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]
-"""What may befall a client in a round: absent or slow, as `faults` simulates it; left out since it raised an error or its
-actor died; values that are not finite."""
+"""What may befall a client in a round: absent or slow, as `faults` simulates it; left out, since it raised an error or
+its actor died; values that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)

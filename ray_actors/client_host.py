@@ -25,7 +25,7 @@ from pflsim.payload import payload_bytes
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.threads import torch_threads
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
-from ray_actors.recipe import Recipe
+from ray_actors.recipe import InitialStates, Recipe
 
 
 class ClientHost:
@@ -43,7 +43,7 @@ class ClientHost:
     """
 
     def __init__(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]):
-        self.recipe = recipe
+        self.recipe, self.clients = recipe, tuple(clients)
         self.device = torch.device(recipe.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("placement.gpus asks for a GPU, but torch sees none on this node; set placement.gpus=0")
@@ -51,9 +51,7 @@ class ClientHost:
             torch.cuda.set_per_process_memory_fraction(recipe.gpu_share, self.device)
         with torch_threads(recipe.threads):
             self.modules = {v: recipe.build(v) for v in sorted({recipe.variant_of(c) for c in clients})}
-            self.states: dict[int, Tensors] = {
-                c: recipe.initial_state(c, self.modules[recipe.variant_of(c)]) for c in clients
-            }
+            self.states: dict[int, Tensors] = InitialStates(recipe, self.modules)
         for module in self.modules.values():
             module.to(self.device)
             if self.device.type == "cpu":  # where convolutions are faster with the channels last in memory
@@ -70,35 +68,44 @@ class ClientHost:
 
     def ready(self) -> list[int]:
         """The clients that live here; answers when the host is up."""
-        return list(self.states)
+        return list(self.clients)
 
     def train(
-        self, round_number: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
+        self,
+        round_number: int,
+        clients: Sequence[int],
+        positions: Sequence[int],
+        *downlinks: Message,
+        work: Mapping[int, float] | None = None,
     ) -> tuple[list[Uplink], list[TrainReport]]:
-        """Have clients receive, train and reply, one after the other.
+        """Have clients receive, train and reply, one unit (a stack, or a client) after the other.
 
         Args:
             round_number: from 1.
             clients: who takes part.
             positions: for each of them, the index of its message in `downlinks`.
             downlinks: the messages, each once.
+            work: the share of their training that stragglers do.
+
+        Raises:
+            ClientError: with it the states of that unit are as they were.
         """
         messages = {client: downlinks[at] for client, at in zip(clients, positions, strict=True)}
         replies: dict[int, tuple[Uplink, TrainReport]] = {}
-        for stack in self.recipe.stacks:
-            present = [client for client in stack if client in messages]
-            replies.update(self._train_together(round_number, present, messages) if present else {})
-        for client in clients:
-            if client not in replies:
-                replies[client] = self._train(round_number, client, messages[client])
+        for unit in self.recipe.units(clients):
+            if unit[0] in self.pools:
+                replies.update(self._train_together(round_number, unit, messages, work or {}))
+            else:
+                replies[unit[0]] = self._train(round_number, unit[0], messages[unit[0]], (work or {}).get(unit[0], 1.0))
         return [replies[c][0] for c in clients], [replies[c][1] for c in clients]
 
     def _train_together(
-        self, round_number: int, clients: Sequence[int], downlinks: Mapping[int, Message]
+        self, round_number: int, clients: Sequence[int], downlinks: Mapping[int, Message], work: Mapping[int, float]
     ) -> dict[int, tuple[Uplink, TrainReport]]:
         start, seed = time.perf_counter(), self.recipe.seed
         trainees: dict[int, Trainee] = {}
         replies: dict[int, tuple[Uplink, TrainReport]] = {}
+        states: dict[int, Tensors] = {}
         with torch_threads(self.recipe.threads):
             for client in clients:
                 own = self.shards[client]
@@ -111,9 +118,11 @@ class ClientHost:
                     order = torch_generator(seed, "batches", client, round_number)
                     pool, first = self.pools[client].examples, self.pools[client].first[client]
                     stages = self.module.stages()
-                    trainees[client] = Trainee(worn(self.module), pool, first, len(own.train), order, stages)
+                    trainees[client] = Trainee(
+                        worn(self.module), pool, first, len(own.train), order, stages, work=work.get(client, 1.0)
+                    )
             with (
-                _told(clients[0], round_number, f"local training in lockstep with clients {[*clients[1:]]}"),
+                _told(clients[0], round_number, _together(clients), tuple(clients)),
                 seeded_global(seed, "lockstep", clients[0], round_number),
             ):
                 self.locksteps[self.recipe.variant_of(clients[0])].train(list(trainees.values()))
@@ -123,14 +132,15 @@ class ClientHost:
                     wear(self.module, trainee.values)
                     self.module.eval()
                     uplink = self.module.reply(own)
-                    self.states[client] = snapshot(self.module.state_dict())
+                    states[client] = snapshot(self.module.state_dict())
                 report = TrainReport(client, own.num_examples, trainee.taken, trainee.losses, payload_bytes(uplink))
                 replies[client] = uplink, report
+        self.states.update(states)
         seconds, steps = time.perf_counter() - start, sum(t.taken for t in trainees.values())
         share = {client: t.taken / steps if steps else 1 / len(trainees) for client, t in trainees.items()}
         return {c: (up, replace(report, seconds=seconds * share[c])) for c, (up, report) in replies.items()}
 
-    def _train(self, round_number: int, client: int, downlink: Message) -> tuple[Uplink, TrainReport]:
+    def _train(self, round_number: int, client: int, downlink: Message, work: float) -> tuple[Uplink, TrainReport]:
         start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed
         with (
             _told(client, round_number, "local training"),
@@ -140,7 +150,7 @@ class ClientHost:
             self._wake(client, round_number)
             self._receive(own, downlink)
             order = torch_generator(seed, "batches", client, round_number)
-            steps, losses = train(self.module, own.train, order)
+            steps, losses = train(self.module, own.train, order, work)
             self.module.eval()
             uplink = self.module.reply(own)
             self.states[client] = snapshot(self.module.state_dict())
@@ -238,7 +248,7 @@ class ClientHost:
 
     def private_states(self, clients: Sequence[int] | None = None) -> dict[int, Tensors]:
         """The private states of some clients, or of all that live here."""
-        return self.states if clients is None else {client: self.states[client] for client in clients}
+        return {client: self.states[client] for client in (self.clients if clients is None else clients)}
 
     def _wake(self, client: int, round_number: int) -> None:
         self.module = self.modules[self.recipe.variant_of(client)]
@@ -258,6 +268,11 @@ class ClientHost:
             self.module.recalibrate(own.train)
 
 
+def _together(clients: Sequence[int]) -> str:
+    others = ", ".join(map(str, clients[1:]))
+    return f"local training in lockstep with clients {others}" if others else "local training"
+
+
 @contextmanager
 def _one_epoch(module: ClientModule) -> Iterator[None]:
     """Where the module's schedule takes the run's length, that is one epoch inside the block."""
@@ -270,9 +285,9 @@ def _one_epoch(module: ClientModule) -> Iterator[None]:
 
 
 @contextmanager
-def _told(client: int, round_number: int, phase: str) -> Iterator[None]:
+def _told(client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None) -> Iterator[None]:
     """Say of an error whose it was."""
     try:
         yield
     except Exception as error:
-        raise ClientError(client, round_number, phase, f"{type(error).__name__}: {error}") from error
+        raise ClientError(client, round_number, phase, f"{type(error).__name__}: {error}", suspects) from error

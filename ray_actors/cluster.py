@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
+from pathlib import Path
 from types import TracebackType
 
 import psutil
 import ray
 
 from pflsim.settings import Placement
+from ray_actors import local_ray
 from ray_actors.placement import ACTOR_MB, Layout, Supply
 from ray_actors.pool import Pool
 
@@ -23,6 +24,7 @@ class LocalRay:
     def __init__(self) -> None:
         self._theirs = ray.is_initialized()
         self._size: tuple[int, int, int] | None = None  # CPUs, GPUs, MiB of store of the Ray that we started
+        self._folder: Path | None = None
         self._request: tuple[float, float] | None = None
         self._pool = Pool()
 
@@ -47,28 +49,16 @@ class LocalRay:
         if self._theirs or (self._size and self._size[:2] == (cpus, gpus) and self._size[2] >= store_mb):
             return
         self.close()
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
-        logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-        ray.init(
-            address="local",
-            _node_ip_address="127.0.0.1",  # nothing outside this machine can reach it
-            num_cpus=cpus,
-            num_gpus=gpus,
-            object_store_memory=store_mb * 2**20,
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-        )
+        self._folder = local_ray.start(cpus, gpus, store_mb)
         self._size = cpus, gpus, store_mb
 
     def close(self) -> None:
         """End the actors, and the Ray that we started."""
         self._pool.close()
         self._request = None
-        if self._size:
-            ray.shutdown()
-            self._size = None
+        if self._folder:
+            local_ray.stop(self._folder)
+            self._size = self._folder = None
 
     def __enter__(self) -> LocalRay:
         return self

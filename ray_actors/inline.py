@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge, Sent, Trained
+from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
+from pflsim.on_error import OnError
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
+from ray_actors.attempts import Attempts, Failure, Reply
 from ray_actors.client_host import ClientHost
 from ray_actors.recipe import Recipe
+from ray_actors.referee import Referee
 from ray_actors.server_host import ServerHost
 
 Content = Message | Sequence[Uplink]
 
 
 class InlineExecutor:
-    """One host with all clients, beside the server; a handle is the message itself."""
+    """One host with all clients, beside the server; a handle is the message itself.
+
+    Args:
+        recipe, dataset, partition: for the host.
+        rule, federation: for the server.
+        on_error: what becomes of clients that fail.
+        journal: hears of them.
+    """
 
     def __init__(
-        self, recipe: Recipe, dataset: Dataset, partition: Partition, rule: ServerRule, federation: Federation
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        partition: Partition,
+        rule: ServerRule,
+        federation: Federation,
+        on_error: OnError | None = None,
+        journal: Journal | None = None,
     ):
         self._parts = recipe, dataset, partition, rule, federation
+        self.journal = journal or Journal()
+        self.referee = Referee(on_error or OnError("abort"), recipe.on_nonfinite, self.journal)
 
     def start(self) -> None:
         """Build server and host."""
@@ -42,35 +63,40 @@ class InlineExecutor:
 
     def finetune(self, round_number: int, sent: Sent[Content], epochs: int) -> None:
         """Train newcomers, in turn."""
-        clients, messages = list(sent.downlinks), list(sent.downlinks.values())
-        self.host.finetune(round_number, epochs, clients, range(len(clients)), *messages)  # type: ignore[arg-type]
+        down: Any = sent.downlinks
+        found = self._settled([(client,) for client in down], lambda tries: tries.finetune(round_number, epochs, down))
+        self.host.states.update(found)
 
-    def train(self, round_number: int, sent: Sent[Content]) -> Trained[Content]:
-        """Train the clients that were sent something, in turn."""
-        clients, messages = list(sent.downlinks), list(sent.downlinks.values())
-        uplinks, reports = self.host.train(round_number, clients, range(len(clients)), *messages)  # type: ignore[arg-type]
-        return Trained([uplinks], tuple(reports))
+    def train(
+        self, round_number: int, sent: Sent[Content], work: Mapping[int, float] | None = None
+    ) -> Trained[Content]:
+        """Train the clients that were sent something, unit by unit."""
+        down: Any = sent.downlinks
+        units = self.host.recipe.units(down)
+        return self._trained(self._settled(units, lambda tries: tries.train(round_number, down, work or {})))
 
     def open(self, clients: Sequence[int]) -> Trained[Content]:
         """Reply, in turn."""
-        uplinks, reports = self.host.open(clients)
-        return Trained([uplinks], tuple(reports))
+        return self._trained(self._settled([(client,) for client in clients], lambda tries: tries.open()))
 
     def fuse(self, trained: Trained[Content]) -> None:
         """Fuse."""
         self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
+        self.host.states.update(trained.states)  # type: ignore[arg-type]
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
+        messages: Any = {}
         if judge.model == "global":
             message = self.server.global_message()
-            return (
-                [] if message is None else self.host.evaluate(judge, judge.clients, [0] * len(judge.clients), message)
-            )
-        if judge.phase == "received":
+            if message is None:
+                return []
+            messages = dict.fromkeys(judge.clients, message)
+        elif judge.phase == "received":
             messages = (self.send(judge.clients) if sent is None else sent).downlinks
-            return self.host.evaluate(judge, list(messages), range(len(messages)), *messages.values())  # type: ignore[arg-type]
-        return self.host.evaluate(judge, judge.clients, ())
+        units = [(client,) for client in (messages or judge.clients)]
+        found = self._settled(units, lambda tries: tries.evaluate(judge, messages))
+        return [row for client in sorted(found) for row in found[client]]
 
     def downlink(self, handle: Content) -> Message:
         """The message itself."""
@@ -93,6 +119,32 @@ class InlineExecutor:
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state."""
         yield from self.host.private_states().items()
+
+    def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
+        """Take over saved states."""
+        self.server.restore(server)
+        self.host.states.update(clients)
+
+    def _settled(
+        self, units: Sequence[tuple[int, ...]], work: Callable[[Attempts], Mapping[int, Any]]
+    ) -> dict[int, Any]:
+        """The results of those that came to something, however often it had to be tried."""
+        found: dict[int, Any] = {}
+        pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(unit, 0, None) for unit in units]
+        while pending:
+            unit, tries, before = pending.pop(0)
+            results = work(Attempts(self.host, [unit]))
+            found.update({client: r for client, r in results.items() if not isinstance(r, Failure)})
+            for failure in dict.fromkeys(r for r in results.values() if isinstance(r, Failure)):
+                rest = self.referee.again(failure, tries, before)
+                pending += [(rest, tries + 1, failure)] if rest else []
+        return found
+
+    def _trained(self, found: Mapping[int, Reply]) -> Trained[Content]:
+        replies = [found[client] for client in sorted(found)]
+        self.referee.kept(replies)
+        states = {reply.report.client: reply.state for reply in replies}
+        return Trained([[reply.uplink for reply in replies]], tuple(reply.report for reply in replies), states)
 
 
 def _sent(messages: Mapping[int, Message]) -> Sent[Content]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -25,9 +26,21 @@ class Pool:
     def hosts(self, count: int, num_cpus: float, num_gpus: float) -> list[Any]:
         """So many client actors, each with these requests; they may still be starting."""
         kept = self._hosts.setdefault((num_cpus, num_gpus), [])
-        made = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(RemoteHost)
-        kept.extend(made.remote() for _ in range(count - len(kept)))
+        kept.extend(_host(num_cpus, num_gpus) for _ in range(count - len(kept)))
         return kept[:count]
+
+    def replace(self, actor: Any) -> Any:
+        """A new actor in place of one that died."""
+        with suppress(Exception):  # it may be dead already, or be about to die
+            ray.kill(actor)
+        if actor is self._server:
+            self._server = None
+            return self.server()
+        for (num_cpus, num_gpus), kept in self._hosts.items():
+            if actor in kept:
+                kept[kept.index(actor)] = made = _host(num_cpus, num_gpus)
+                return made
+        raise ValueError("this actor is not of this pool")
 
     def server(self) -> Any:
         """The server actor. It asks for no CPU of its own, for it works while the hosts wait."""
@@ -41,3 +54,7 @@ class Pool:
             if actor is not None:
                 ray.kill(actor)
         self._hosts, self._server = {}, None
+
+
+def _host(num_cpus: float, num_gpus: float) -> Any:
+    return ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(RemoteHost).remote()

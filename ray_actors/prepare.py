@@ -18,13 +18,14 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
-from pflsim.sampling import cohort
+from pflsim.on_error import OnError
+from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
 from pflsim.simulation import Plan
 from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
-from pflsim.types import ClientInfo, Split
+from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.recipe import Recipe
 from ray_actors.stacks import stacks
 
@@ -41,6 +42,7 @@ class Job:
         plan: for the round loop.
         meta: for whatever is written down.
         work: mini-batches a round of every client, for the placement.
+        initial: a client's private state at the beginning, for its size.
     """
 
     settings: Settings
@@ -52,6 +54,12 @@ class Job:
     plan: Plan
     meta: RunMeta
     work: tuple[int, ...]
+    initial: Tensors
+
+    @property
+    def on_error(self) -> OnError:
+        """What becomes of clients that fail."""
+        return OnError.of(self.settings.on_client_error)
 
 
 def prepare(settings: Settings) -> Job:
@@ -77,6 +85,7 @@ def prepare(settings: Settings) -> Job:
         gpu_share=1 / settings.placement.actors_per_gpu,
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
+        on_nonfinite=cast(Any, settings.on_nonfinite),
     )
     if len(recipe.models) > settings.clients:
         raise SettingsError(
@@ -108,6 +117,7 @@ def prepare(settings: Settings) -> Job:
         _plan(settings, partition, module, meta, rule),
         meta,
         work,
+        module.state_dict(),
     )
 
 
@@ -177,10 +187,10 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
 
 def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]) -> Plan:
     splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
-    rounds = range(1, settings.rounds + 1)
+    cohorts = tuple(_cohort(settings, t, rule) for t in range(1, settings.rounds + 1))
     return Plan(
         method=meta.method,
-        cohorts=tuple(_cohort(settings, t, rule) for t in rounds),
+        cohorts=cohorts,
         clients=_trained(settings),
         splits=splits,
         judged_phase=module.judged_phase,
@@ -189,13 +199,26 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         eval_all=settings.eval.on == "all",
         trace_rounds=tuple(settings.trace.rounds),
         checkpoint_every=settings.checkpoint.every,
+        checkpoint_seconds=60 * settings.checkpoint.minutes,
         checkpoint_keep=settings.checkpoint.keep,
         header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
         opening=rule.opening,
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(_trained(settings), settings.clients)),
         finetune_epochs=settings.eval.finetune_epochs,
+        judged_by=module.judged_by,
+        absentees=_befallen(settings, "dropout", settings.faults.dropout, cohorts),
+        stragglers=_befallen(settings, "straggler", settings.faults.straggler, cohorts),
+        straggler_work=settings.faults.straggler_work,
     )
+
+
+def _befallen(
+    settings: Settings, what: str, p: float, cohorts: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Whom something befalls in every round; nothing at all where it cannot."""
+    rounds = enumerate(cohorts, start=1)
+    return tuple(befallen(settings.seed, what, t, clients, p) for t, clients in rounds) if p > 0 else ()
 
 
 def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:

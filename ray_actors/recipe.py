@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,7 @@ class Recipe:
         eval_batch_size: examples per forward pass in evaluation; None: as suits the device.
         stacks: clients that train in lockstep, stack by stack; a stack lives whole on one host, and all of it has one
             variant. Who is in none trains alone.
+        on_nonfinite: what becomes of a client whose losses or message are not finite: abort, drop or keep.
     """
 
     client: Callable[[Net, Training], ClientModule]
@@ -46,6 +47,7 @@ class Recipe:
     threads: int = 1
     eval_batch_size: int | None = None
     stacks: tuple[tuple[int, ...], ...] = ()
+    on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
 
     def variant_of(self, client: int) -> int:
         """Which of the models a client has."""
@@ -56,11 +58,35 @@ class Recipe:
         with seeded_global(self.seed, "init", client):
             return self.client(self.models[variant](self.input_shape, self.num_classes), self.training)
 
-    def initial_state(self, client: int, common: ClientModule) -> Tensors:
-        """A client's private state before the first round; `common` is a module as `build(variant)` makes it."""
-        state = snapshot(common.state_dict())
-        if self.init == "per_client":
-            shared = set(common.shared.parameters(common)) | set(common.shared.buffers(common))
-            own = snapshot(self.build(self.variant_of(client), client).state_dict())
-            state.update({key: value for key, value in own.items() if key not in shared})
+    def units(self, clients: Collection[int]) -> list[tuple[int, ...]]:
+        """Who of some clients works together, unit by unit: what there is of each stack, then everyone else alone."""
+        held = set(clients)
+        present = [tuple(client for client in stack if client in held) for stack in self.stacks]
+        together = [unit for unit in present if unit]
+        return together + [(client,) for client in sorted(held.difference(*together))]
+
+
+class InitialStates(dict[int, Tensors]):
+    """Every client's private state before the first round, made when it is first asked for.
+
+    Args:
+        recipe: says how.
+        modules: of every variant, as `Recipe.build(variant)` makes them; what they hold is copied.
+    """
+
+    def __init__(self, recipe: Recipe, modules: Mapping[int, ClientModule]):
+        self._recipe = recipe
+        self._common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
+        self._shared = {
+            variant: {*module.shared.parameters(module), *module.shared.buffers(module)}
+            for variant, module in modules.items()
+        }
+
+    def __missing__(self, client: int) -> Tensors:
+        recipe, variant = self._recipe, self._recipe.variant_of(client)
+        state = self._common[variant]
+        if recipe.init == "per_client":
+            own = snapshot(recipe.build(variant, client).state_dict())
+            state = {**state, **{key: value for key, value in own.items() if key not in self._shared[variant]}}
+            self[client] = state
         return state

@@ -1,4 +1,8 @@
-"""The executor on Ray: client hosts and the server are actors, and messages go between them by object reference."""
+"""The executor on Ray: client hosts and the server are actors, and messages go between them by object reference.
+
+The states of the clients and of the server are objects in Ray's store, which the driver holds references to. Actors get
+them with every call and give new ones back, so that a process that dies takes nothing with it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,25 @@ from ray import ObjectRef
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge, Sent, Trained
+from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
+from pflsim.on_error import OnError
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
+from ray_actors.crew import Crew, Task
+from ray_actors.parcel import Parcel
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
-from ray_actors.recipe import Recipe
+from ray_actors.recipe import InitialStates, Recipe
+from ray_actors.referee import Referee
+from ray_actors.server_actor import ServerActor
 
 FETCHED = 10
 """Clients whose private states the driver fetches at a time."""
+PARTS = 8
+"""Calls into which the training of one host is divided, at most: what a dead actor has to do again is the last part."""
+
+Units = Sequence[tuple[int, ...]]
 
 
 class RayExecutor:
@@ -30,6 +44,8 @@ class RayExecutor:
         rule, federation: for the server.
         layout: which clients live on which actor, and what an actor asks for.
         pool: where the actors come from.
+        on_error: what becomes of clients that fail, and of actors that die.
+        journal: hears of them.
     """
 
     def __init__(
@@ -41,108 +57,161 @@ class RayExecutor:
         federation: Federation,
         layout: Layout,
         pool: Pool,
+        on_error: OnError | None = None,
+        journal: Journal | None = None,
     ):
-        self._parts = recipe, dataset, partition, rule, federation
-        self.layout, self._host_of = layout, layout.host_of()
-        self.server: Any = pool.server()
-        self.hosts = pool.hosts(len(layout.groups), layout.num_cpus, layout.num_gpus)
+        self.recipe, self.layout, self._host_of = recipe, layout, layout.host_of()
+        self.journal = journal or Journal()
+        on_error = on_error or OnError("retry", 3)
+        self.referee = Referee(on_error, recipe.on_nonfinite, self.journal)
+        self.server = ServerActor(pool, (rule, federation, recipe.threads), on_error, self.journal)
+        self.crew = Crew(pool, layout, (recipe, dataset, partition), self.referee)
+        self.states: dict[int, ObjectRef] = {}
 
     def start(self) -> None:
         """Settle the actors and wait until all of them are up."""
-        recipe, dataset, partition, rule, federation = self._parts
-        data, rows = ray.put(dataset), ray.put(partition)
-        settled = [self.server.settle.remote(rule, federation, recipe.threads)]
-        for host, group in zip(self.hosts, self.layout.groups, strict=True):
-            settled.append(host.settle.remote(recipe, data, rows, group))
-        ray.get(settled)
+        self.states = {}
+        self.server.settle()
+        self.crew.settle()
+        self.server.wait()
+        self.crew.wait()
 
-    def send(self, clients: Sequence[int], new: bool = False) -> Sent[ObjectRef]:
-        """Have the server store the messages; the driver gets references and sizes."""
-        sent: dict[int, tuple[ObjectRef, int]] = ray.get(self.server.send.remote(clients, new))
-        return Sent({c: ref for c, (ref, _) in sent.items()}, {c: size for c, (_, size) in sent.items()})
+    def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+        """Have the server make the messages; the driver gets references and sizes."""
+        return self._sent(clients)
 
-    def train(self, round_number: int, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
-        """Train on all hosts at once and wait for their reports; the uplinks stay where they are."""
-        started = []
-        for host, clients in self._by_host(sent.downlinks):
-            positions, unique = _unique([sent.downlinks[c] for c in clients])
-            task = host.train.options(num_returns=2)
-            started.append(task.remote(round_number, clients, positions, *unique))
-        return _trained(started)
+    def join(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+        """Have the server make what newcomers are sent."""
+        return self._sent(clients, new=True)
+
+    def _sent(self, clients: Sequence[int], new: bool = False) -> Sent[ObjectRef]:
+        sent, *refs = self.server.ask("send", list(clients), new, returns=1 + len(clients))
+        found = ray.get(sent)
+        return Sent({c: refs[at] for c, (at, _) in found.items()}, {c: size for c, (_, size) in found.items()})
+
+    def train(
+        self, round_number: int, sent: Sent[ObjectRef], work: Mapping[int, float] | None = None
+    ) -> Trained[ObjectRef]:
+        """Train on all hosts at once and wait for their reports; uplinks and states stay where they are."""
+        work = dict(work or {})
+
+        def call(host: Any, units: Units) -> list[ObjectRef]:
+            positions, brought = self._brought(units, sent.downlinks)
+            made = host.train.options(num_returns=2 + len(positions))
+            return made.remote(units, positions, round_number, work, *brought)
+
+        done = self.crew.run(
+            self._tasks(self.recipe.units(sent.downlinks), round_number, "local training", PARTS), call
+        )
+        return self._trained(done)
 
     def open(self, clients: Sequence[int]) -> Trained[ObjectRef]:
         """Have all hosts reply at once."""
-        return _trained([host.open.options(num_returns=2).remote(mine) for host, mine in self._by_host(clients)])
+
+        def call(host: Any, units: Units) -> list[ObjectRef]:
+            _, brought = self._brought(units)
+            return host.open.options(num_returns=2).remote(units, [], *brought)
+
+        return self._trained(self.crew.run(self._tasks(_alone(clients), 0, "opening"), call))
 
     def fuse(self, trained: Trained[ObjectRef]) -> None:
         """Hand the references to the server and wait for it."""
-        ray.get(self.server.fuse.remote(*trained.uplinks))
-
-    def join(self, clients: Sequence[int]) -> Sent[ObjectRef]:
-        """Have the server store what newcomers are sent."""
-        return self.send(clients, new=True)
+        self.server.change("fuse", *trained.uplinks)
+        self.states = {**self.states, **trained.states}  # type: ignore[dict-item]
 
     def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
         """Train newcomers on all hosts at once."""
-        started = []
-        for host, clients in self._by_host(sent.downlinks):
-            positions, unique = _unique([sent.downlinks[c] for c in clients])
-            started.append(host.finetune.remote(round_number, epochs, clients, positions, *unique))
-        ray.get(started)
+
+        def call(host: Any, units: Units) -> list[ObjectRef]:
+            positions, brought = self._brought(units, sent.downlinks)
+            made = host.finetune.options(num_returns=1 + len(positions))
+            return made.remote(units, positions, round_number, epochs, *brought)
+
+        done = self.crew.run(self._tasks(_alone(sent.downlinks), round_number, "fine-tuning"), call)
+        new = {c: ref for task in done for c, ref in zip(task.clients, task.refs[1:], strict=True) if c in task.good}
+        self.states = {**self.states, **new}
 
     def evaluate(self, judge: Judge, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""
-        handles: Mapping[int, Any] = {}
+        handles: Mapping[int, ObjectRef] = {}
         if judge.model == "global":
-            message = ray.get(self.server.send_global.remote())
-            if message is None:
+            offered, message = self.server.ask("send_global", returns=2)
+            if not ray.get(offered):
                 return []
             handles = dict.fromkeys(judge.clients, message)
         elif judge.phase == "received":
             handles = (self.send(judge.clients) if sent is None else sent).downlinks
-        pending = []
-        for host, clients in self._by_host(judge.clients):
-            positions, unique = _unique([handles[c] for c in clients]) if handles else ([], [])
-            pending.append(host.evaluate.remote(judge, clients, positions, *unique))
-        rows: list[EvalRow] = [row for part in ray.get(pending) for row in part]
-        return sorted(rows, key=lambda row: row.client)
+
+        def call(host: Any, units: Units) -> list[ObjectRef]:
+            positions, brought = self._brought(units, handles)
+            return [host.evaluate.remote(units, positions, judge, *brought)]
+
+        done = self.crew.run(self._tasks(_alone(judge.clients), judge.round_number, "evaluation"), call)
+        found: dict[int, list[EvalRow]] = {client: rows for task in done for client, rows in task.good.items()}
+        return [row for client in sorted(found) for row in found[client]]
 
     def downlink(self, handle: ObjectRef) -> Message:
         """Fetch a message."""
         return ray.get(handle)
 
     def uplinks(self, handle: ObjectRef) -> Sequence[Uplink]:
-        """Fetch one host's uplinks."""
+        """Fetch the uplinks of one call."""
         return ray.get(handle)
 
     def server_numbers(self) -> Tensors:
         """Fetch the rule's own numbers."""
-        return ray.get(self.server.numbers.remote())
+        return ray.get(self.server.ask("numbers")[0])
 
     def server_state(self) -> object:
         """Fetch the rule's state in plain form."""
-        return ray.get(self.server.saved_state.remote())
+        return ray.get(self.server.ask("saved_state")[0])
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """Fetch the private states, a few clients at a time, so that memory stays at these."""
-        for host, group in zip(self.hosts, self.layout.groups, strict=True):
-            for first in range(0, len(group), FETCHED):
-                states: dict[int, Tensors] = ray.get(host.private_states.remote(group[first : first + FETCHED]))
-                yield from states.items()
-                del states  # before the next ones come
+        """The private states, a few clients fetched at a time, so that memory stays at these."""
+        recipe, everyone = self.recipe, sorted(self._host_of)
+        untouched = [client for client in everyone if client not in self.states]
+        variants = {recipe.variant_of(client) for client in untouched}
+        initial = InitialStates(recipe, {variant: recipe.build(variant) for variant in variants})
+        for first in range(0, len(everyone), FETCHED):
+            some = everyone[first : first + FETCHED]
+            held = [client for client in some if client in self.states]
+            fetched = dict(zip(held, ray.get([self.states[client] for client in held]), strict=True))
+            yield from ((client, fetched[client] if client in fetched else initial[client]) for client in some)
 
-    def _by_host(self, clients: Iterable[int]) -> list[tuple[Any, list[int]]]:
-        """The hosts that have to do with these clients, each with its own of them."""
-        groups: dict[int, list[int]] = {}
-        for client in sorted(clients):
-            groups.setdefault(self._host_of[client], []).append(client)
-        return [(self.hosts[index], mine) for index, mine in groups.items()]
+    def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
+        """Take over saved states."""
+        self.server.change("restore", ray.put(Parcel(server)))
+        self.states = {client: ray.put(Parcel(state)) for client, state in clients}
+
+    def _tasks(self, units: Units, round_number: int, phase: str, parts: int = 1) -> list[Task]:
+        """The units of every host, in so many calls at most."""
+        by_host: dict[int, list[tuple[int, ...]]] = {}
+        for unit in units:
+            by_host.setdefault(self._host_of[unit[0]], []).append(unit)
+        made = []
+        for host, mine in sorted(by_host.items()):
+            size = -(-len(mine) // parts)
+            made += [Task(host, tuple(mine[k : k + size]), round_number, phase) for k in range(0, len(mine), size)]
+        return made
+
+    def _brought(self, units: Units, handles: Mapping[int, ObjectRef] | None = None) -> tuple[list[int], list[Any]]:
+        """What a call needs beside its own: each message once, its number for every client, and the states."""
+        clients = [client for unit in units for client in unit]
+        positions, unique = _unique([handles[client] for client in clients]) if handles else ([], [])
+        return positions, [*unique, *(self.states.get(client) for client in clients)]
+
+    def _trained(self, done: Sequence[Task]) -> Trained[ObjectRef]:
+        reports: list[TrainReport] = [report for task in done for report, _ in task.good.values()]
+        states = {
+            c: ref for task in done for c, ref in zip(task.clients, task.refs[2:], strict=False) if c in task.good
+        }
+        self.referee.tell_kept({c: words for task in done for c, (_, words) in task.good.items() if words})
+        uplinks = [task.refs[1] for task in done if task.good]
+        return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)), states)
 
 
-def _trained(started: Sequence[Sequence[ObjectRef]]) -> Trained[ObjectRef]:
-    """Wait for the reports of tasks that return (uplinks, reports); the uplinks stay where they are."""
-    reports: list[TrainReport] = [r for part in ray.get([report for _, report in started]) for r in part]
-    return Trained([uplinks for uplinks, _ in started], tuple(sorted(reports, key=lambda r: r.client)))
+def _alone(clients: Iterable[int]) -> list[tuple[int, ...]]:
+    return [(client,) for client in clients]
 
 
 def _unique(refs: Sequence[ObjectRef]) -> tuple[list[int], list[ObjectRef]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray import ObjectRef
 
 from pflsim.messages import Uplink
 from pflsim.payload import payload_bytes
@@ -17,15 +17,25 @@ from ray_actors.server_host import ServerHost, identity
 
 
 class RemoteServer:
-    """Starts empty, to be settled for a run. Its messages stay in the object store; only references leave it."""
+    """Starts empty, to be settled for a run. What it makes are results of calls, which outlive its process."""
 
-    def settle(self, rule: ServerRule[Any], federation: Federation, threads: int) -> None:
-        """Build the server of a run in place of any that was here."""
+    def settle(self, rule: ServerRule[Any], federation: Federation, threads: int, state: Any = None) -> tuple[int, str]:
+        """Build the server of a run in place of any that was here, in the state that `fuse` returned, or at its
+        beginning; returns the process id and the node.
+        """
         self.host = ServerHost(rule, federation, threads)
+        if state is not None:
+            self.host.state = state
+        return os.getpid(), ray.util.get_node_ip_address()
 
-    def fuse(self, *uplinks: Sequence[Uplink]) -> int:
-        """As `ServerHost.fuse`."""
-        return self.host.fuse(*uplinks)
+    def fuse(self, *uplinks: Sequence[Uplink]) -> tuple[int, Parcel]:
+        """As `ServerHost.fuse`, with the state that comes of it."""
+        return self.host.fuse(*uplinks), Parcel(self.host.state)
+
+    def restore(self, saved: object) -> tuple[int, Parcel]:
+        """As `ServerHost.restore`, with the state that comes of it."""
+        self.host.restore(saved)
+        return 0, Parcel(self.host.state)
 
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
@@ -35,21 +45,26 @@ class RemoteServer:
         """As `ServerHost.saved_state`."""
         return Parcel(self.host.saved_state())
 
-    def send(self, clients: Sequence[int], new: bool = False) -> dict[int, tuple[ObjectRef, int]]:
-        """For each client (they may be `new`) a reference to its message and the size in bytes; a message for many is
-        stored once.
+    def send(self, clients: Sequence[int], new: bool = False) -> tuple[Any, ...]:
+        """The messages to these clients (they may be `new`).
+
+        Returns:
+            For each client the number of its message and the size in bytes; then the messages, each once, with None
+            behind them up to the number of clients.
         """
-        stored: dict[tuple[int | None, ...], tuple[ObjectRef, int]] = {}
-        sent: dict[int, tuple[ObjectRef, int]] = {}
+        numbers: dict[tuple[int | None, ...], int] = {}
+        sent: dict[int, tuple[int, int]] = {}
+        stored: list[Parcel | None] = []
         messages = self.host.join(clients) if new else self.host.downlinks(clients)
         for client, message in messages.items():
             key = identity(message)
-            if key not in stored:
-                stored[key] = ray.put(Parcel(message)), payload_bytes(message)
-            sent[client] = stored[key]
-        return sent
+            if key not in numbers:
+                numbers[key] = len(stored)
+                stored.append(Parcel(message))
+            sent[client] = numbers[key], payload_bytes(message)
+        return sent, *stored, *[None] * (len(clients) - len(stored))
 
-    def send_global(self) -> ObjectRef | None:
-        """A reference to the global model, or None where the method has none."""
+    def send_global(self) -> tuple[bool, Parcel | None]:
+        """Whether the method has a global model, and the model."""
         message = self.host.global_message()
-        return None if message is None else ray.put(Parcel(message))
+        return message is not None, None if message is None else Parcel(message)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import psutil
 
+from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.checks import check
 from pflsim.console import Console
 from pflsim.data.record import write_partition
 from pflsim.environment import write_environment
+from pflsim.errors import RunError, SettingsError
 from pflsim.execution import Executor
+from pflsim.interrupts import Interrupts, Stopped
+from pflsim.journal import Journal
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.summary import Summary
-from pflsim.tracking.run_folder import create_run_folder, write_config
+from pflsim.tracking.records import read_records
+from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
 from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
@@ -33,6 +38,7 @@ class Runner:
     """Runs one run after another from beginning to end; Ray and its actors stay up in between. Use it as a context."""
 
     def __init__(self) -> None:
+        self.interrupts = Interrupts()
         self._open = ExitStack()
         self._ray: LocalRay | None = None
 
@@ -41,33 +47,91 @@ class Runner:
 
         Raises:
             SettingsError: something in the settings cannot be run; no actor was started.
+            RunError: the run has ended before its end; see `Stopped` for being told to.
         """
-        check(settings)
-        job = prepare(settings)
-        started = self._executor(job)
-        folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
-        _write_head(folder, job)
-        console = Console(job.meta)
-        console.start(folder)
-        tracker = Tracker(folder, job.meta)
-        try:
-            with tracker:
-                executor = started()
-                executor.start()
-                Simulation(executor, job.plan, folder, _Listener(tracker, console)).run()
-        finally:
-            console.end(tracker.close(complete=False), folder)
-        return tracker.close(complete=True)
+        with self._stoppable(), self.interrupts.abandonable():
+            check(settings)
+            job = prepare(settings)
+            started = self._executor(job)
+            folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
+        with run_lock(folder):
+            _write_head(folder, job)
+            return self._go(Sitting(job, folder, Journal(folder)), started)
 
-    def _executor(self, job: Job) -> Callable[[], Executor]:
+    def resume(self, folder: Path, settings: Settings) -> Summary:
+        """Take up a run where its last checkpoint is, or begin it again where it has none.
+
+        Args:
+            folder: its run folder.
+            settings: its settings, as `pflsim.resume` reads them.
+
+        Raises:
+            SettingsError: the folder is in use, or what is in it is of another run; nothing was changed.
+            RunError: see `run`.
+        """
+        with run_lock(folder), self._stoppable():
+            with self.interrupts.abandonable():
+                check(settings)
+                job, journal = prepare(settings), Journal(folder)
+                started = self._executor(job)
+                sitting = Sitting(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
+                number = 1 + len([*folder.glob("environment-*.json")])
+                write_environment(folder, f"environment-{number + 1}.json")
+            return self._go(sitting, started)
+
+    def _go(self, sitting: Sitting, started: Callable[[Journal], Executor]) -> Summary:
+        job, folder, journal = sitting.job, sitting.folder, sitting.journal
+        console = Console(job.meta)
+        console.start(folder, sitting.done if sitting.take_up else None)
+        tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
+        try:
+            with tracker, self._stoppable():
+                with self.interrupts.abandonable():
+                    executor = started(journal)
+                    executor.start()
+                    self.interrupts.install()  # Ray has taken one of the signals
+                    sitting.restore(executor)
+                listener = _Listener(tracker, console)
+                Simulation(executor, job.plan, folder, listener, journal, self.interrupts, sitting.done).run()
+                tracker.restarts = journal.restarts
+        except BaseException:
+            tracker.restarts = journal.restarts
+            self._forget_actors()
+            raise
+        finally:
+            summary = tracker.close(complete=False)
+            console.end(summary, folder)
+        return summary
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """A first signal inside the block is `Stopped`, and an error of Ray's a `RunError`."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.interrupts.requested is None or self.interrupts.count > 1:
+                raise
+            raise Stopped(self.interrupts.requested) from None
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "ray":
+                raise
+            first = str(error).strip().partition("\n")[0]
+            raise RunError(f"Ray failed: {type(error).__name__}: {first}") from error
+
+    def _forget_actors(self) -> None:
+        """Whatever they are at work on is not wanted any more."""
+        if self._ray is not None:
+            self._ray.close()
+
+    def _executor(self, job: Job) -> Callable[[Journal], Executor]:
         """What brings the executor up that the settings ask for.
 
         Raises:
             SettingsError: the placement cannot be met; nothing was started.
         """
-        parts = job.recipe, job.dataset, job.partition, job.rule, job.federation
+        parts, on_error = (job.recipe, job.dataset, job.partition, job.rule, job.federation), job.on_error
         if job.settings.executor == "inline":
-            return lambda: InlineExecutor(*parts)
+            return lambda journal: InlineExecutor(*parts, on_error, journal)
         from ray_actors.cluster import LocalRay
         from ray_actors.placement import lay_out
         from ray_actors.remote import RayExecutor
@@ -76,22 +140,84 @@ class Runner:
         placement = job.settings.placement
         layout = lay_out(job.work, placement, local.supply(placement), job.recipe.stacks)
         store = placement.object_store_mb or store_mb(job)
-        return lambda: RayExecutor(*parts, layout, local.pool(placement, layout, store))
+        return lambda journal: RayExecutor(*parts, layout, local.pool(placement, layout, store), on_error, journal)
 
     def __enter__(self) -> Runner:
+        self.interrupts.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        with self.interrupts.deaf():  # whoever is impatient now would leave processes behind
+            self._open.close()
+        self.interrupts.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """A run from where it is begun or taken up.
+
+    Args:
+        job: the run.
+        folder: its folder.
+        journal: in that folder.
+        take_up: whether there was a sitting before.
+        checkpoint: where it goes on; None: at the beginning.
+    """
+
+    job: Job
+    folder: Path
+    journal: Journal
+    take_up: bool = False
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def done(self) -> int | None:
+        """The last round that is done; None where not even the opening is."""
+        return None if self.checkpoint is None else self.checkpoint.round
+
+    @property
+    def resume_after(self) -> int | None:
+        """The last round whose records stay, -1 for none of them; None where there are no records."""
+        if not self.take_up or not (self.folder / "metrics.jsonl").exists():
+            return None
+        return -1 if self.done is None else self.done
+
+    def restore(self, executor: Executor) -> None:
+        """Give the executor the states that the run goes on with.
+
+        Raises:
+            SettingsError: they are not of this version of the method.
+        """
+        if self.checkpoint is not None:
+            try:
+                executor.restore(self.checkpoint.server(), self.checkpoint.clients())
+            except ValueError as error:
+                raise SettingsError(f"{self.checkpoint.path} does not fit this run: {error}") from error
+
+
+def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
+    """The newest checkpoint that is whole and whose rounds are in the records; None: begin again.
+
+    Raises:
+        SettingsError: it is of another run.
+    """
+    until = read_records(folder).last if (folder / "metrics.jsonl").exists() else -1
+    found = newest_checkpoint(folder / "checkpoints", journal.say, until)
+    if found is None:
+        journal.say(f"{folder} has no checkpoint to go on from: the run begins again")
+    else:
+        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, journal.say)
+    return found
 
 
 def store_mb(job: Job) -> int:
-    """MiB of shared memory for the data set once and for the most messages at once, with as much again to spare.
+    """MiB of shared memory for the data set, all states and the most messages at once, with as much again to spare.
 
-    Those are a round's both ways, or what all clients are judged by, where models are judged as received, or what
-    newcomers are sent. At most a third of the free memory: beyond that Ray spills to disk, which is slow but works.
+    The messages are a round's both ways, or what all clients are judged by, where models are judged as received, or
+    what newcomers are sent. At most a third of the free memory: beyond that Ray spills to
+    disk, which is slow but works.
     """
     plan, rule = job.plan, job.rule
     model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
@@ -100,7 +226,9 @@ def store_mb(job: Job) -> int:
     received = plan.received or plan.judged_phase == "received"
     judged = (plan.clients if plan.eval_all else cohort) if received else 0
     most = max(cohort * (down + 1), judged * down, len(plan.newcomers) * to_newcomers)
-    needed = 2 * (job.dataset.x.nbytes + most * model) / 2**20
+    private = sum(t.numel() * t.element_size() for t in job.initial.values())
+    states = job.settings.clients * private + cohort * model  # of every client, and the server's
+    needed = 2 * (job.dataset.x.nbytes + most * model + states) / 2**20
     return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 
@@ -112,6 +240,9 @@ class _Listener:
 
     def round(self, record: RoundRecord) -> None:
         self.console.round(self.tracker.round(record))
+
+    def sync(self) -> None:
+        self.tracker.sync()
 
     def newcomers(self, record: NewcomerRecord) -> None:
         self.tracker.newcomers(record)

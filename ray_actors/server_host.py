@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pflsim.checkpoint import plain
+from pflsim.checkpoint import plain, restored
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.threads import torch_threads
@@ -21,7 +21,7 @@ class ServerHost:
     """
 
     def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1):
-        self.rule, self.threads = rule, threads
+        self.rule, self.federation, self.threads = rule, federation, threads
         with torch_threads(threads):
             self.state = rule.init(federation)
 
@@ -55,6 +55,14 @@ class ServerHost:
     def saved_state(self) -> object:
         """The rule's state in plain form."""
         return plain(self.state)
+
+    def restore(self, saved: object) -> None:
+        """Go back to a state that was saved in plain form.
+
+        Raises:
+            ValueError: it is no state of this rule.
+        """
+        self.state = restored(self.rule.init(self.federation), saved)
 
 
 def identity(message: Message) -> tuple[int | None, ...]:

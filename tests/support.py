@@ -141,6 +141,8 @@ class Records:
     def newcomers(self, record: NewcomerRecord) -> None:
         self.joined.append(record)
 
+    def sync(self) -> None: ...
+
 
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Row by row, [n, C]."""

@@ -3,17 +3,19 @@
 from pflsim.checkpoint.meta import FORMAT, BadCheckpoint
 from pflsim.checkpoint.read import Checkpoint, check_header, newest_checkpoint, read_state
 from pflsim.checkpoint.state import plain, restored
-from pflsim.checkpoint.write import CheckpointError, write_checkpoint
+from pflsim.checkpoint.write import CheckpointError, Staged, stage_checkpoint, write_checkpoint
 
 __all__ = [
     "FORMAT",
     "BadCheckpoint",
     "Checkpoint",
     "CheckpointError",
+    "Staged",
     "check_header",
     "newest_checkpoint",
     "plain",
     "read_state",
     "restored",
+    "stage_checkpoint",
     "write_checkpoint",
 ]

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,19 +24,50 @@ class CheckpointError(OSError):
     """A checkpoint could not be written, e.g. since the disk is full. Those before it are as they were."""
 
 
-def write_checkpoint(
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A checkpoint that is written and forced to the disk, and does not count before it is published."""
+
+    round: int
+    aside: Path
+    final: Path
+
+    def publish(self, keep: int) -> Path:
+        """Give it its place, and remove what is not to be kept; nothing is removed before that.
+
+        Checkpoints of later rounds go too: the run was resumed from an earlier one, and they are not of this run any
+        more.
+
+        Args:
+            keep: how many checkpoints stay, the newest ones; at least this one. The one with the best score, the
+                earlier of equals, stays as well.
+
+        Returns:
+            The new folder.
+
+        Raises:
+            CheckpointError: the disk refuses. The checkpoints that were there are there still.
+        """
+        try:
+            with _disk(self.final):
+                _put_in_place(self.aside, self.final)
+        except BaseException:
+            shutil.rmtree(self.aside, ignore_errors=True)
+            raise
+        with suppress(OSError):  # the new one is safe; what cannot be removed now is removed the next time
+            _thin_out(self.final.parent, self.round, keep)
+        return self.final
+
+
+def stage_checkpoint(
     folder: Path,
     round_number: int,
     server: object,
     clients: Iterable[tuple[int, Tensors]],
     header: Mapping[str, Any],
-    keep: int,
     score: float | None = None,
-) -> Path:
-    """Save the state after a round under `folder`/round_0001, and remove what is not to be kept.
-
-    Everything is written aside and forced to the disk, then renamed; nothing is removed before that. Checkpoints of
-    later rounds go too: the run was resumed from an earlier one, and they are not of this run any more.
+) -> Staged:
+    """Write the state after a round aside, to become `folder`/round_0001.
 
     Args:
         folder: the run's checkpoints folder.
@@ -43,15 +75,10 @@ def write_checkpoint(
         server: the server rule's state, or its plain form.
         clients: every client's id and private state; taken one at a time, so that memory stays at one.
         header: what a reader must check first, e.g. method, model, seed; as JSON has it.
-        keep: how many checkpoints stay, the newest ones; at least the one just written.
-        score: mean validation accuracy of the judged model after the round; the checkpoint with the best one, the
-            earlier of equals, stays as well. None, or not a number: there is none.
-
-    Returns:
-        The new folder.
+        score: mean validation accuracy of the judged model after the round. None, or not a number: there is none.
 
     Raises:
-        CheckpointError: the disk is full, or the like. The checkpoints that were there are there still.
+        CheckpointError: the disk is full, or the like; nothing is left of it.
     """
     final = folder / f"round_{round_number:04d}"
     aside = folder / f".{final.name}.part"
@@ -73,13 +100,23 @@ def write_checkpoint(
                 file.write(to_text(Meta(round_number, dict(header), score, files)).encode())
                 _force(file)
             sync_folder(aside)
-            _put_in_place(aside, final)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    with suppress(OSError):  # the new one is safe; what cannot be removed now is removed the next time
-        _thin_out(folder, round_number, keep)
-    return final
+    return Staged(round_number, aside, final)
+
+
+def write_checkpoint(
+    folder: Path,
+    round_number: int,
+    server: object,
+    clients: Iterable[tuple[int, Tensors]],
+    header: Mapping[str, Any],
+    keep: int,
+    score: float | None = None,
+) -> Path:
+    """Stage a checkpoint and publish it; see there."""
+    return stage_checkpoint(folder, round_number, server, clients, header, score).publish(keep)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 from pflsim.accounting import Traffic, client_traffic
@@ -51,6 +52,10 @@ class PerClientFile:
             counts = (row.client, row.split, "newcomer", row.phase, row.correct, row.total, row.loss)
             self._writer.writerow((record.round, *counts, 0, record.down_bytes[row.client], ""))
         self._file.flush()
+
+    def sync(self) -> None:
+        """Force the rows so far to the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

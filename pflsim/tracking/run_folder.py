@@ -143,7 +143,7 @@ def last_run(root: str | Path = "runs") -> Path:
 
 def incomplete_runs(root: str | Path = "runs") -> list[Path]:
     """The run folders below `root` whose summary.json is missing or says that not all is done, in their order."""
-    return [folder for folder in runs(root) if not _is_complete(folder)]
+    return [folder for folder in runs(root) if not is_complete(folder)]
 
 
 def _has_content(path: Path) -> bool:
@@ -153,7 +153,8 @@ def _has_content(path: Path) -> bool:
         return False
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether the run in a folder has come to its end."""
     try:
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["complete"] is True
     except (OSError, ValueError, KeyError, TypeError):

@@ -21,6 +21,7 @@ class Earlier:
         seconds: wall seconds spent so far, those on rounds that are lost included.
         peak_mb: the most memory, MB of 10⁶ bytes.
         resumed_after: after which rounds the run was continued before this.
+        restarts: how many actors had to be replaced.
     """
 
     history: list[RoundMetrics]
@@ -28,6 +29,7 @@ class Earlier:
     seconds: float = 0.0
     peak_mb: float = 0.0
     resumed_after: tuple[int, ...] = ()
+    restarts: int = 0
 
 
 def take_up(folder: Path, after: int) -> Earlier:
@@ -50,6 +52,7 @@ def take_up(folder: Path, after: int) -> Earlier:
         seconds=seconds + sum(line.total_seconds for line in lines if line.round > done),
         peak_mb=summary.get("peak_rss_mb", 0.0),
         resumed_after=tuple(summary.get("resumed_after", ())),
+        restarts=summary.get("actor_restarts", 0),
     )
     records.cut(folder, kept)
     event_files.cut(folder / "tb", kept.history)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -51,6 +53,8 @@ class Tracker:
         self.memory = MemorySampler()
         self._watch = watch
         self._start = time.perf_counter()
+        self.restarts = 0
+        """How many actors had to be replaced in this sitting."""
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
         self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
@@ -77,6 +81,11 @@ class Tracker:
             self._watch(metrics)
         return metrics
 
+    def sync(self) -> None:
+        """Force the lines and rows so far to the disk: a checkpoint is of use only where they are not lost."""
+        os.fsync(self._lines.fileno())
+        self._per_client.sync()
+
     def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
         """Write down what newcomers came to and return it; it is no part of any other figure, nor of the traffic."""
         self._newcomers = newcomer_figures(record)
@@ -102,7 +111,8 @@ class Tracker:
     def _summarised(self, complete: bool) -> Summary:
         seconds = self._earlier.seconds + time.perf_counter() - self._start
         peak = max(self._earlier.peak_mb, self.memory.peak_mb)
-        return summarise(self.meta, self.history, complete, seconds, peak, self._newcomers, self._resumed_after)
+        figures = summarise(self.meta, self.history, complete, seconds, peak, self._newcomers, self._resumed_after)
+        return replace(figures, actor_restarts=self._earlier.restarts + self.restarts)
 
     def __enter__(self) -> Tracker:
         return self

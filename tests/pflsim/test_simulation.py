@@ -47,7 +47,7 @@ class Recorder:
         messages = {c: Message(weights={"w": torch.tensor([float(self.fused), c])}) for c in clients}
         return Sent({c: self.handle(m) for c, m in messages.items()}, dict.fromkeys(clients, 8))
 
-    def train(self, round_number: int, sent: Sent[Handle]) -> Trained[Handle]:
+    def train(self, round_number: int, sent: Sent[Handle], work: Any = None) -> Trained[Handle]:
         self.events.append(("train", round_number, tuple(sent.downlinks)))
         ups = [[Uplink(weights={"w": torch.ones(1)}, client=c, num_examples=c + 1)] for c in reversed(sent.downlinks)]
         return Trained([self.handle(up) for up in ups], tuple(TrainReport(c, c + 1, 1) for c in sent.downlinks))
@@ -86,7 +86,7 @@ class Recorder:
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         yield from ((c, {"w": torch.zeros(1)}) for c in range(3))
 
-    def close(self) -> None: ...
+    def restore(self, server: object, clients: Any) -> None: ...
 
 
 PLAN = Plan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)

@@ -396,7 +396,7 @@ def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
     made = make()
     one = host(made)
     one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
-                  for c, s in one.states.items()}  # fmt: skip
+                  for c, s in one.private_states().items()}  # fmt: skip
     assert all(row.correct == 0 and row.total > 0 for row in one.evaluate(PERSONAL, ALL, ()))
 
 

@@ -1,0 +1,79 @@
+"""Being told to stop: SIGINT, SIGTERM and SIGHUP."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pflsim.errors import RunError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(RunError):
+    """A run was told to stop and has saved what there was to save."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+class Interrupts:
+    """Turns the first signal into a request to stop, and the second into KeyboardInterrupt at once.
+
+    A request breaks off what stands in an `abandonable` block, with KeyboardInterrupt (the one exception that Ray lets
+    through while it waits). Anywhere else it waits until somebody asks `requested`. Outside the main thread signals
+    are left to whoever has them.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        self.count = 0
+        self._abandonable = 0
+        self._before: dict[int, object] = {}
+
+    def install(self) -> None:
+        """Take the signals, again if somebody else (Ray, when it starts) has taken them meanwhile."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in SIGNALS:
+            self._before.setdefault(signum, signal.getsignal(signum))
+            signal.signal(signum, self._handle)
+
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """What stands in here may be broken off at any point without harm."""
+        self._abandonable += 1
+        try:
+            if self.requested is not None:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._abandonable -= 1
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        self.count += 1
+        first, self.requested = self.requested is None, self.requested or signum
+        if self._abandonable or not first:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """No signal has any effect inside the block."""
+        mine = self._handle
+        self._handle = lambda signum, frame: None  # type: ignore[method-assign]
+        self.install()
+        try:
+            yield
+        finally:
+            self._handle = mine  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        """Give the signals back to whoever had them."""
+        for signum, before in self._before.items():
+            signal.signal(signum, before)  # type: ignore[arg-type]
+        self._before = {}

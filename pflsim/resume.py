@@ -1,0 +1,94 @@
+"""Taking up a run: which folder, and with which settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pflsim.errors import SettingsError
+from pflsim.plain import settings_from
+from pflsim.settings import Settings
+from pflsim.tracking.run_folder import CONFIG, last_run
+
+CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite")
+"""What may be another when a run is taken up: nothing here changes a result of what goes well."""
+FIXED = ("placement.threads", "placement.device")
+"""But for these, which may change the last bits."""
+
+
+def run_folder(asked: str, root: Path = Path("runs")) -> Path:
+    """The folder of the run that `resume=` asks for: a folder, or `last`.
+
+    Raises:
+        SettingsError: there is no run in it.
+    """
+    folder = last_run(root) if asked == "last" else Path(asked)
+    if not folder.is_dir():
+        raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, or last")
+    if not (folder / CONFIG).is_file():
+        raise SettingsError(f"resume={asked}: {folder} is no run folder, for it has no {CONFIG}")
+    return folder
+
+
+def saved_settings(folder: Path) -> Settings:
+    """The settings that a run was begun with.
+
+    Raises:
+        SettingsError: config.yaml is not what a run writes.
+    """
+    import yaml
+
+    path = folder / CONFIG
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(content, Mapping):
+        raise SettingsError(f"{path} does not hold the settings of a run")
+    try:
+        return settings_from(content)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:
+    """The saved settings with what is given anew.
+
+    Args:
+        settings: saved.
+        given: has the new values.
+        keys: which of its keys count, dotted.
+
+    Raises:
+        SettingsError: one of them belongs to what the run is; names it.
+    """
+    before = settings
+    for key in keys:
+        first = key.partition(".")[0]
+        if first not in CHANGEABLE:
+            raise SettingsError(
+                f"{key} belongs to what the run is, so it cannot change when the run is taken up; what can: "
+                f"{', '.join(CHANGEABLE)}"
+            )
+        settings = _with(settings, given, key.split("."))
+    for key in FIXED:
+        path = key.split(".")
+        if key in keys and _at(given, path) != _at(before, path):
+            raise SettingsError(f"{key} may change the last bits of a result, so a run that is taken up keeps its own")
+        settings = _with(settings, before, path)
+    return settings
+
+
+def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:
+    """A copy of the settings with one value, or one group of them, of the others."""
+    name, rest = path[0], path[1:]
+    value = getattr(given, name)
+    return replace(settings, **{name: _with(getattr(settings, name), value, rest) if rest else value})
+
+
+def _at(settings: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        settings = getattr(settings, name)
+    return settings

@@ -1,0 +1,169 @@
+"""The client actors of a run: what they are asked to do, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray import ObjectRef
+
+from pflsim.errors import ClientError, RunError
+from ray_actors.attempts import Failure
+from ray_actors.deaths import DEATHS, how_it_died
+from ray_actors.placement import Layout
+from ray_actors.pool import Pool
+from ray_actors.referee import Referee
+
+Call = Callable[[Any, Sequence[tuple[int, ...]]], list[ObjectRef]]
+"""From a host's actor and the units that shall work there to what the call returns: what is said of every client (a
+mapping, with a `Failure` for those that failed), and whatever else there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call on a host's actor.
+
+    Args:
+        host: its number.
+        units: who works, in turn.
+        round_number, phase: of the work, for messages.
+        tries: how often it was tried again.
+        before: why, the last time.
+        refs: what it returns, once it has been started.
+        good: what is said of the clients that came to something, once it is over.
+    """
+
+    host: int
+    units: tuple[tuple[int, ...], ...]
+    round_number: int
+    phase: str
+    tries: int = 0
+    before: Failure | None = None
+    refs: tuple[ObjectRef, ...] = ()
+    good: Mapping[int, Any] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients that work, in their order."""
+        return tuple(client for unit in self.units for client in unit)
+
+
+class Crew:
+    """Client actors that are replaced when they die.
+
+    Args:
+        pool: where they come from.
+        layout: which clients live on which of them.
+        parts: recipe, data set and partition.
+        referee: decides what becomes of failures.
+    """
+
+    def __init__(self, pool: Pool, layout: Layout, parts: tuple[Any, Any, Any], referee: Referee):
+        self._pool, self._groups, self._referee = pool, layout.groups, referee
+        self._recipe, self._dataset, self._partition = parts
+        self._hosts = pool.hosts(len(layout.groups), layout.num_cpus, layout.num_gpus)
+        self._settled: list[ObjectRef] = []
+        self._where = ["not up yet"] * len(self._hosts)
+
+    def settle(self) -> None:
+        """Have every actor build its host; `wait` waits for them."""
+        self._data = ray.put(self._dataset), ray.put(self._partition)
+        self._settled = [self._settle(number) for number in range(len(self._hosts))]
+
+    def wait(self) -> None:
+        """Wait until all are up."""
+        for number in range(len(self._hosts)):
+            self._wait_for(number)
+
+    def run(self, tasks: Sequence[Task], call: Call) -> list[Task]:
+        """Have the work done, again where that is the rule.
+
+        Returns:
+            The tasks in which somebody's work came to something.
+
+        Raises:
+            ClientError: a client failed, or an actor died, and the rule says that this ends the run.
+        """
+        pending = [self._start(task, call) for task in tasks]
+        done: list[Task] = []
+        while pending:
+            task = pending.pop(0)
+            try:
+                said: Mapping[int, Any] = ray.get(task.refs[0])
+            except DEATHS as death:
+                mine = [other for other in pending if other.host == task.host]
+                pending = [other for other in pending if other.host != task.host]
+                again = self._after_death(task, death)
+                pending += [self._start(other, call) for other in [*again, *mine]]
+                continue
+            good = {client: result for client, result in said.items() if not isinstance(result, Failure)}
+            if good:
+                done.append(replace(task, good=good))
+            for failure in dict.fromkeys(r for r in said.values() if isinstance(r, Failure)):
+                rest = self._referee.again(self._placed(failure, task.host), task.tries, task.before)
+                if rest:
+                    redone = replace(task, units=(rest,), tries=task.tries + 1, before=failure)
+                    pending.append(self._start(redone, call))
+        return done
+
+    def _start(self, task: Task, call: Call) -> Task:
+        return replace(task, refs=tuple(call(self._hosts[task.host], task.units)))
+
+    def _after_death(self, task: Task, death: Exception) -> list[Task]:
+        """Replace the actor; returns what of its first unfinished task, in which it died, shall be done again.
+
+        A task of several units is divided, so that next time it is seen which of them it is.
+        """
+        host, rule = task.host, self._referee.on_error.rule
+        what = f"its actor died, {self._where[host]}: {how_it_died(death)}"
+        error = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
+        failure = Failure(error, task.clients, kind="death")
+        if len(task.units) > 1 and rule == "drop":
+            self._referee.journal.say(f"{error}; tried again one by one")
+            rest = task.clients
+        else:
+            rest = self._referee.again(failure, task.tries, task.before)
+        self._referee.journal.restarts += 1
+        self._hosts[host] = self._pool.replace(self._hosts[host])
+        self._settled[host] = self._settle(host)
+        self._wait_for(host)
+        units = [unit for unit in task.units if set(unit) <= set(rest)]
+        return [replace(task, units=(unit,), tries=task.tries + 1, before=failure) for unit in units]
+
+    def _settle(self, number: int) -> ObjectRef:
+        return self._hosts[number].settle.remote(self._recipe, *self._data, self._groups[number])
+
+    def _wait_for(self, number: int) -> None:
+        """Wait until an actor is up; one that dies before is replaced as often as the rule allows."""
+        allowed = self._referee.on_error.tries_without_drop
+        for attempt in range(allowed + 1):
+            try:
+                pid, node = ray.get(self._settled[number])
+            except DEATHS as death:
+                what = f"client actor {number} died while it was starting: {how_it_died(death)}"
+                if attempt == allowed:
+                    raise RunError(f"{what} (tried {attempt + 1} times)") from None
+                self._referee.journal.restarted(f"{what}; another is started")
+                self._hosts[number] = self._pool.replace(self._hosts[number])
+                self._settled[number] = self._settle(number)
+            else:
+                self._where[number] = f"client actor {number}, process {pid} on node {node}"
+                return
+
+    def _placed(self, failure: Failure, host: int) -> Failure:
+        """The failure, with where it happened."""
+        error = failure.error
+        reason = f"{error.reason} [{self._where[host]}]"
+        placed = ClientError(error.client, error.round_number, error.phase, reason, error.suspects)
+        return replace(failure, error=placed)
+
+
+def _with(task: Task) -> str:
+    """The phase, with whom else the actor was asked to work for."""
+    others = task.clients[1:]
+    if not others:
+        return task.phase
+    shown = ", ".join(map(str, others[:9])) + (", ..." if len(others) > 9 else "")
+    return f"{task.phase}, together with clients {shown}"

@@ -1,0 +1,85 @@
+"""A Ray of our own on this machine: reachable from nowhere else, quiet, and gone without a trace when it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+LONGEST = 30
+"""Characters of the folder for Ray's files: the sockets in it may have paths of 107 with what Ray puts behind it."""
+PREFIX = "pflsim-ray-"
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # whatever its name says: off means that Ray stays on 127.0.0.1
+}
+"""For the processes that Ray starts."""
+
+
+def start(cpus: int, gpus: int, store_mb: int) -> Path:
+    """Start Ray on the loopback interface, without dashboard.
+
+    Args:
+        cpus: what it may give to actors.
+        gpus: likewise.
+        store_mb: MiB of shared memory.
+
+    Returns:
+        The folder of its files, for `stop`.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False  # where ray was imported before the line above
+    remove_left_behind()
+    folder = _folder()
+    # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    try:
+        ray.init(
+            address="local",
+            _node_ip_address="127.0.0.1",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=store_mb * 2**20,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            _temp_dir=str(folder),
+        )
+    except BaseException:
+        stop(folder)
+        raise
+    return folder
+
+
+def stop(folder: Path) -> None:
+    """End the Ray that `start` has started, and remove its files."""
+    import ray
+
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left_behind() -> None:
+    """Remove the folders of processes that were killed before they could."""
+    for place in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for left in place.glob(f"{PREFIX}*"):
+            pid = left.name.removeprefix(PREFIX).partition("-")[0]
+            with suppress(OSError):
+                if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.stat().st_uid == os.getuid():
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def _folder() -> Path:
+    """A new folder with this process in its name, in the system's place for such, or in /tmp if its path is long."""
+    place = tempfile.gettempdir()
+    short = place if len(place) <= LONGEST - len(PREFIX) else "/tmp"
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=short))
