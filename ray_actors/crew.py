@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import RayTaskError
 
 from pflsim.errors import ClientError, RunError
 from ray_actors.attempts import Failure
@@ -65,7 +67,11 @@ class Crew:
         self._recipe, self._dataset, self._partition = parts
         self._hosts = pool.hosts(len(layout.groups), layout.num_cpus, layout.num_gpus)
         self._settled: list[ObjectRef] = []
-        self._where = ["not up yet"] * len(self._hosts)
+
+    @property
+    def actors(self) -> list[Any]:
+        """Those of this moment."""
+        return list(self._hosts)
 
     def settle(self) -> None:
         """Have every actor build its host; `wait` waits for them."""
@@ -117,7 +123,8 @@ class Crew:
         A task of several units is divided, so that next time it is seen which of them it is.
         """
         host, rule = task.host, self._referee.on_error.rule
-        what = f"its actor died, {self._where[host]}: {how_it_died(death)}"
+        what = f"its actor died, {self._where(host)}: {how_it_died(death)}"
+        self._replace(host)
         error = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
         failure = Failure(error, task.clients, kind="death")
         if len(task.units) > 1 and rule == "drop":
@@ -125,10 +132,6 @@ class Crew:
             rest = task.clients
         else:
             rest = self._referee.again(failure, task.tries, task.before)
-        self._referee.journal.restarts += 1
-        self._hosts[host] = self._pool.replace(self._hosts[host])
-        self._settled[host] = self._settle(host)
-        self._wait_for(host)
         units = [unit for unit in task.units if set(unit) <= set(rest)]
         return [replace(task, units=(unit,), tries=task.tries + 1, before=failure) for unit in units]
 
@@ -140,22 +143,39 @@ class Crew:
         allowed = self._referee.on_error.tries_without_drop
         for attempt in range(allowed + 1):
             try:
-                pid, node = ray.get(self._settled[number])
+                ray.get(self._settled[number])
             except DEATHS as death:
                 what = f"client actor {number} died while it was starting: {how_it_died(death)}"
                 if attempt == allowed:
                     raise RunError(f"{what} (tried {attempt + 1} times)") from None
-                self._referee.journal.restarted(f"{what}; another is started")
-                self._hosts[number] = self._pool.replace(self._hosts[number])
-                self._settled[number] = self._settle(number)
+                self._referee.journal.say(f"{what}; another is started")
+                self._replace(number)
+            except RayTaskError as error:
+                cause = error.cause if isinstance(error.cause, BaseException) else error
+                what = f"client actor {number} cannot start: {type(cause).__name__}: {cause}"
+                self._referee.journal.failure(what, str(error))
+                raise RunError(what) from None
             else:
-                self._where[number] = f"client actor {number}, process {pid} on node {node}"
                 return
+
+    def _replace(self, number: int) -> None:
+        """Start another actor in place of a dead one; what it is asked to do waits until it is up."""
+        self._referee.journal.restarts += 1
+        self._hosts[number] = self._pool.replace(self._hosts[number])
+        self._settled[number] = self._settle(number)
+
+    def _where(self, number: int) -> str:
+        """Which actor, for messages."""
+        place = "while it was starting"
+        with suppress(*DEATHS):
+            if ray.wait([self._settled[number]], timeout=0)[0]:
+                place = "process {} on node {}".format(*ray.get(self._settled[number]))
+        return f"client actor {number}, {place}"
 
     def _placed(self, failure: Failure, host: int) -> Failure:
         """The failure, with where it happened."""
         error = failure.error
-        reason = f"{error.reason} [{self._where[host]}]"
+        reason = f"{error.reason} [{self._where(host)}]"
         placed = ClientError(error.client, error.round_number, error.phase, reason, error.suspects)
         return replace(failure, error=placed)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.errors import ServerError
 from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
@@ -55,11 +58,13 @@ class InlineExecutor:
 
     def send(self, clients: Sequence[int]) -> Sent[Content]:
         """The server's messages."""
-        return _sent(self.server.downlinks(clients))
+        with self._serving("send"):
+            return _sent(self.server.downlinks(clients))
 
     def join(self, clients: Sequence[int]) -> Sent[Content]:
         """The server's messages to newcomers."""
-        return _sent(self.server.join(clients))
+        with self._serving("join"):
+            return _sent(self.server.join(clients))
 
     def finetune(self, round_number: int, sent: Sent[Content], epochs: int) -> None:
         """Train newcomers, in turn."""
@@ -81,14 +86,16 @@ class InlineExecutor:
 
     def fuse(self, trained: Trained[Content]) -> None:
         """Fuse."""
-        self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
+        with self._serving("fuse"):
+            self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
         self.host.states.update(trained.states)  # type: ignore[arg-type]
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
         messages: Any = {}
         if judge.model == "global":
-            message = self.server.global_message()
+            with self._serving("send_global"):
+                message = self.server.global_message()
             if message is None:
                 return []
             messages = dict.fromkeys(judge.clients, message)
@@ -124,6 +131,16 @@ class InlineExecutor:
         """Take over saved states."""
         self.server.restore(server)
         self.host.states.update(clients)
+
+    @contextmanager
+    def _serving(self, what: str) -> Iterator[None]:
+        """An error of the server's inside the block is told once, and ends the run."""
+        try:
+            yield
+        except Exception as error:
+            text = f"the server failed in {what}: {type(error).__name__}: {error}"
+            self.journal.failure(text, traceback.format_exc())
+            raise ServerError(text) from error
 
     def _settled(
         self, units: Sequence[tuple[int, ...]], work: Callable[[Attempts], Mapping[int, Any]]

@@ -35,6 +35,10 @@ class RemoteHost:
         self.host = ClientHost(recipe, dataset, partition, clients)
         return os.getpid(), ray.util.get_node_ip_address()
 
+    def pid(self) -> int:
+        """The process id."""
+        return os.getpid()
+
     def train(
         self, units: Units, positions: Sequence[int], round_number: int, work: Mapping[int, float], *brought: Any
     ) -> tuple[Any, ...]:
@@ -45,11 +49,11 @@ class RemoteHost:
     def finetune(
         self, units: Units, positions: Sequence[int], round_number: int, epochs: int, *brought: Any
     ) -> tuple[Any, ...]:
-        """As `ClientHost.finetune`: the failures, and the new states."""
+        """As `ClientHost.finetune`: what is said of every client (None where all went well), the new states."""
         with self._brought(units, positions, brought) as messages:
             found = Attempts(self.host, units).finetune(round_number, epochs, messages)
-        failures = {client: result for client, result in found.items() if isinstance(result, Failure)}
-        return failures, *(None if c in failures else Parcel(state) for c, state in found.items())
+        said = {client: result if isinstance(result, Failure) else None for client, result in found.items()}
+        return said, *(Parcel(found[client]) if said[client] is None else None for client in found)
 
     def open(self, units: Units, positions: Sequence[int], *brought: Any) -> tuple[Any, ...]:
         """As `ClientHost.open`: what is said of every client, and the uplinks in a parcel."""

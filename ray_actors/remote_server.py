@@ -28,6 +28,10 @@ class RemoteServer:
             self.host.state = state
         return os.getpid(), ray.util.get_node_ip_address()
 
+    def pid(self) -> int:
+        """The process id."""
+        return os.getpid()
+
     def fuse(self, *uplinks: Sequence[Uplink]) -> tuple[int, Parcel]:
         """As `ServerHost.fuse`, with the state that comes of it."""
         return self.host.fuse(*uplinks), Parcel(self.host.state)

@@ -227,7 +227,7 @@ def store_mb(job: Job) -> int:
     judged = (plan.clients if plan.eval_all else cohort) if received else 0
     most = max(cohort * (down + 1), judged * down, len(plan.newcomers) * to_newcomers)
     private = sum(t.numel() * t.element_size() for t in job.initial.values())
-    states = job.settings.clients * private + cohort * model  # of every client, and the server's
+    states = job.settings.clients * private + plan.clients * model  # of every client; the server may keep all models
     needed = 2 * (job.dataset.x.nbytes + most * model + states) / 2**20
     return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 

@@ -80,6 +80,11 @@ class ServerActor:
                 raise ServerError(what) from None
         raise AssertionError("unreachable")
 
+    @property
+    def actor(self) -> Any:
+        """The actor of this moment."""
+        return self._actor
+
     def _up(self) -> None:
         if self._settled is not None:
             pid, node = ray.get(self._settled)

@@ -16,7 +16,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.execution import Executor
+from pflsim.execution import Executor, Trained
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.simulation import Plan
@@ -119,6 +119,12 @@ def plan(clients: int, count: int, **settings: Any) -> Plan:
 def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
     """Every client's private state."""
     return {client: dict(state) for client, state in executor.client_states()}
+
+
+def trained_states(executor: InlineExecutor, trained: Trained[Any]) -> dict[int, dict[str, torch.Tensor]]:
+    """Every client's private state after a training that is not fused yet."""
+    new: Any = trained.states
+    return {**states(executor), **{client: dict(state) for client, state in new.items()}}
 
 
 def dropout_mlp(shape: tuple[int, ...], classes: int) -> Mlp:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, world
+from support import World, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
 from lightning_modules.methods.ditto import Ditto
@@ -96,11 +96,11 @@ def test_the_anchor_is_the_model_as_received() -> None:
         return real(batch)
 
     module.personal_objective = watched  # type: ignore[assignment]
-    executor.train(3, executor.send((0,)))
+    after = trained_states(executor, executor.train(3, executor.send((0,))))
     assert seen and all(
         torch.equal(a["personal" + k.removeprefix("net")], v) for a in seen for k, v in received.items()
     )
-    assert not same({0: before}, {0: states(executor)[0]})
+    assert not same({0: before}, {0: after[0]})
 
 
 def test_the_pull_has_its_gradient() -> None:

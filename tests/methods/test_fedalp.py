@@ -16,7 +16,7 @@ from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.errors import SettingsError
+from pflsim.errors import ServerError, SettingsError
 from pflsim.execution import Judge
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Uplink
@@ -252,7 +252,7 @@ def test_different_architectures_are_refused() -> None:
 
 
 def test_a_diverged_run_says_so() -> None:
-    w = world(partial(FedALP), Server(groups=2), training=Training(lr=1e30, batch_size=4))
+    w = world(partial(FedALP), Server(groups=2), training=Training(lr=1e30, batch_size=4), on_nonfinite="keep")
     executor = w.inline()
-    with pytest.raises(ValueError, match="finite.*lower lr"):
+    with pytest.raises(ServerError, match="finite.*lower lr"):
         rounds(executor, WARMUP, 4)

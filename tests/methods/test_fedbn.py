@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, world
+from support import World, rounds, same, states, trained_states, world
 from torch import nn
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -72,7 +72,7 @@ def test_a_round_by_hand() -> None:
     """The rest is the sample-weighted mean (NumPy float64); each client's own normalisation meets it."""
     executor = normed("local").inline()
     trained = executor.train(1, executor.send(ALL))
-    after = states(executor)
+    after = trained_states(executor, trained)
     executor.fuse(trained)
     assert all(not torch.equal(after[0][k], after[1][k]) for k in NORMS if not k.endswith("tracked"))
     share = np.array([12, 7, 20, 9]) / 48
@@ -87,6 +87,5 @@ def test_a_round_by_hand() -> None:
     with torch.no_grad():
         loss = nn.functional.cross_entropy(expected.net(inputs), labels, reduction="sum")
     assert row.loss == pytest.approx(float(loss), rel=1e-6)
-    executor.train(2, executor.send((2,)))
-    moved = states(executor)
+    moved = trained_states(executor, executor.train(2, executor.send((2,))))
     assert same({c: after[c] for c in (0, 1, 3)}, {c: moved[c] for c in (0, 1, 3)}), "absent clients keep all of it"

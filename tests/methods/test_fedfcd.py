@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from support import Records, World, dataset, plan, rounds, same, softmax, states, world
+from support import Records, World, dataset, plan, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -111,7 +111,7 @@ def test_class_means_are_of_the_trained_body() -> None:
     executor = w.inline()
     trained = executor.train(1, executor.send(range(4)))
     for up in executor.uplinks(trained.uplinks[0]):
-        own, state = executor.host.shards[up.client].train, states(executor)[up.client]
+        own, state = executor.host.shards[up.client].train, trained_states(executor, trained)[up.client]
         x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
         weight, bias = (state[f"net.body.fc1.{k}"].double().numpy() for k in ("weight", "bias"))
         z = np.maximum(x @ weight.T + bias, 0)
@@ -218,10 +218,10 @@ def test_absent_clients_keep_all_and_others_means_stay() -> None:
     executor.fuse(executor.train(2, executor.send([1])))
     after = states(executor)
     assert all(same({0: before[c]}, {0: after[c]}) for c in (0, 2, 3))
-    executor.train(3, executor.send([0]))
+    found = trained_states(executor, executor.train(3, executor.send([0])))
     head = executor.server.downlinks([0])[0].weights
-    assert torch.equal(states(executor)[0]["global_head.weight"], head["global_head.weight"])
-    assert torch.equal(states(executor)[2]["global_head.weight"], before[2]["global_head.weight"])
+    assert torch.equal(found[0]["global_head.weight"], head["global_head.weight"])
+    assert torch.equal(found[2]["global_head.weight"], before[2]["global_head.weight"])
 
 
 def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:

@@ -158,9 +158,9 @@ def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypa
     began: dict[int, dict[str, torch.Tensor]] = {}
     real = client_host.train
 
-    def watched(module: FedFomo, examples: Any, order: Any) -> Any:
+    def watched(module: FedFomo, examples: Any, order: Any, work: float) -> Any:
         began[next(i for i, s in executor.host.shards.items() if s.train is examples)] = own(module)
-        return real(module, examples, order)
+        return real(module, examples, order, work)
 
     monkeypatch.setattr(client_host, "train", watched)
     w = fomo(partial(FedFomo, baseline=baseline), models=10, training=Training(lr=0.2, batch_size=4))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, rounds, same, softmax, states, world
+from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -120,8 +120,7 @@ def test_a_round_is_full_local_training_under_the_servers_head() -> None:
     module.load_state_dict({**before, **received})
     module.round_number = 2
     train(module, executor.host.shards[2].train, torch_generator(0, "batches", 2, 2))
-    executor.train(2, executor.send(range(4)))
-    after = states(executor)[2]
+    after = trained_states(executor, executor.train(2, executor.send(range(4))))[2]
     assert all(torch.equal(after[k], v) for k, v in module.state_dict().items())
     assert all(not torch.equal(after[k], v) for k, v in {**before, **received}.items())
 
@@ -222,9 +221,9 @@ def test_running_statistics_in_a_head_stay_with_the_client() -> None:
     executor = run(fedgh(model=NormedHead), [EVERYONE] * 2)
     assert not any("running" in key for key in head(executor)) and "net.head.0.weight" in head(executor)
     found = [s["net.head.0.running_mean"] for s in states(executor).values()]
-    executor.train(3, executor.send([0]))
+    after = trained_states(executor, executor.train(3, executor.send([0])))
     assert not torch.equal(found[0], found[1])
-    assert not torch.equal(states(executor)[0]["net.head.0.running_mean"], found[0])
+    assert not torch.equal(after[0]["net.head.0.running_mean"], found[0])
 
 
 def test_a_head_moves_no_statistics_of_the_body() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, softmax, states, world
+from support import World, rounds, softmax, states, trained_states, world
 from torch import nn
 
 from launch import CONFIGS, composed, composing, plain
@@ -236,9 +236,9 @@ def test_running_statistics_in_an_aggregation_round(buffers: Any) -> None:
     before = nets(states(executor))
     sent = executor.send(ALL)
     assert set(sent.down_bytes.values()) == {0}, "round 4 is the second aggregation in a row"
-    executor.train(4, sent)
+    after = trained_states(executor, executor.train(4, sent))
     key = "net.body.2.running_var"
-    for client, found in states(executor).items():
+    for client, found in after.items():
         assert not torch.equal(found["net.head.weight"], before[client]["net.head.weight"])
         own = before[client][key]
         if buffers == "aggregate":

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, world
+from support import World, rounds, same, softmax, states, trained_states, world
 
 from lightning_modules.methods.fedamp import FedAMP
 from lightning_modules.methods.fedavg import FedAvg
@@ -169,13 +169,13 @@ def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, s
     sent = executor.send(range(4))
     stored = {c: regression(state) for c, state in states(executor).items()}
     received = {c: regression(executor.downlink(sent.downlinks[c]).weights) for c in range(4)}
-    executor.train(2, sent)
+    after = trained_states(executor, executor.train(2, sent))
     for c, start in received.items():
         assert abs(start - stored[c]).max() > 1e-3, "the two are told apart"
         weights = start
         for _ in range(steps):
             weights = weights - 0.4 * (gradient(weights, *examples(executor, c)) + pull * (weights - start))
-        np.testing.assert_allclose(regression(states(executor)[c]), weights, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(regression(after[c]), weights, rtol=1e-5, atol=1e-6)
 
 
 def test_without_its_pull_fedamp_follows_plain_sgd_from_the_mixture() -> None:

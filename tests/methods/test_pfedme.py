@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Records, plan, rounds, same, softmax, states, world
+from support import Records, plan, rounds, same, softmax, states, trained_states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
@@ -207,7 +207,7 @@ def test_only_w_travels_and_only_participants_change() -> None:
     trained = executor.train(1, executor.send([1, 2]))
     (ups,) = [executor.uplinks(handle) for handle in trained.uplinks]
     assert all(set(up.weights) == set(KEYS) for up in ups)
-    after = states(executor)
+    after = trained_states(executor, trained)
     assert [c for c in range(4) if not same({0: before[c]}, {0: after[c]})] == [1, 2]
     for up in ups:
         assert all(torch.equal(up.weights[k], after[up.client][k]) for k in KEYS)
@@ -233,7 +233,7 @@ def test_running_statistics_belong_to_theta_and_w_alike() -> None:
     """A model with batch normalisation: one set of running statistics, which moves with θ's K passes and travels."""
     executor = world(partial(PFedMe, inner_steps=3), Server(), model=normed).inline()
     trained = executor.train(1, executor.send([0]))
-    state = states(executor)[0]
+    state = trained_states(executor, trained)[0]
     (counted,) = [int(value) for key, value in state.items() if key.endswith("num_batches_tracked")]
     assert counted == 3 * trained.reports[0].steps
     assert not any("running" in key and key.startswith("theta") for key in state)

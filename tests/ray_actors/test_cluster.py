@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -24,12 +24,14 @@ class FakeRay:
     def cluster_resources(self) -> dict[str, float]:
         return self.theirs
 
-    def init(self, *, num_cpus: int, num_gpus: int, object_store_memory: int, **_: Any) -> None:
+    def start(self, cpus: int, gpus: int, store_mb: int) -> Path:
         assert not self.up
         self.up = True
-        self.calls.append(("init", num_cpus, num_gpus, object_store_memory // 2**20))
+        self.calls.append(("init", cpus, gpus, store_mb))
+        return Path("files")
 
-    def shutdown(self) -> None:
+    def stop(self, folder: Path) -> None:
+        assert folder == Path("files")
         self.up = False
         self.calls.append(("shutdown",))
 
@@ -38,6 +40,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setattr(cluster, "ray", made)
+    monkeypatch.setattr(cluster, "local_ray", made)
     pool = SimpleNamespace(started=0, close=lambda: made.calls.append(("actors end",)))
     monkeypatch.setattr(cluster, "Pool", lambda: pool)
     return made

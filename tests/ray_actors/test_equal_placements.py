@@ -88,7 +88,7 @@ def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
     w = next(worlds())
     executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
     executor.start()
-    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.hosts])
+    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.crew.actors])
     assert sorted(ids[0] for ids in shown) == [0, 0, 1, 1] and all(len(ids) == 1 for ids in shown)
     inline = w.inline()
     for e in (executor, inline):

@@ -36,14 +36,20 @@ def job(*overrides: str) -> Job:
 def test_the_store_has_room_for_the_most_messages_at_once(
     overrides: list[str], models: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once more to spare, and the data set twice."""
+    """Once more to spare, the data set twice, and the states: every client's, and a model of each on the server."""
     made = job(*overrides)
     federation = SimpleNamespace(initial={"w": SimpleNamespace(numel=lambda: MODEL // 4, element_size=lambda: 4)})
     shrunk = SimpleNamespace(
-        plan=made.plan, rule=made.rule, federation=federation, dataset=SimpleNamespace(x=SimpleNamespace(nbytes=2**20))
+        plan=made.plan,
+        rule=made.rule,
+        federation=federation,
+        dataset=SimpleNamespace(x=SimpleNamespace(nbytes=2**20)),
+        initial={"w": SimpleNamespace(numel=lambda: 3 * MODEL // 4, element_size=lambda: 4)},
+        settings=made.settings,
     )
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**50))
-    assert run.store_mb(shrunk) == 2 + 2 * models * 100  # type: ignore[arg-type]
+    states = 10 * 3 + made.plan.clients
+    assert run.store_mb(shrunk) == 2 + 2 * (models + states) * 100  # type: ignore[arg-type]
 
 
 def test_it_is_between_what_ray_needs_and_a_third_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +60,8 @@ def test_it_is_between_what_ray_needs_and_a_third_of_what_is_free(monkeypatch: p
         rule=made.rule,
         federation=SimpleNamespace(initial={"w": SimpleNamespace(numel=lambda: MODEL, element_size=lambda: 4)}),
         dataset=made.dataset,
+        initial=made.initial,
+        settings=made.settings,
     )
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30))
     assert run.store_mb(big) == 1024  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""A run that was stopped and taken up again leaves what a straight one leaves, to the bit, for every method."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import launch
+from pflsim.checkpoint import read_state
+from ray_actors import run
+
+METHODS = sorted(path.stem for path in (launch.CONFIGS / "method").glob("*.yaml"))
+SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",
+         "eval.holdout_clients=1", "checkpoint.every=3", "init=per_client"]  # fmt: skip
+
+
+def stop_after(round_number: int, monkeypatch: pytest.MonkeyPatch, signum: int = signal.SIGINT) -> None:
+    """Send this process a signal while a round is being written down, once."""
+    real, sent = run._Listener.round, []
+
+    def listener(self: Any, record: Any) -> None:
+        if record.round == round_number and not sent:
+            sent.append(signum)
+            os.kill(os.getpid(), signum)
+        real(self, record)
+
+    monkeypatch.setattr(run._Listener, "round", listener)
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """Everything that a run leaves, without times and memory."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = max((folder / "checkpoints").glob("round_*"))  # a stop leaves one more, which may stay as the best
+    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0}).Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("seconds", "memory"))]
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
+        "per_client": (folder / "per_client.csv").read_text(),
+        "curves": {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags},
+        "states": {path.stem: read_state(last, path.stem) for path in last.glob("*.pt")},
+        "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_rss_mb", "resumed_after")},
+    }  # fmt: skip
+
+
+def agree(one: Any, other: Any) -> None:
+    """Equal to the bit, at any depth."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            agree(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            agree(a, b)
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+        assert torch.equal(one.isnan(), other.isnan())
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_and_taken_up_again(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"method={method}", *SMALL]
+    assert launch.main([*settings, f"run_dir={tmp_path / 'straight'}"]) == 0
+    stop_after(2, monkeypatch)
+    assert launch.main([*settings, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
+    assert f"resume={tmp_path / 'stopped'}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["complete"] is False
+    assert launch.main([f"resume={tmp_path / 'stopped'}"]) == 0
+    agree(left(tmp_path / "stopped"), left(tmp_path / "straight"))
+    assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["resumed_after"] == [2]
