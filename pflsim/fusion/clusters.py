@@ -79,7 +79,7 @@ def cluster_means(
 
     Args:
         stack: [K, *shape], one tensor per client, or a list of them.
-        labels: [K], the cluster of each client, 0 to M−1.
+        labels: [K], the cluster of each client, 0 to M−1; below 0: it is in none, and counts nowhere.
         weights: [K] weights p; only their ratios within a cluster matter.
         otherwise: [M, *shape], what a cluster gets that has no members among the K.
 
@@ -87,7 +87,7 @@ def cluster_means(
         [M, *shape] in the dtype of `otherwise`, accumulated in float64.
     """
     means = otherwise.clone()
-    for m in labels.unique().tolist():
+    for m in labels[labels >= 0].unique().tolist():
         inside = labels == m
         members = [stack[k].to(means.dtype) for k in inside.nonzero()[:, 0].tolist()]
         means[m] = weighted_mean(members, weights[inside])
@@ -115,6 +115,32 @@ def centre_distances(
         for m, centre in enumerate(others):
             distances[:, m] += torch.sub(block, centre, out=apart.columns(block.shape[1])).square_().sum(1)
     return distances
+
+
+def directions(
+    rows: Float[Tensor, " K P"] | Sequence[Float[Tensor, " P"]],
+    others: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
+    origin: Float[Tensor, " P"],
+) -> tuple[Float64[Tensor, " K M"], Float64[Tensor, " M"]]:
+    """What the cosines of K with M vectors come from, seen from an origin.
+
+    `products_km = ⟨w_k − o, w_m − o⟩`, `squares_m = ‖w_m − o‖²`
+
+    Args:
+        rows: [K, P] or K rows, one flattened tensor each; what comes out adds up over several tensors.
+        others: [M, P] or M rows, the same tensor.
+        origin: [P], the same tensor.
+
+    Returns:
+        [K, M] and [M], float64, a block of columns at a time.
+    """
+    products = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows[0].device)
+    squares = torch.zeros(len(others), dtype=torch.float64, device=rows[0].device)
+    for own, other, start in zip(blocks(rows), blocks(others), blocks([origin]), strict=True):
+        other.sub_(start)
+        products.addmm_(own.sub_(start), other.T)
+        squares += other.square().sum(1)
+    return products, squares
 
 
 def nearest(distances: Float[Tensor, " K M"], current: Int[Tensor, " K"]) -> Int[Tensor, " K"]:

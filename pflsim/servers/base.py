@@ -90,6 +90,9 @@ class ServerRule(ABC, Generic[State]):
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """The state after a round; uplinks come in the order of the client ids. Their tensors are lent for the call:
         what the state keeps of them is copied.
+
+        Any of a round's clients may be missing. Without uplinks all that is sent stays as it is, but what counts rounds
+        counts this one too: it is called once for every round, and for the opening.
         """
 
     def global_weights(self, state: State) -> Tensors | None:

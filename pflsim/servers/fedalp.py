@@ -12,7 +12,7 @@ from torch import Tensor
 from pflsim.errors import SettingsError
 from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import blocks
-from pflsim.fusion.clusters import cluster_means, cosine_similarity, ward_clusters
+from pflsim.fusion.clusters import cluster_means, cosine_similarity, directions, ward_clusters
 from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
@@ -32,9 +32,9 @@ class State:
         examples: every client's training examples, by id.
         layout: the L fusion units.
         warmup: T_pre.
-        fused: rounds fused so far.
+        fused: rounds so far, those without any uplink too.
         weights: w_g.
-        groups: [N] the group of every client; [0] during the warm-up, as the next three.
+        groups: [N] the group of every client, −1: in none yet; [0] during the warm-up, as the next three.
         psi: Ψ [M, L].
         models: w_m of every group.
         mixtures: what every group is sent.
@@ -77,9 +77,12 @@ class FedALP(ServerRule[State]):
         Γ_m are the shares of all N clients. With γ_k as printed (shares of all N) β = 0 would not be FedAvg, which
         the paper says it is.
         Ward's clustering is of the directions of the updates: their distances are √(2 − 2ρ).
-        All clients take part in round T_pre. One whose update is missing (or zero) nevertheless has the cosine 0 with
-        all others and does not count in eq. 5.
-        A group without participants in a round keeps w_m.
+        All clients take part in round T_pre. An update that is zero has the cosine 0 with all others.
+        A client that did not report in round T_pre is in no group: it is sent w_g, and does not count in eq. 5 and Γ.
+        Its first later report puts it into the group whose model, seen from that w_g, lies most in the direction of its
+        update; from the next round on it is one of the group. Where fewer than M report in round T_pre, the warm-up
+        goes on until a round in which M do. After the warm-up a client that did not report does not count in γ_k, and a
+        group without participants keeps w_m.
         Running statistics of normalisation layers are mixed with their layer's Ψ, but they are states and no sums of
         updates: w_m of them is the participants' mean, without which a variance could become negative.
     """
@@ -133,18 +136,20 @@ class FedALP(ServerRule[State]):
         )
 
     def downlink(self, state: State, client: int) -> Message:
-        """w_g during the warm-up, then the mixture of the client's group, one for all of the group."""
-        if not state.mixtures:
-            return Message(weights=state.weights)
-        return Message(weights=state.mixtures[int(state.groups[client])])
+        """w_g during the warm-up and to who has no group, else the mixture of the client's group, one for all of it."""
+        group = int(state.groups[client]) if state.mixtures else -1
+        return Message(weights=state.weights if group < 0 else state.mixtures[group])
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """FedAvg's mean in the warm-up, which ends with the grouping; then the groups' models and their mean."""
         state = replace(state, fused=state.fused + 1)
-        if state.fused > state.warmup:
-            return self._step(state, uplinks) if uplinks else state
+        if not uplinks:
+            return state
+        if state.models:
+            return self._step(state, uplinks)
         warm = replace(state, weights=FedAvg().fuse(Mean(state.weights), uplinks).weights)
-        return self._group(warm, state.weights, uplinks) if state.fused == state.warmup else warm
+        ends = state.fused >= state.warmup and len(uplinks) >= self.groups
+        return self._group(warm, state.weights, uplinks) if ends else warm
 
     def _group(self, state: State, received: Tensors, uplinks: Sequence[Uplink]) -> State:
         """Algorithm 2, with w_m = w_g to begin with (Algorithm 1, line 3)."""
@@ -156,15 +161,13 @@ class FedALP(ServerRule[State]):
                 after, before = blocks(flat_rows(sent, key)), blocks(flat_rows([received], key))
                 yield from (new.sub_(old) for new, old in zip(after, before, strict=True))
 
-        similarity = torch.eye(len(state.examples), dtype=torch.float64)
+        gram = torch.zeros(len(ids), len(ids), dtype=torch.float64)
+        for d in (d for unit in state.layout for d in updates(unit)):
+            gram.addmm_(d, d.T)
+        groups = torch.full((len(state.examples),), -1)
+        groups[ids] = ward_clusters(cosine_similarity(gram), self.groups)
         norms = torch.zeros(self.groups, len(state.layout), dtype=torch.float64)
-        if uplinks:
-            gram = torch.zeros(len(ids), len(ids), dtype=torch.float64)
-            for d in (d for unit in state.layout for d in updates(unit)):
-                gram.addmm_(d, d.T)
-            similarity[ids[:, None], ids[None, :]] = cosine_similarity(gram)
-        groups = ward_clusters(similarity, self.groups)
-        for number, unit in enumerate(state.layout if uplinks else ()):
+        for number, unit in enumerate(state.layout):
             for own in updates(unit):
                 mean = cluster_means(own, groups[ids], state.examples[ids], own.new_zeros(self.groups, own.shape[1]))
                 norms[:, number] += mean.square().sum(1)
@@ -174,10 +177,12 @@ class FedALP(ServerRule[State]):
         return replace(state, groups=groups, psi=layer_weights(norms, self.beta), models=same, mixtures=same)
 
     def _step(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """Algorithm 1, lines 6, 10 and 11."""
+        """Algorithm 1, lines 6, 10 and 11; and groups for those of the round that have none."""
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         of, examples, sent = state.groups[ids], state.examples[ids], [u.weights for u in uplinks]
-        shares = torch.zeros(self.groups, dtype=torch.float64).index_add(0, state.groups, state.examples)  # Γ
+        placed = state.groups >= 0
+        shares = torch.zeros(self.groups, dtype=torch.float64)  # Γ
+        shares.index_add_(0, state.groups[placed], state.examples[placed])
         models: list[dict[str, Tensor]] = [{} for _ in state.models]
         mixtures: list[dict[str, Tensor]] = [{} for _ in state.models]
         common: dict[str, Tensor] = {}
@@ -193,14 +198,36 @@ class FedALP(ServerRule[State]):
                 mixed = mix_layer(own, common[key], psi)
                 for m in range(self.groups):
                     models[m][key], mixtures[m][key] = own[m].clone(), mixed[m].clone()
-        return replace(state, weights=common, models=tuple(models), mixtures=tuple(mixtures))
+        groups = self._placed(state, models, uplinks)
+        return replace(state, weights=common, groups=groups, models=tuple(models), mixtures=tuple(mixtures))
+
+    def _placed(self, state: State, models: Sequence[Tensors], uplinks: Sequence[Uplink]) -> Tensor:
+        """The groups, with one for every client of the round that was in none; of equal ones the first.
+
+        A client's update and what the groups have come to are both seen from the w_g that the client was sent.
+        """
+        new = [u for u in uplinks if state.groups[u.client] < 0]
+        if not new:
+            return state.groups
+        sent = [u.weights for u in new]
+        products = torch.zeros(len(new), len(models), dtype=torch.float64)
+        squares = torch.zeros(len(models), dtype=torch.float64)
+        for key in (key for unit in state.layout for key in unit.parameters):
+            part = directions(flat_rows(sent, key), flat_rows(models, key), state.weights[key].reshape(-1))
+            products += part[0]
+            squares += part[1]
+        lengths = squares.sqrt()
+        groups = state.groups.clone()
+        along = torch.where(lengths > 0, products / lengths, torch.zeros_like(products))
+        groups[[u.client for u in new]] = along.argmax(1)
+        return groups
 
     def global_weights(self, state: State) -> Tensors:
         """w_g."""
         return state.weights
 
     def numbers(self, state: State) -> Tensors:
-        """After the warm-up: `psi` [M, L], `groups` [N], and the groups' models as `group/<key>` [M, *shape]."""
+        """After the warm-up: `psi` [M, L], `groups` [N] (−1: in none), the groups' models as `group/<key>` [M, ...]."""
         if not state.models:
             return {}
         models = {f"group/{key}": stack(state.models, key) for key in state.weights}

@@ -9,7 +9,8 @@ from pflsim.servers.pfedcfr import PFedCFR
 class FedAMP(PFedCFR):
     """u_i = (1 − Σ ζ_ij)·w_i + Σ ζ_ij·w_j over the whole model (Huang et al. 2021, eq. 5).
 
-    It is the cross-fusion rule with every unit mixed, and the whole model as one unit.
+    It is the cross-fusion rule with every unit mixed, and the whole model as one unit. A client that did not report
+    counts with its former upload, as there.
 
     Args:
         alpha: α_k, constant over the rounds.

@@ -24,7 +24,7 @@ class State:
 class FedAvg(ServerRule[State]):
     """w ← Σ n_i/n · w_i over the clients of the round (McMahan et al. 2017, Algorithm 1).
 
-    A round without uplinks leaves the model as it is.
+    A client that did not report does not count; a round without uplinks leaves the model as it is.
     """
 
     def init(self, federation: Federation) -> State:

@@ -28,10 +28,11 @@ class State:
     Args:
         head: φ_g, by the names it has on a client; empty without decision fusion.
         means: the global means C̄ with their counts, None before the first fusion and without feature alignment.
-        fusions: how many there were; the number of the next one's round, as the opening is round 0.
+        fusions: how many there were, those of nothing too; the number of the next one's round, as the opening is
+            round 0.
         seed: the run's seed.
-        orders: in which order the last training of the head took the class means, [passes, P]; client by client and
-            class by class as they were sent, they have the numbers 0 to P−1.
+        orders: in which order the head was trained on the class means of the last round, [passes, P]; client by client
+            and class by class as they were sent, they have the numbers 0 to P−1.
     """
 
     head: Tensors
@@ -55,8 +56,10 @@ class FedFCD(ServerRule[State]):
     Notes:
         Eq. 5 as printed divides by the number of clients as well, which shrinks every prototype; here it is a mean.
         Passes and batch size are not in the paper. All clients reply before round 1 ("before training commences"), and
-        the first fusion is of these replies. A class that no client of a round has keeps its global mean. What an
-        ablation has no use for is not sent, either way. The head takes flat features: class means have no other shape.
+        the first fusion is of these replies. A client that did not report does not count, nor do its former means. A
+        class that no client of a round has keeps its global mean, and without any report the head stays as it is. What
+        an ablation has no use for is not sent, either way. The head takes flat features: class means have no other
+        shape.
     """
 
     prefix: ClassVar[str] = "global_head."
@@ -99,14 +102,14 @@ class FedFCD(ServerRule[State]):
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """One training of the head, and the global means where they are sent."""
-        after = replace(state, fusions=state.fusions + 1)
+        after = replace(state, fusions=state.fusions + 1, orders=state.orders.new_empty(self.epochs, 0))
         sent = [up.prototypes for up in uplinks if up.prototypes is not None]
-        if not sent:
+        count = sum(int((p.counts > 0).sum()) for p in sent)
+        if not count:
             return after
         means = keep_missing(fuse_prototypes(sent, self.weighting), state.means) if self.feature_alignment else None
         if self.architecture is None:
             return replace(after, means=means)
-        count = sum(int((p.counts > 0).sum()) for p in sent)
         generator = torch_generator(state.seed, "global_head", round_number=state.fusions)
         orders = passes(count, self.epochs, generator)
         return replace(

@@ -27,7 +27,7 @@ class State:
     Args:
         table: the last model of every client that has reported, by id.
         affinity: P [N, N] float64, row: the receiver.
-        rounds: how many were fused.
+        rounds: so far, those without any uplink too.
         seed: the run's seed.
     """
 
@@ -49,7 +49,9 @@ class FedFomo(ServerRule[State]):
         epsilon_decay: d ≥ 0, taken off ε after every round; the authors: 0.05.
 
     Notes:
-        A client is sent the last models of any who have reported, not only those of the last round; never its own.
+        A client is sent the last models of any who have reported, not only those of the last round; never its own. A
+        client that did not report is offered with its former model, or not at all if it never has, and its row of P
+        stays; ε goes by the rounds, those without uplinks too.
         Of equal P_in one is chosen at random. P starts as the identity; its diagonal is not used.
     """
 

@@ -16,7 +16,8 @@ class FedGH(FedFCD):
         server_batch: pairs per step; the authors: a step for each.
 
     Notes:
-        The pairs come in an order that the seed decides, not client by client.
+        The pairs come in an order that the seed decides, not client by client. A client that did not report has no
+        pairs in the round; without any the head stays as it is.
     """
 
     prefix = "net.head."

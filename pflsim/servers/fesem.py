@@ -49,7 +49,8 @@ class FeSEM(ServerRule[State]):
     Notes:
         The clusters begin as a seeded random division of the clients into equal parts. A client that is as near to its
         centre as to any other stays; so do all in the first E step, when all centres are the common initial model. A
-        cluster without members among the round's clients keeps its centre. Running statistics are averaged with their
+        cluster without members among the round's clients keeps its centre. A client that did not report stays in its
+        cluster and does not count in the centre. Running statistics are averaged with their
         cluster but do not count in the distances. A newcomer is sent all centres and chooses by its own data.
     """
 

@@ -23,8 +23,8 @@ class State:
 
     Args:
         weights: x̄ of the last communication.
-        holds: [N] bool, which clients have it.
-        fused: rounds so far.
+        holds: [N] bool, which clients are known to have it.
+        fused: rounds so far, those without any uplink too.
         seed: the run's, for the coin.
     """
 
@@ -44,7 +44,9 @@ class L2GD(ServerRule[State]):
 
     Notes:
         With partial participation x̄ is the mean over the participants of the last local round, and goes to the
-        participants of each aggregation round who lack it.
+        participants of each aggregation round who lack it. A client that did not report in that local round does not
+        count in x̄; where nobody did, x̄ stays that of the last communication. One that did not report in an aggregation
+        round is taken not to have x̄, and is sent it in the next. The coin goes by the rounds, whoever reports.
     """
 
     def __init__(self, *, p: float = 0.2):

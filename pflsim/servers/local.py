@@ -15,7 +15,7 @@ class State:
 
 
 class Local(ServerRule[State]):
-    """Sends nothing and fuses nothing."""
+    """Sends nothing and fuses nothing: a client that did not report is missed by nobody."""
 
     def init(self, federation: Federation) -> State:
         """Nothing."""

@@ -55,7 +55,8 @@ class PFedCFR(ServerRule[State]):
 
     Notes:
         With partial participation the fusion runs over the last upload of every client that has reported so far, as
-        FedAMP's server does; a client that has not is sent the initial values of the mixed units.
+        FedAMP's server does: a client that did not report in a round counts with its former upload, and one that never
+        has counts nowhere and is sent the initial values of the mixed units.
     """
 
     def __init__(
@@ -97,9 +98,9 @@ class PFedCFR(ServerRule[State]):
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Mix and average the newest uploads."""
-        table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
-        if not table:
+        if not uplinks:
             return state
+        table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         weights = list(table.values())
         mixtures, zeta = collaborate(weights, state.mixed, self.attention)
         mean = {key: uniform_mean(column(weights, key)) for unit in state.common for key in unit.keys}

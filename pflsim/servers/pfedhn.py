@@ -64,7 +64,8 @@ class PFedHN(ServerRule[State]):
         code have it the other way round, as here.
         The paper has one client a round. With K clients all products are taken at the same φ; φ moves by their mean,
         and an embedding, which is one client's alone, by its own. With K = 1 that is Algorithm 1. Momentum and decay
-        go on for embeddings of absent clients, as in the authors' optimiser.
+        go on for embeddings of absent clients, as in the authors' optimiser. A client that did not report has no
+        product and does not count in the mean; a round without uplinks moves nothing, by momentum and decay neither.
         Heads start with the common initial model as their bias, so that clients start near it, as in every method here,
         and normalisation layers near 1; weights are drawn as torch draws them. The authors' code has one more linear
         layer before the heads, which makes no other function of the embedding, and clips gradients at a norm of 50.

@@ -60,7 +60,9 @@ class PFedLA(ServerRule[State]):
         many bytes as Δ_i, since w̄_i + Δ_i would round θ; Δ_i is formed here. Units that a client keeps do not depend
         on its hypernetwork, so they have no part in its step. Running statistics of normalisation layers are mixed
         with their unit but have no part in the products: there is no gradient by them. The paper gives no η, no
-        optimiser and no first weights; this is plain gradient descent.
+        optimiser and no first weights; this is plain gradient descent. A client that did not report keeps its row of
+        the table, the initial parameters if it never has, and counts with it in the mixtures; its embedding and
+        hypernetwork take no step.
     """
 
     def __init__(

@@ -36,7 +36,8 @@ class PFedMe(ServerRule[State]):
 
     Notes:
         The mean is uniform, as printed. Running statistics are states and no sums of updates, so of them it is the mean
-        whatever β, without which a variance could become negative. A round without uplinks leaves the model as it is.
+        whatever β, without which a variance could become negative. A client that did not report is none of the S; a
+        round without uplinks leaves the model as it is.
     """
 
     def __init__(self, *, beta: float = 1.0):

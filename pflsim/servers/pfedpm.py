@@ -24,9 +24,9 @@ class PFedPM(ServerRule[State]):
     """C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij over the clients of the round that hold class j (Xing et al., eq. 7).
 
     Notes:
-        Eq. 7 divides by the number of those clients as well, which would shrink every feature; it is left out. With
-        partial participation a class that no client of a round holds keeps its global feature. Algorithm 1 says
-        "initialize global features" and not how: before round 1 there are none.
+        Eq. 7 divides by the number of those clients as well, which would shrink every feature; it is left out. A client
+        that did not report does not count; a class that no client of a round holds keeps its global feature.
+        Algorithm 1 says "initialize global features" and not how: before round 1 there are none.
     """
 
     def init(self, federation: Federation) -> State:

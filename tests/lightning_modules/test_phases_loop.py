@@ -116,7 +116,7 @@ def test_phases_that_take_turns_do_the_same_share() -> None:
 
 
 @pytest.mark.parametrize("training", [{"local_epochs": 2}, {"local_steps": 7}])
-def test_the_whole_work_is_as_ever(training: dict[str, int]) -> None:
+def test_the_whole_work_is_as_ever(training: dict[str, Any]) -> None:
     one, other, orders = Client(**training), Client(**training), (generator(), generator())
     assert train(one, examples(), orders[0]) == train(other, examples(), orders[1], 1.0)
     assert moved(one, values(other)) == set()

@@ -124,6 +124,26 @@ def test_groups_of_clients_with_one_digit_are_the_digits(fraction: float, seed: 
     assert [len(c) for c in job.plan.cohorts] == [30, round(30 * fraction)]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_clients_that_were_absent_find_their_digit(seed: int) -> None:
+    """Nine of thirty do not report when the groups are made; their first later reports put them with their digit."""
+    job = digits(
+        *["partition=one_class", "clients=30", "rounds=3", "local_epochs=3", "method.groups=10", f"seed={seed}"],
+        "method.warmup=0.3",
+    )
+    held = [int(job.dataset.y[rows[0]]) for rows in job.partition.train]
+    late = [next(c for c in range(30) if held[c] == digit) for digit in range(9)]
+    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+    executor.start()
+    for t in (1, 2, 3):
+        trained = executor.train(t, executor.send(range(30)))
+        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+        executor.server.fuse([up for up in ups if t > 1 or up.client not in late])
+        groups = executor.server_numbers()["groups"].tolist()
+        assert [c for c in range(30) if groups[c] < 0] == (sorted(late) if t == 1 else [])
+    assert len(set(zip(held, groups, strict=True))) == 10, "a digit has one group, a group one digit"
+
+
 @pytest.mark.parametrize(
     ("warmup", "planned", "expected"),
     [(0.5, 20, 10), (0.4, 100, 40), (0.5, 2, 1), (0.01, 5, 1), (0.99, 5, 4), (0.5, 3, 2)],

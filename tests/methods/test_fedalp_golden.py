@@ -132,22 +132,74 @@ def test_server(onto: Any, delta: Any, seed: int) -> None:
 
 
 def test_clients_that_are_missing_when_groups_are_made() -> None:
-    """They have the cosine 0 with all others, and do not count in eq. 5."""
+    """They are in no group and are sent w_g until they report, which puts them where their update points."""
     rng = np.random.default_rng(3)
     initial = values(rng)
-    rule = FedALP(groups=2, beta=BETA)
-    state = rule.init(federation(initial, rounds=2))
+    rule = FedALP(groups=2, beta=BETA, warmup=0.2)
+    state = rule.init(federation(initial, rounds=5))
     updates = {i: values(rng) for i in (0, 3)}
     updates[1] = {k: 2 * v for k, v in updates[0].items()}
-    state = rule.fuse(state, uplinks({i: {k: initial[k] + u[k] for k in SHAPES} for i, u in sorted(updates.items())}))
-    groups = state.groups.tolist()
-    assert groups[0] == groups[1] and len(groups) == 6 and set(groups) == {0, 1}
-    for m in (0, 1):
-        there = {i: u for i, u in sorted(updates.items()) if groups[i] == m}
-        np.testing.assert_allclose(state.psi[m].numpy(), psi_of(there) if there else np.zeros(3), rtol=1e-11)
-    nobody = rule.fuse(rule.init(federation(initial, rounds=2)), [])
-    assert not nobody.psi.any()
-    check(rule.downlink(rule.fuse(nobody, []), 4).weights, initial)  # type: ignore[arg-type]
+    sent = {i: {k: initial[k] + u[k] for k in SHAPES} for i, u in sorted(updates.items())}
+    state = rule.fuse(state, uplinks(sent))
+    assert rule.numbers(state)["groups"].tolist() == [0, 0, -1, 1, -1, -1]
+    common = {k: mean(sent, k) for k in SHAPES}
+    members = {0: [0, 1], 1: [3]}
+    psi = [psi_of({i: updates[i] for i in who}) for who in members.values()]
+    np.testing.assert_allclose(state.psi.numpy(), np.stack(psi), rtol=1e-11)
+    layer = {k: number for number, unit in enumerate(UNITS) for k in unit.keys}
+    own, mixed = [common, common], [common, common]
+
+    # Client 4 goes the way of client 3 and client 2 that of client 0, as seen from what they were sent: w_g.
+    for cohort, placed in (((0, 3, 4), {4: 1}), ((2, 3), {2: 0}), ((4,), {}), ((), {})):
+        for i in range(6):
+            m = next((m for m, who in members.items() if i in who), None)
+            check(rule.downlink(state, i).weights, common if m is None else mixed[m])  # type: ignore[arg-type]
+        step = {i: {k: 0.01 * v for k, v in values(rng).items()} for i in cohort}
+        for i, m in placed.items():
+            step[i] = {k: step[i][k] + 3 * updates[0 if m == 0 else 3][k] for k in SHAPES}
+        for i in set(cohort) - set(placed):
+            step[i] = {k: step[i][k] + updates[0 if i in members[0] else 3][k] for k in SHAPES}
+        at = {i: m for m, who in members.items() for i in who}
+        sent = {i: {k: (mixed[at[i]] if i in at else common)[k] + u[k] for k in SHAPES} for i, u in step.items()}
+        state = rule.fuse(state, uplinks(sent))
+        if cohort:
+            own = [moved(own[m], mixed[m], {i: w for i, w in sent.items() if i in members[m]}) for m in (0, 1)]
+            weight = [sum(SIZES[i] for i in who) for who in members.values()]  # of those that had a group
+            common = {k: sum(weight[m] * own[m][k] for m in (0, 1)) / sum(weight) for k in SHAPES}
+            mixed = [
+                {k: psi[m][layer[k]] * own[m][k] + (1 - psi[m][layer[k]]) * common[k] for k in SHAPES} for m in (0, 1)
+            ]
+        for i, m in placed.items():
+            members[m].append(i)
+        found = rule.numbers(state)["groups"].tolist()
+        assert found == [next((m for m, who in members.items() if i in who), -1) for i in range(6)]
+        check(rule.global_weights(state), common)  # type: ignore[arg-type]
+    assert found == [0, 0, 0, 1, 1, -1]
+
+
+def moved(own: Arrays, start: Arrays, sent: dict[int, Arrays]) -> Arrays:
+    """w_m + Σ γ_k·Δ_k (line 10) with the running statistics' mean; as it is where nobody has sent."""
+    if not sent:
+        return own
+    after = {k: own[k] + mean(sent, k) - start[k] for k in SHAPES}
+    return {**after, "bn.running_var": mean(sent, "bn.running_var")}
+
+
+def test_too_few_for_the_groups() -> None:
+    """The warm-up is FedAvg and goes on until a round in which there are as many clients as groups."""
+    rng = np.random.default_rng(6)
+    initial = values(rng)
+    rule = FedALP(groups=3, beta=BETA, warmup=0.4)
+    state = rule.init(federation(initial, rounds=5))
+    common = initial
+    for cohort in ((0, 1, 2, 3), (), (1, 4), (5,)):
+        sent = {i: values(rng, common) for i in cohort}
+        state = rule.fuse(state, uplinks(sent))
+        common = {k: mean(sent, k) for k in SHAPES} if sent else common
+        assert rule.numbers(state) == {} and state.fused <= 4
+        check(rule.downlink(state, 3).weights, common)  # type: ignore[arg-type]
+    state = rule.fuse(state, uplinks({i: values(rng, common) for i in (0, 3, 4)}))
+    assert rule.numbers(state)["groups"].tolist() == [0, -1, -1, 1, 2, -1]
 
 
 def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import COLUMNS
-from pflsim.fusion.clusters import centre_distances, cluster_means, cosine_similarity, nearest, ward_clusters
+from pflsim.fusion.clusters import (
+    centre_distances,
+    cluster_means,
+    cosine_similarity,
+    directions,
+    nearest,
+    ward_clusters,
+)
 
 
 def gram(vectors: np.ndarray) -> Tensor:
@@ -88,6 +95,27 @@ def test_cluster_means_golden() -> None:
         np.testing.assert_allclose(found[m], expected, rtol=1e-13)
     np.testing.assert_array_equal(found[1], otherwise[1])
     np.testing.assert_array_equal(found[3], stack[3])
+
+
+def test_who_is_in_no_cluster_counts_nowhere() -> None:
+    stack, labels = torch.tensor([1.0, 100.0, 3.0]), torch.tensor([1, -1, 1])
+    assert cluster_means(stack, labels, torch.ones(3), torch.tensor([7.0, 8.0])).tolist() == [7, 2]
+    assert cluster_means([], labels[:0], torch.ones(0), torch.tensor([7.0, 8.0])).tolist() == [7, 8]
+
+
+def test_directions_golden() -> None:
+    """Over more than a block of columns, and nothing that was given is changed."""
+    rng = np.random.default_rng(5)
+    rows, others, origin = (
+        rng.normal(size=(3, COLUMNS + 7)),
+        rng.normal(size=(2, COLUMNS + 7)),
+        rng.normal(size=COLUMNS + 7),
+    )
+    given = [torch.from_numpy(a.copy()) for a in (rows, others, origin)]
+    products, squares = directions(*given)
+    np.testing.assert_allclose(products.numpy(), (rows - origin) @ (others - origin).T, rtol=1e-11)
+    np.testing.assert_allclose(squares.numpy(), ((others - origin) ** 2).sum(1), rtol=1e-11)
+    assert all(np.array_equal(t.numpy(), a) for t, a in zip(given, (rows, others, origin), strict=True))
 
 
 def test_cluster_means_change_nothing_and_take_any_shape() -> None:
