@@ -6,6 +6,7 @@ receives nor trains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import fields
 from functools import cache, partial
@@ -17,6 +18,7 @@ import torch
 from support import softmax, states, world
 
 from launch import CONFIGS, composed, composing, plain
+from lightning_modules.loop import train
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
@@ -28,7 +30,7 @@ from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.sampling import coin
-from pflsim.seeding import torch_generator
+from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
@@ -36,6 +38,7 @@ from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
+from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
@@ -114,6 +117,8 @@ def check(executor: InlineExecutor, t: int) -> None:
         rows = executor.evaluate(Judge(model, phase, EVERYONE, ("test",), t))  # type: ignore[arg-type]
         assert all(np.isfinite(row.loss) for row in rows)
         assert {row.client for row in rows} in ({*EVERYONE}, set() if model == "global" else {*EVERYONE})
+    newcomers = Judge("personal", "received", EVERYONE, ("test",), t, joining=True)  # as if they were new
+    assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.join(EVERYONE)))
 
 
 def kept(executor: InlineExecutor) -> dict[str, Any]:
@@ -218,6 +223,27 @@ def test_the_same_message_twice(method: str) -> None:
     assert equal(before, {c: plain_state(m) for c, m in sent.downlinks.items()})
     for t in (4, 5):
         everyone_again(executor, t)
+
+
+def test_stragglers_of_every_method(method: str) -> None:
+    """A share of every stage's batches; all of the work is what it is without a word about it, to the bit."""
+    executor = start(method)
+    go(executor, 1)
+    own, message, ends = executor.host.shards[1], executor.send([1]).downlinks[1], list[Any]()
+    for work in ((), (1.0,), (0.3,)):
+        module = job(method).recipe.build()
+        module.load_state_dict(dict(executor.host.states[1]))
+        module.round_number = 2
+        module.receive(message)  # type: ignore[arg-type]
+        module.adopt(own)
+        count = -(-len(own.train) // 32)
+        whole = [(stage.epochs or 0) * count for stage in module.stages()]
+        with torch_threads(1), seeded_global(0, "train", 1, 2):
+            steps, losses = train(module, own.train, torch_generator(0, "batches", 1, 2), *work)
+        assert steps == sum(math.ceil(work[0] * n) if work else n for n in whole)
+        assert all(map(math.isfinite, losses.values()))
+        ends.append((losses, plain_state(dict(module.state_dict()))))
+    assert equal(list(ends[0]), list(ends[1])) and not equal(list(ends[0]), list(ends[2]))
 
 
 # What the server makes of those who are there, by NumPy ------------------------------------------------------------

@@ -168,6 +168,26 @@ def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, m
     assert_equal_to_the_loop(tmp_path, "method=fedrep", *few, "method.head_epochs=2", *NORMED)
 
 
+@pytest.mark.parametrize("method", ["fedfcd", "fedfomo", "gpfl", "heurpfedla", "l2gd", "pfedpm", "r_pfedpm"])
+def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> None:
+    """Some have trained and were not heard, others were never reached: they need not even have the same stages."""
+    found = []
+    for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=5"]):
+        made = job(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
+        data = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
+        executor = InlineExecutor(made.recipe, data, made.partition, made.rule, made.federation)
+        executor.start()
+        for t, (reached, heard) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
+            trained = executor.train(t, executor.send(reached))
+            ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
+            executor.server.fuse([up for up in ups if up.client in heard])
+        found.append((states(executor), [report.steps for report in trained.reports]))
+    assert found[0][1] == found[1][1]
+    for client, state in found[0][0].items():
+        for name, value in state.items():
+            torch.testing.assert_close(found[1][0][client][name], value, rtol=1e-9, atol=1e-11, msg=f"{client} {name}")
+
+
 def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: ⌈share · batches⌉ of two epochs, alike in a stack and alone."""
     slow(monkeypatch)

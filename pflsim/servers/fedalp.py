@@ -110,7 +110,7 @@ class FedALP(ServerRule[State]):
         return max(1, min(int(self.warmup * rounds + 0.5), rounds - 1))
 
     def everyone(self, round_number: int, rounds: int) -> bool:
-        """All clients report in round T_pre, since all of them are put into groups."""
+        """All clients take part in round T_pre, since all of them are put into groups."""
         return round_number == self.warmup_rounds(rounds)
 
     def init(self, federation: Federation) -> State:
