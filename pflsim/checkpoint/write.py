@@ -23,6 +23,10 @@ from pflsim.types import Tensors
 class CheckpointError(OSError):
     """A checkpoint could not be written, e.g. since the disk is full. Those before it are as they were."""
 
+    def __str__(self) -> str:
+        """The message without the number."""
+        return str(self.strerror)
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
