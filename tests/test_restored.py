@@ -64,7 +64,8 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
             (rule.downlinks(state, cohort), rule.downlinks(back, cohort)),
             ({c: rule.join(state, c) for c in (0, 4)}, {c: rule.join(back, c) for c in (0, 4)}),
         ):
-            assert differences(*({c: everything(m) for c, m in side.items()} for side in (one, other))) == []
+            sides = [{c: everything(m) for c, m in side.items()} for side in (one, other)]
+            assert differences(sides[0], sides[1]) == []
         assert differences(dict(rule.numbers(state)), dict(rule.numbers(back))) == []
         trained = executor.train(number, executor.send(cohort))
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]

@@ -71,6 +71,11 @@ def round_of(checkpoint: Path) -> int | None:
     return int(checkpoint.name.removeprefix("round_")) if FOLDER.fullmatch(checkpoint.name) else None
 
 
+def as_json(header: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back: tuples as lists, keys as text."""
+    return json.loads(json.dumps(dict(header), allow_nan=False))
+
+
 def to_text(meta: Meta) -> str:
     """The contents of meta.json."""
     content = {"format": FORMAT, **asdict(meta)}
@@ -89,8 +94,9 @@ def read_meta(folder: Path) -> Meta:
     Raises:
         BadCheckpoint: it is missing, was changed, or has a format or contents that are not known here.
     """
+    data = read_plain_file(folder / META)
     try:
-        content = json.loads(read_plain_file(folder / META))
+        content = json.loads(data)
     except (ValueError, RecursionError):
         raise BadCheckpoint(f"{META} is not readable") from None
     if not isinstance(content, dict):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pflsim.checkpoint.meta import NAME, BadCheckpoint, Meta, read_meta, read_tensors, round_of, versions
+from pflsim.checkpoint.meta import NAME, BadCheckpoint, Meta, as_json, read_meta, read_tensors, round_of, versions
 from pflsim.checkpoint.write import clean_up
 from pflsim.errors import SettingsError
 
@@ -114,23 +114,16 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     Raises:
         SettingsError: the headers differ; names every difference.
     """
-    saved = checkpoint.header
-    differing = [k for k in {**saved, **header} if _json(saved.get(k)) != _json(header.get(k))]
+    saved, own = checkpoint.header, as_json(header)
+    differing = [k for k in {**saved, **own} if saved.get(k) != own.get(k)]
     if differing:
-        there, here = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, header))
+        there, here = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
         name = f"{checkpoint.path.parent.name}/{checkpoint.path.name}"
         raise SettingsError(f"{name} is of a run with {there}, but this one has {here}: it cannot continue from there")
     for name, version in versions().items():
         other = checkpoint.meta.versions.get(name)
         if other != version:
             report(f"the run was saved with {name} {other} and continues with {version}: the last bits may differ")
-
-
-def _json(value: Any) -> Any:
-    """As JSON gives it back: tuples as lists, keys as text."""
-    if isinstance(value, Mapping):
-        return {str(key): _json(item) for key, item in value.items()}
-    return [_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_state(folder: Path, name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import torch
 
-from pflsim.checkpoint.meta import META, BadCheckpoint, Entry, Meta, read_meta, round_of, to_text
+from pflsim.checkpoint.meta import META, BadCheckpoint, Entry, Meta, as_json, read_meta, round_of, to_text
 from pflsim.checkpoint.state import plain
 from pflsim.files import sync_folder
 from pflsim.types import Tensors
@@ -101,7 +101,7 @@ def stage_checkpoint(
                 files[name] = _save(state, aside / name)
         with _disk(final):
             with (aside / META).open("xb") as file:
-                file.write(to_text(Meta(round_number, dict(header), score, files)).encode())
+                file.write(to_text(Meta(round_number, as_json(header), score, files)).encode())
                 _force(file)
             sync_folder(aside)
     except BaseException:

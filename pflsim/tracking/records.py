@@ -20,6 +20,7 @@ class _Rows:
     """What per_client.csv says of one round; `end` is where its rows end, in bytes."""
 
     end: int
+    clients: dict[int, tuple[Traffic, str]] = field(default_factory=dict)
     traffic: dict[int, Traffic] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     counted: dict[tuple[str, str, str], int] = field(default_factory=dict)
@@ -27,6 +28,8 @@ class _Rows:
     def add(self, cells: list[str], end: int) -> None:
         _, client, split, model, phase, correct, examples, loss, up, down, fault = cells
         traffic, number = Traffic(int(up), int(down)), int(client)
+        if self.clients.setdefault(number, (traffic, fault)) != (traffic, fault):
+            raise ValueError("bytes and fault of a client are the same in all its rows of a round")
         _ = int(correct), float(loss)  # to see that they are numbers
         if int(examples) > 0:
             scope = model, split, phase

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -57,11 +58,11 @@ class Tracker:
         """How many actors had to be replaced in this sitting."""
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
+        if resumes:  # so that the next sitting knows of this one, however this one ends
+            write_summary(folder, self._summarised(complete=False))
         self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
         self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)
         self._tensorboard = TensorBoard(folder / "tb", resume_after)
-        if resumes:  # so that the next sitting knows of this one, however this one ends
-            write_summary(folder, self._summarised(complete=False))
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write a round down and return its figures. Everything is on its way to the disk when this returns.
@@ -102,10 +103,10 @@ class Tracker:
         if self._summary is None:
             self.memory.sample(force=True)
             self._summary = self._summarised(complete)
-            write_summary(self.folder, self._summary)
-            self._lines.close()
-            self._per_client.close()
-            self._tensorboard.close()
+            with ExitStack() as last:  # closed even where the disk is full
+                for file in (self._tensorboard, self._per_client, self._lines):
+                    last.callback(file.close)
+                write_summary(self.folder, self._summary)
         return self._summary
 
     def _summarised(self, complete: bool) -> Summary:
