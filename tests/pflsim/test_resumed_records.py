@@ -48,9 +48,9 @@ def record(number: int) -> RoundRecord:
 
 JOINED = NewcomerRecord(
     LAST,
-    {5: 300},
-    (EvalRow(5, "test", "personal", "received", 1, 10, 2.0),),
-    (EvalRow(5, "test", "personal", "trained", 8, 10, 1.0),),
+    {6: 300},
+    (EvalRow(6, "test", "personal", "received", 1, 10, 2.0),),
+    (EvalRow(6, "test", "personal", "trained", 8, 10, 1.0),),
 )
 
 
@@ -220,6 +220,7 @@ WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
         r"round 0 only \(per_client.csv has not all of round 0\)",
     ),
     "no fault": (change(ROWS, "dropout", ""), r"round 0 only \(.* has not all of round 1: line \d+ cannot be read\)"),
+    "no fault, one line": (change(ROWS, "straggler", ""), r"2 only \(per_client.csv has not all of round 3\)"),
     "bad row": (
         change(ROWS, "\n2,0,", "\n2,zero,"),
         r"round 1 only \(.* has not all of round 2: line \d+ cannot be read\)",
