@@ -124,10 +124,21 @@ def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, num
     raise AssertionError("it never ends")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES])
-def test_whatever_the_disk_refuses_leaves_the_checkpoints_before_it(tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.EIO, errno.EACCES])
+def test_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    write(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        Disk(patch, 5, lambda: OSError(code, os.strerror(code)), dies=False)
+        reason = f"round_0002 could not be written: {os.strerror(code)}; the checkpoints before it are untouched"
+        with pytest.raises(CheckpointError, match=f"{tmp_path.name}/{reason}") as raised:
+            write(tmp_path, 2)
+    assert raised.value.errno == code
+    assert found(tmp_path)[0] == 1
+
+
+def test_whatever_the_disk_refuses_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
     """At every open, write, flush to the disk, rename and removal in turn."""
-    outcomes = attempts(tmp_path, lambda: OSError(code, os.strerror(code)), dies=False, number=3)
+    outcomes = attempts(tmp_path, lambda: OSError(errno.ENOSPC, "full"), dies=False, number=3)
     assert len(outcomes) > 20 and outcomes[0] == (2, False) and outcomes[-1] == (3, True)
     assert all(returned == (newest == 3) for newest, returned in outcomes)
 
