@@ -139,12 +139,6 @@ def summarise(
     )
 
 
-def validation_score(meta: RunMeta, metrics: RoundMetrics) -> float | None:
-    """Mean validation accuracy of the judged model in a round; None where it was not evaluated, or has no such data."""
-    stats = metrics.accuracy.get(Scope(meta.judged_by, "val", meta.phase(meta.judged_by)))
-    return None if stats is None else stats.mean
-
-
 def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -> ModelFigures:
     """Find the rounds that matter for one model and take its test accuracy there."""
     test, validation = Scope(model, "test", phase), Scope(model, "val", phase)

@@ -18,7 +18,7 @@ from pflsim.accounting import Traffic
 from pflsim.errors import SettingsError
 from pflsim.history import from_line, read_history, to_line
 from pflsim.metrics import Model, Phase
-from pflsim.summary import RunMeta, validation_score
+from pflsim.summary import RunMeta
 from pflsim.tracking import Tracker, event_files, read_records
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split, TrainReport
 
@@ -351,15 +351,6 @@ EMPTY = from_line(
     '{"round": 1, "cohort": 0, "losses": {}, "accuracy": {}, "traffic": {"up_bytes": 0, "down_bytes": 0, '
     '"up_bytes_total": 0, "down_bytes_total": 0}, "seconds": {"total": 1.0}}'
 )
-
-
-def test_the_score_of_a_round_is_the_judged_models_on_validation_data(whole: Path) -> None:
-    history = read_history(whole)
-    rates = [row.correct / row.total for row in record(1).evaluations if (row.split, row.model) == ("val", "personal")]
-    assert validation_score(META, history[1]) == pytest.approx(sum(rates) / 6)
-    rates = [row.correct / row.total for row in record(1).evaluations if (row.split, row.model) == ("val", "global")]
-    assert validation_score(replace(META, judged_by="global"), history[1]) == pytest.approx(sum(rates) / 6)
-    assert validation_score(META, history[3]) is None
 
 
 def test_a_run_without_records_can_be_taken_up_after_round_0(tmp_path: Path) -> None:
