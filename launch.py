@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        stopped = isinstance(error, Stopped)
+        print(error if stopped else f"error: {error}", file=sys.stderr)
         return 128 + error.signum if isinstance(error, Stopped) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
