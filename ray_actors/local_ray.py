@@ -69,13 +69,24 @@ def stop(folder: Path) -> None:
 
 
 def remove_left_behind() -> None:
-    """Remove the folders of processes that were killed before they could."""
+    """Remove what processes left that were killed before they could: folders, and helpers of Ray's that live on."""
     for place in {Path(tempfile.gettempdir()), Path("/tmp")}:
         for left in place.glob(f"{PREFIX}*"):
             pid = left.name.removeprefix(PREFIX).partition("-")[0]
             with suppress(OSError):
                 if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.stat().st_uid == os.getuid():
+                    _end_users_of(left)
                     shutil.rmtree(left, ignore_errors=True)
+
+
+def _end_users_of(folder: Path) -> None:
+    """End every process of ours that has a file in the folder open."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.uids().real == os.getuid() and any(
+                f.path.startswith(f"{folder}/") for f in process.open_files()
+            ):
+                process.kill()
 
 
 def _folder() -> Path:

@@ -12,22 +12,15 @@ from typing import Any
 
 import pytest
 import ray
-from support import Records, World, dropout_mlp, plan, same, states, world
+from drills import SIZES, agree, on_ray, outcome
+from support import Records, World, dropout_mlp, world
 from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
-from pflsim.journal import LOG, Journal
-from pflsim.on_error import OnError
-from pflsim.settings import Placement
-from pflsim.simulation import Plan, Simulation
+from pflsim.journal import LOG
 from pflsim.types import RoundRecord
-from ray_actors.placement import Supply, lay_out
 from ray_actors.pool import Pool
-from ray_actors.remote import RayExecutor
-
-SIZES = (12, 7, 20, 9, 8)
-CLIENTS = len(SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +47,6 @@ def traps(made: World) -> Path:
     return folder
 
 
-def on_ray(made: World, pool: Pool, folder: Path, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
-    layout = lay_out(SIZES, Placement(actors=actors), Supply(cpus=2, gpus=0), made.recipe.stacks)
-    parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
-    executor = RayExecutor(*parts, layout, pool, OnError.of(rule), Journal(folder))
-    executor.start()
-    return executor
-
-
 class Meddler(Records):
     """Does something after every round."""
 
@@ -72,23 +57,6 @@ class Meddler(Records):
     def round(self, record: RoundRecord) -> None:
         super().round(record)
         self.meddle(record.round)
-
-
-def outcome(executor: Any, folder: Path, listener: Records | None = None, **settings: Any) -> tuple[Any, ...]:
-    """States, evaluations, reports without times, bytes, and what befell whom."""
-    listener = listener or Records()
-    drawn: Plan = plan(CLIENTS, 3, splits=("test", "val"), received=True, **settings)
-    Simulation(executor, drawn, folder, listener, executor.journal).run()
-    reports = [[replace(report, seconds=0.0) for report in record.reports] for record in listener.records]
-    rows = [record.evaluations for record in listener.records]
-    told = [(dict(record.down_bytes), dict(record.faults)) for record in listener.records]
-    return states(executor), executor.server_state(), rows, reports, told
-
-
-def agree(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert same(one[0], other[0])
-    assert same({0: one[1]["weights"]}, {0: other[1]["weights"]})
-    assert one[2:] == other[2:]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,115 @@
+"""Runs as processes of their own, stopped by signals and killed: nothing is left behind, and they can be taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from test_resume import agree, left
+
+import launch
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = [
+    *("method=pfedla", "data=digits", "clients=4", "rounds=300", "model.hidden=[8]"),
+    *("placement.cpus=1", "checkpoint.every=10"),
+]
+
+
+@dataclass
+class Started:
+    """A run as a process with a terminal's group of its own, and Ray's files in a place of their own."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    family: list[psutil.Process]
+    names: dict[int, str]
+    output: str = ""
+
+    def end(self) -> int:
+        """Read what is left and wait; returns the exit status."""
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            self.output += self.process.stdout.read()
+        return self.process.wait()
+
+    def gone(self) -> bool:
+        """Whether all processes of the run have ended, or do so soon."""
+        return not psutil.wait_procs(self.family, timeout=60)[1]
+
+    def actors_gone(self) -> bool:
+        """Whether that is so of Ray itself and of all actors; it has two small helpers that live longer."""
+        agents = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+        return not psutil.wait_procs([p for p in self.family if self.names[p.pid] not in agents], timeout=60)[1]
+
+
+def start(folder: Path, until: str) -> Started:
+    """Start a run and read until a line begins so."""
+    environment = {**os.environ, "TMPDIR": str(folder.parent)}
+    command = [sys.executable, str(ROOT / "launch.py"), *RUN, f"run_dir={folder}"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
+    )
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if line.startswith(until):
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any("raylet" in child.name() for child in family), seen
+    return Started(folder, process, family, {child.pid: child.name() for child in family}, seen)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    assert launch.main([*RUN, "executor=inline", f"run_dir={folder}"]) == 0
+    return folder
+
+
+def leftovers(pid: int) -> list[Path]:
+    """Folders of Ray's files that belong to a process."""
+    return [*Path("/tmp").glob(f"pflsim-ray-{pid}-*")]
+
+
+@pytest.mark.parametrize(("signum", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_saves_and_says_how_to_go_on(signum: int, to_all: bool, straight: Path, tmp_path: Path) -> None:
+    """SIGINT to the whole group, as a terminal sends it; SIGTERM to the driver."""
+    run = start(tmp_path / "run", "round   4")
+    (os.killpg if to_all else os.kill)(run.process.pid, signum)
+    assert run.end() == 128 + signum, run.output
+    assert f"go on with   python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
+    assert json.loads((run.folder / "summary.json").read_text())["complete"] is False
+    assert run.gone() and not leftovers(run.process.pid)
+    assert launch.main([f"resume={run.folder}", "executor=inline"]) == 0
+    agree(left(run.folder), left(straight))
+
+
+def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "round   2")
+    for _ in range(2):
+        os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 128 + signal.SIGINT
+    assert "Traceback" not in run.output, run.output
+    assert run.gone() and not leftovers(run.process.pid)
+
+
+def test_a_driver_that_is_killed_is_taken_up_from_its_last_checkpoint(straight: Path, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "round  18")
+    run.process.kill()
+    run.end()
+    assert run.actors_gone() and leftovers(run.process.pid)
+    assert launch.main([f"resume={run.folder}", "executor=inline"]) == 0
+    agree(left(run.folder), left(straight))
+    from ray_actors.local_ray import remove_left_behind
+
+    remove_left_behind()
+    assert run.gone() and not leftovers(run.process.pid)
