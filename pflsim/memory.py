@@ -1,4 +1,4 @@
-"""How much memory this process and everything it started hold."""
+"""How much memory this process and everything it started hold, and whether there is room for more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,27 @@ import time
 from pathlib import Path
 
 import psutil
+
+from pflsim.errors import SettingsError
+
+
+def check_room(what: str, needed: int, instead: str) -> None:
+    """Refuse what this machine has no memory for, before it is asked for: a process that takes more is killed unheard.
+
+    Args:
+        what: what would be held, as the message begins.
+        needed: bytes.
+        instead: what to do about it.
+
+    Raises:
+        SettingsError: more than is free now.
+    """
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise SettingsError(
+            f"{what} would take {needed / 2**30:.4g} GiB of memory, and this machine has {free / 2**30:.4g} GiB free: "
+            f"{instead}"
+        )
 
 
 def held_mb() -> float:

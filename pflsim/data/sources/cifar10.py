@@ -9,7 +9,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
 from pflsim.data.sources.cifar_batches import read_batches
 from pflsim.data.sources.common import download as run_download
-from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.data.sources.common import finished, has_file, joined, not_found
 
 
 def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
@@ -29,8 +29,8 @@ def load(*, root: str = "data", download: bool = False, standardize: bool = Fals
     folder = Path(root) / "cifar-10-batches-py"
     train, test = [folder / f"data_batch_{i}" for i in range(1, 6)], [folder / "test_batch"]
     packed = Path(root) / "cifar10.npz"
-    there = all(f.is_file() for f in train + test)
-    if not there and packed.is_file():
+    there = all(has_file(f) for f in train + test)
+    if not there and has_file(packed):
         return dataclasses.replace(npz.load(path=str(packed), num_classes=10, standardize=standardize), name="cifar10")
     if not there and download:
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.cifar_batches import read_batches
 from pflsim.data.sources.common import download as run_download
-from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.data.sources.common import finished, has_file, joined, not_found
 
 
 def load(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
@@ -26,7 +26,7 @@ def load(*, root: str = "data", download: bool = False, coarse: bool = False, st
         SettingsError: not there, or not readable; says where to put which files.
     """
     folder = Path(root) / "cifar-100-python"
-    if not all((folder / part).is_file() for part in ("train", "test")):
+    if not all(has_file(folder / part) for part in ("train", "test")):
         if not download:
             raise not_found("cifar100", folder, ["train", "test"])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pflsim.data.sources.common import reason
 from pflsim.errors import SettingsError
 
 # What NumPy arrays need to be unpickled.
@@ -17,8 +19,19 @@ ALLOWED = {
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    ("_codecs", "encode"),
 }
+BROKEN = (
+    OSError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError, ImportError,
+    ArithmeticError, MemoryError, RecursionError, AssertionError, struct.error,
+)  # fmt: skip
+"""What the unpickler raises at bytes that are no pickle."""
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """`_codecs.encode` for the one encoding in which Python 3 pickles bytes for Python 2."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
+    return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -26,6 +39,8 @@ class _ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core.", "numpy._core.")  # the original files were written by NumPy 1
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return super().find_class(module, name)
@@ -58,8 +73,15 @@ def _read(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="latin1").load()
-        return np.asarray(batch["data"]), np.asarray(batch[label_key], dtype=np.int64)
-    except (OSError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError) as error:
+        data, labels = batch["data"], batch[label_key]
+    except BROKEN as error:
         raise SettingsError(
-            f"{path} is not a CIFAR batch with 'data' and {label_key!r} ({error}); fetch it again"
+            f"{path} is not a CIFAR batch with 'data' and {label_key!r} ({reason(error)}); fetch it again"
         ) from error
+    if not isinstance(data, np.ndarray):
+        raise SettingsError(f"{path}: 'data' is a {type(data).__name__}, expected an array of uint8 [n, 3072]")
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+        return data, labels.astype(np.int64)
+    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**63 for label in labels):
+        raise SettingsError(f"{path}: {label_key!r} is no list of whole numbers")
+    return data, np.array(labels, dtype=np.int64)

@@ -1,8 +1,11 @@
-"""What the sources share: putting parts together, a fixed train/test split, standardisation, downloads."""
+"""What the sources share: looking for files, joining parts, a fixed train/test split, standardisation, downloads."""
 
 from __future__ import annotations
 
 import dataclasses
+import stat
+import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +15,54 @@ from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
 
+MOST_CLASSES = 100_000
+"""More than any data set has; a label beyond is a mistake in the file."""
+
+
+def has_file(path: Path) -> bool:
+    """Whether there is a file of that name; a folder, a pipe or a device is none.
+
+    Raises:
+        SettingsError: it cannot be told (no permission, a loop of links, a name that no file can have).
+    """
+    return _is(path, stat.S_ISREG)
+
+
+def has_folder(path: Path) -> bool:
+    """Whether there is a folder of that name.
+
+    Raises:
+        SettingsError: it cannot be told, as for `has_file`.
+    """
+    return _is(path, stat.S_ISDIR)
+
+
+def _is(path: Path, kind: Callable[[int], bool]) -> bool:
+    try:
+        return kind(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SettingsError(f"{str(path)!r} cannot be looked for: {reason(error)}") from error
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, by name, but for names that begin with a dot.
+
+    Raises:
+        SettingsError: it cannot be listed.
+    """
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise SettingsError(f"{folder} cannot be listed: {reason(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in one line, or its name where it says nothing."""
+    told = error.strerror if isinstance(error, OSError) else None
+    return (told or str(error) or type(error).__name__).partition("\n")[0]
+
 
 def joined(
     name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], num_classes: int
@@ -20,6 +71,18 @@ def joined(
     x = np.concatenate([train[0], test[0]])
     y = np.concatenate([train[1], test[1]]).astype(np.int64)
     return Dataset(name, x, y, num_classes, len(train[1]))
+
+
+def check_together(one: Path, x: np.ndarray, other: Path, x_other: np.ndarray) -> None:
+    """Hold the examples of two files to one shape.
+
+    Raises:
+        SettingsError: they differ; names both files.
+    """
+    if x.shape[1:] != x_other.shape[1:]:
+        raise SettingsError(
+            f"{other} holds examples of shape {list(x_other.shape[1:])}, expected {list(x.shape[1:])} as in {one}"
+        )
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
@@ -75,7 +138,7 @@ def finished(dataset: Dataset, standardize: bool) -> Dataset:
 
 def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:
     """The error that says where data were looked for, which files belong there and what to do."""
-    ways = f"put them there, or set data.root=DIR to where they are (looked in {folder.resolve()})"
+    ways = f"put them there, or set data.root=DIR to where they are (looked in {folder.absolute()})"
     if can_download:
         ways += ", or allow the download with data.download=true"
     return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {ways}")
@@ -89,8 +152,9 @@ def download(name: str, fetch: Callable[[], object], folder: Path) -> None:
     """
     try:
         fetch()
-    except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError
+    except (OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
+        # URLError is an OSError; torchvision raises RuntimeError; what came may be no archive
         raise SettingsError(
-            f"the download of {name} into {folder.resolve()} failed ({error}); "
+            f"the download of {name} into {folder.absolute()} failed ({reason(error)}); "
             "check the network, or put the files there by hand"
         ) from error

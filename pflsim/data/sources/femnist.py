@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.data.sources.common import entries, finished, has_folder, joined, not_found, reason
 from pflsim.errors import SettingsError
 
 CLASSES = 62
@@ -37,7 +37,7 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
         writer examples in both parts, `-t user` keeps the writers of the test part apart.
     """
     places = [Path(root) / "femnist", Path(root) / "femnist" / "data", Path(root)]
-    folder = next((p for p in places if any((p / "train").glob("*.json")) and any((p / "test").glob("*.json"))), None)
+    folder = next((p for p in places if all(_json_files(p / part) for part in ("train", "test"))), None)
     if folder is None:
         raise not_found("femnist", places[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
     parts = {part: _read_part(folder / part) for part in ("train", "test")}
@@ -49,10 +49,14 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     return finished(dataset, standardize)
 
 
+def _json_files(folder: Path) -> list[Path]:
+    return [path for path in entries(folder) if path.suffix == ".json"] if has_folder(folder) else []
+
+
 def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The writer's name of each row, x [n, 784] float32 and y [n] of all files of a folder, in the order of names."""
     users, xs, ys = [], [], []
-    for path in sorted(folder.glob("*.json")):
+    for path in _json_files(folder):
         for user, (x, y) in _read_file(path).items():
             users += [user] * len(y)
             xs.append(x)
@@ -65,31 +69,39 @@ def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 def _read_file(path: Path) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} is not a readable JSON file ({error})") from error
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise SettingsError(f"{path} is not a readable JSON file ({reason(error)})") from error
     if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
         raise SettingsError(f"{path} is not in LEAF's format: expected the keys users and user_data")
-    missing = [user for user in content["users"] if user not in content["user_data"]]
+    users, data = content["users"], content["user_data"]
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users) or not isinstance(data, dict):
+        raise SettingsError(f"{path} is not in LEAF's format: expected users as a list of names, user_data by name")
+    missing = [user for user in users if user not in data]
     if missing:
         raise SettingsError(f"{path}: user {missing[0]!r} is listed in users, but not in user_data")
-    return {user: _examples(path, user, content["user_data"][user]) for user in content["users"]}
+    return {user: _examples(path, user, data[user]) for user in users}
 
 
 def _examples(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
-        x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
-    except (KeyError, TypeError, ValueError) as error:
+        with np.errstate(over="ignore"):
+            x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise SettingsError(
-            f"{path}: user_data of {user!r} needs x (lists of {PIXELS} numbers) and y ({error})"
+            f"{path}: user_data of {user!r} needs x (lists of {PIXELS} numbers) and y ({reason(error)})"
         ) from error
-    if not len(y):
+    if y.shape == (0,) and not x.size:
         return np.empty((0, PIXELS), dtype=np.float32), np.empty(0, dtype=np.int64)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise SettingsError(
+            f"{path}: y of user {user!r} is {y.dtype} {list(y.shape)}, expected a list of integers 0..61"
+        )
     if x.shape != (len(y), PIXELS) or not np.isfinite(x).all():
         raise SettingsError(
             f"{path}: x of user {user!r} has shape {x.shape}, expected finite numbers [{len(y)}, {PIXELS}] for "
             f"its {len(y)} labels"
         )
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= CLASSES:
+    if y.min() < 0 or y.max() >= CLASSES:
         raise SettingsError(f"{path}: y of user {user!r} is {y.dtype} {y.min()}..{y.max()}, expected integers 0..61")
     return x, y.astype(np.int64)
 

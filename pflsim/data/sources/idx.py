@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
+from pflsim.data.sources.common import has_file, reason
 from pflsim.errors import SettingsError
+from pflsim.memory import check_room
 
 
 def find(folders: Sequence[Path], name: str) -> Path | None:
     """The file `name` or `name`.gz in the first of the folders that has it, or None."""
-    return next((f for folder in folders for f in (folder / name, folder / f"{name}.gz") if f.is_file()), None)
+    return next((f for folder in folders for f in (folder / name, folder / f"{name}.gz") if has_file(f)), None)
 
 
 def read(path: Path, dims: int) -> np.ndarray:
@@ -28,17 +32,31 @@ def read(path: Path, dims: int) -> np.ndarray:
         SettingsError: not such a file, or cut short; names the file.
     """
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise SettingsError(f"{path} cannot be read ({error}); fetch it again") from error
-    # Header: two zero bytes, 8 for unsigned bytes, the number of axes, then each axis as a big-endian 32-bit number.
-    if raw[:4] != bytes((0, 0, 8, dims)) or len(raw) < 4 + 4 * dims:
+        with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+            shape, body = _read(path, file, dims)
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
+        raise SettingsError(f"{path} cannot be read ({reason(error)}); fetch it again") from error
+    if len(body) != math.prod(shape):
+        held = f"{len(body)} bytes" if len(body) < math.prod(shape) else "more"
+        raise SettingsError(
+            f"{path} is cut short or overlong: its header says {shape}, it holds {held}; fetch it again"
+        )
+    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+
+
+def _read(path: Path, file: IO[bytes], dims: int) -> tuple[tuple[int, ...], bytes]:
+    """The shape that the header gives, and no more than a byte beyond it: a small .gz may unpack to any size.
+
+    Header: two zero bytes, 8 for unsigned bytes, the number of axes, then each axis as a big-endian 32-bit number.
+    """
+    header = file.read(4 + 4 * dims)
+    if header[:4] != bytes((0, 0, 8, dims)) or len(header) < 4 + 4 * dims:
         raise SettingsError(f"{path} is not an IDX file of unsigned bytes with {dims} axes; fetch it again")
-    shape = tuple(int(n) for n in np.frombuffer(raw, dtype=">u4", count=dims, offset=4))
-    body = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dims)
-    if len(body) != int(np.prod(shape)):
-        raise SettingsError(f"{path} is cut short: its header says {shape}, it holds {len(body)} bytes; fetch it again")
-    return body.reshape(shape)
+    shape = tuple(int(n) for n in np.frombuffer(header, dtype=">u4", offset=4))
+    if not math.prod(shape):
+        raise SettingsError(f"{path} is empty: its header says {shape}; fetch it again")
+    check_room(f"{path}, whose header says {shape},", math.prod(shape), "fetch it again, or use a larger machine")
+    return shape, file.read(math.prod(shape) + 1)
 
 
 def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:

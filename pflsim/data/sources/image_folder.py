@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import finished, fixed_split, joined
+from pflsim.data.sources.common import entries, finished, fixed_split, has_file, has_folder, joined, reason
 from pflsim.errors import SettingsError
+from pflsim.memory import check_room
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+LARGEST = 4096
+"""Pixels of a side."""
 
 
 def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, standardize: bool = False) -> Dataset:
@@ -29,60 +33,81 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
         x [n, 3 or 1, size, size] uint8. The name is the folder's.
 
     Raises:
-        SettingsError: no such folder, no images, an unreadable image, or a class that only the test part has.
+        SettingsError: no such folder, a class without images to train on, an unreadable image, or a class that only the
+            test part has.
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
-    if size < 1:
-        raise SettingsError(f"data.size={size} is not at least 1 pixel")
+    if not 1 <= size <= LARGEST:
+        raise SettingsError(f"data.size={size}: expected 1 to {LARGEST} pixels")
     folder = Path(root)
-    if not folder.is_dir():
-        raise SettingsError(f"data.root={root}: no such folder (looked for {folder.resolve()})")
-    name = folder.resolve().name
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
+    if not has_folder(folder):
+        raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
+    name = Path(os.path.abspath(folder)).name
+    if has_folder(folder / "train") and has_folder(folder / "test"):
         classes = _class_names(folder / "train")
         extra = sorted(set(_class_names(folder / "test")) - set(classes))
         if extra:
             raise SettingsError(f"{folder / 'test'} has classes that {folder / 'train'} lacks: {', '.join(extra)}")
-        train, test = (_read(folder / part, classes, size, grayscale) for part in ("train", "test"))
+        listed = [_list(folder / part, classes) for part in ("train", "test")]
+        _check_all_there(folder / "train", classes, listed[0])
+        train, test = (_read(files, size, grayscale) for files in listed)
         return finished(joined(name, train, test, len(classes)), standardize)
     classes = _class_names(folder)
-    x, y = _read(folder, classes, size, grayscale)
+    files = _list(folder, classes)
+    _check_all_there(folder, classes, files)
+    x, y = _read(files, size, grayscale)
     return finished(fixed_split(Dataset(name, x, y, len(classes), len(y))), standardize)
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
-
-
 def _class_names(folder: Path) -> list[str]:
-    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    names = [entry.name for entry in entries(folder) if has_folder(entry)]
     if not names:
         raise SettingsError(f"{folder} has no class folders: expected {folder}/CLASS/* with images of each class")
     return names
 
 
-def _read(folder: Path, classes: list[str], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, channels, size, size] uint8 and labels [n] int64, by class and then by file name."""
-    images, labels = [], []
+def _list(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
+    """The images of a part with their labels, by class and then by file name."""
+    files: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
-        files = _files(folder / name) if (folder / name).is_dir() else []
-        images += [_image(file, size, grayscale) for file in files]
-        labels += [label] * len(files)
-    if not images:
+        if has_folder(folder / name):
+            files += [(f, label) for f in entries(folder / name) if f.suffix.lower() in SUFFIXES]
+    if not files:
         raise SettingsError(f"{folder} has no images: looked for {', '.join(SUFFIXES)} in {folder}/CLASS/")
-    return np.stack(images), np.array(labels, dtype=np.int64)
+    return files
+
+
+def _check_all_there(folder: Path, classes: list[str], files: list[tuple[Path, int]]) -> None:
+    empty = [folder / classes[c] for c in sorted({*range(len(classes))} - {label for _, label in files})]
+    if empty:
+        raise SettingsError(
+            f"{empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take the folder out "
+            f"(empty: {len(empty)} of {len(classes)} classes)"
+        )
+
+
+def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Images [n, channels, size, size] uint8 and labels [n] int64."""
+    channels = 1 if grayscale else 3
+    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "take a smaller size")
+    x = np.empty((len(files), channels, size, size), dtype=np.uint8)
+    for row, (path, _) in enumerate(files):
+        x[row] = _image(path, size, grayscale)
+    return x, np.array([label for _, label in files], dtype=np.int64)
 
 
 def _image(path: Path, size: int, grayscale: bool) -> np.ndarray:
     from PIL import Image
 
+    if not has_file(path):
+        raise SettingsError(f"{path} cannot be read as an image (it is no file); repair it or take it out")
     try:
         with Image.open(path) as image:
             image = image.convert("L" if grayscale else "RGB")
             if image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, dtype=np.uint8)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow's decoders raise
-        raise SettingsError(f"{path} cannot be read as an image ({error}); repair it or take it out") from error
+    except Exception as error:  # a decoder for every format, and each raises what it likes at broken bytes
+        raise SettingsError(f"{path} cannot be read as an image ({reason(error)}); repair it or take it out") from error
     return pixels[None] if grayscale else pixels.transpose(2, 0, 1)

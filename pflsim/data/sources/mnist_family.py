@@ -9,7 +9,7 @@ import numpy as np
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import idx
-from pflsim.data.sources.common import download, joined, not_found
+from pflsim.data.sources.common import check_together, download, joined, not_found
 from pflsim.errors import SettingsError
 
 
@@ -32,7 +32,7 @@ def load_idx(
         first_label: what the files call class 0.
 
     Raises:
-        SettingsError: not there, download failed, unreadable, or labels out of range.
+        SettingsError: not there, download failed, unreadable, labels out of range, or images of two sizes.
     """
     names = [f"{stem}-{kind}-ubyte" for stem in stems for kind in ("images-idx3", "labels-idx1")]
 
@@ -50,6 +50,7 @@ def load_idx(
         x, y = idx.read_pair(images, labels)
         _check_labels(labels, y - first_label, num_classes, first_label)
         parts.append((x, y - first_label))
+    check_together(files[0], parts[0][0], files[2], parts[1][0])
     return joined(name, parts[0], parts[1], num_classes)
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import lzma
+import math
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import finished, joined
+from pflsim.data.sources.common import MOST_CLASSES, finished, has_file, has_folder, joined, reason
 from pflsim.errors import SettingsError
+from pflsim.memory import check_room
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CHANNELS = (1, 3, 4)
+UNREADABLE = (
+    OSError, EOFError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError, ArithmeticError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What NumPy and zipfile raise at an archive that is cut, overwritten, encrypted or of an unknown compression."""
 
 
 def load(
@@ -39,6 +49,8 @@ def load(
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
     if layout not in ("auto", "hwc", "chw"):
         raise SettingsError(f"data.layout={layout!r} is not one of: auto, hwc, chw")
+    if num_classes is not None and not 1 <= num_classes <= MOST_CLASSES:
+        raise SettingsError(f"data.num_classes={num_classes}: expected a whole number from 1 to {MOST_CLASSES}")
     arrays = _read(Path(path))
     parts = {}
     for part in ("train", "test"):
@@ -58,29 +70,65 @@ def load(
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise SettingsError(f"data.path={path}: no such file (looked for {path.resolve()})")
+    if has_folder(path):
+        raise SettingsError(f"data.path={path} is a folder, expected an .npz file with {', '.join(KEYS)}")
+    if not has_file(path):
+        raise SettingsError(f"data.path={path}: no such file (looked for {path.absolute()})")
     try:
-        with path.open("rb") as file:  # opened here: NumPy leaves its own handle open when the archive is broken
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise SettingsError(f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}")
-            missing = [key for key in KEYS if key not in archive.files]
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            missing = [key for key in KEYS if key not in members]
             if missing:
-                found = ", ".join(archive.files)
-                raise SettingsError(f"{path}: no array {', '.join(missing)}; expected {', '.join(KEYS)}, found {found}")
-            return {key: _array(path, key, archive) for key in KEYS}
-    except SettingsError:
-        raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise SettingsError(f"{path} is not a readable .npz archive; expected one with {', '.join(KEYS)}") from error
+                raise SettingsError(
+                    f"{path}: no array {', '.join(missing)}; expected {', '.join(KEYS)}, found "
+                    f"{', '.join(members) or 'none'}"
+                )
+            check_room(f"{path}: {', '.join(KEYS)}", sum(members[key].file_size for key in KEYS), "take fewer examples")
+            return {key: _array(path, key, archive, members[key]) for key in KEYS}
+    except UNREADABLE as error:
+        if isinstance(error, SettingsError):
+            raise
+        if _is_single_array(path):
+            raise SettingsError(
+                f"{path} holds a single array, expected an .npz archive with {', '.join(KEYS)}"
+            ) from None
+        raise SettingsError(
+            f"{path} is not a readable .npz archive ({reason(error)}); expected one with {', '.join(KEYS)}"
+        ) from error
 
 
-def _array(path: Path, key: str, archive: np.lib.npyio.NpzFile) -> np.ndarray:
+def _is_single_array(path: Path) -> bool:
     try:
-        return archive[key]
-    except ValueError as error:  # object arrays, which only pickle could read
-        raise SettingsError(f"{path}: {key} is not a plain array; expected numbers, not objects") from error
+        with path.open("rb") as file:
+            return file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
+    except OSError:
+        return False
+
+
+def _array(path: Path, key: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """Read one array; what its header promises must be there, since memory for it is taken before it is read."""
+    with archive.open(member) as file:
+        shape, dtype = _header(path, key, file)
+        size = dtype.itemsize * math.prod(shape)
+        if member.file_size - file.tell() != size:
+            raise SettingsError(
+                f"{path}: {key} is damaged: its header says {dtype} {shape}, {size} bytes, and it holds "
+                f"{member.file_size - file.tell()}"
+            )
+    with archive.open(member) as file:
+        return npy.read_array(file, allow_pickle=False)
+
+
+def _header(path: Path, key: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    try:
+        version = npy.read_magic(file)
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = reader(file)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {key} is not a NumPy array ({reason(error)})") from error
+    if dtype.hasobject or dtype.names or dtype.subdtype:  # objects, which only pickle could read; records
+        raise SettingsError(f"{path}: {key} is not a plain array; expected numbers, not objects")
+    return shape, dtype
 
 
 def _images(path: str, key: str, x: np.ndarray, layout: str) -> np.ndarray:
@@ -92,10 +140,13 @@ def _images(path: str, key: str, x: np.ndarray, layout: str) -> np.ndarray:
             f"{path}: {key} has shape {x.shape}, expected [n, H, W], [n, H, W, C], [n, C, H, W] or [n, F]"
         )
     if np.issubdtype(x.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
         bad = int(np.count_nonzero(~np.isfinite(x)))
         if bad:
-            raise SettingsError(f"{path}: {key} has {bad} values that are NaN or infinite; expected finite numbers")
-        x = x.astype(np.float32)
+            raise SettingsError(
+                f"{path}: {key} has {bad} values that are NaN, infinite or beyond float32; expected finite numbers"
+            )
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and _channels_last(path, key, x, layout):
@@ -120,8 +171,9 @@ def _labels(path: str, key: str, y: np.ndarray, num_classes: int | None) -> np.n
         y = y[:, 0]
     if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
         raise SettingsError(f"{path}: {key} is {y.dtype} {y.shape}, expected integer labels [n]")
-    y = y.astype(np.int64)
-    if y.min() < 0 or (num_classes is not None and y.max() >= num_classes):
-        upto = "" if num_classes is None else f"..{num_classes - 1} (data.num_classes={num_classes})"
-        raise SettingsError(f"{path}: {key} holds labels {y.min()}..{y.max()}, expected 0{upto or ' and up'}")
-    return y
+    if y.min() < 0 or y.max() >= (num_classes or MOST_CLASSES):
+        upto = "" if num_classes is None else f" (data.num_classes={num_classes})"
+        raise SettingsError(
+            f"{path}: {key} holds labels {y.min()}..{y.max()}, expected 0..{(num_classes or MOST_CLASSES) - 1}{upto}"
+        )
+    return y.astype(np.int64)
