@@ -13,7 +13,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,6 +32,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from pflsim.annotations import misfit
 from pflsim.components import PARTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.errors import RunError, SettingsError
 from pflsim.interrupts import Stopped
@@ -158,7 +159,7 @@ def composing(folders: Sequence[Path]) -> Iterator[None]:
     PartsSearchPath.folders = tuple(folders)
     Plugins.instance().register(PartsSource)
     Plugins.instance().register(PartsSearchPath)
-    root = make_dataclass("Settings", [(part, Any, MISSING) for part in PARTS], bases=(Settings,))
+    root = make_dataclass("Settings", [(part, Any, MISSING) for part in PARTS], bases=(_unconverted(Settings),))
     ConfigStore.instance().store(name="schema", node=root)
     with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
         yield
@@ -288,14 +289,37 @@ def typed(config: DictConfig, part: str, name: str) -> DictConfig:
         default = MISSING if parameter.required else parameter.default
         if isinstance(default, list | tuple | dict):
             default = field(default_factory=lambda d=default: dict(d) if isinstance(d, dict) else list(d))
-        rows.append((key, _schema_type(parameter.annotation), default))
+        seen, value = _schema_type(parameter.annotation), given.get(key, MISSING)
+        if seen is Any and not str(value).startswith("${") and value != MISSING:  # what OmegaConf would not look at
+            expected = misfit(parameter.annotation, value)
+            if expected is not None:
+                raise SettingsError(f"{key}={value!r}: expected {expected}")
+        rows.append((key, seen, default))
     schema = OmegaConf.structured(make_dataclass(name.rpartition("/")[2], rows))
     return typing.cast(DictConfig, OmegaConf.merge(schema, config))
 
 
+def _unconverted(schema: type) -> type:
+    """A dataclass with the types that OmegaConf is to see, as `_schema_type` has them."""
+    hints, rows = typing.get_type_hints(schema), []
+    for f in fields(schema):
+        kind = hints[f.name]
+        if is_dataclass(kind):
+            inner = _unconverted(typing.cast(type, kind))
+            rows.append((f.name, inner, field(default_factory=inner)))
+        elif kind is bool:
+            rows.append((f.name, Any, field(default=f.default)))
+    return make_dataclass(schema.__name__, rows, bases=(schema,))
+
+
 def _schema_type(annotation: Any) -> Any:
-    """The annotation with every Literal replaced by the types of its values, for OmegaConf."""
+    """The annotation with every Literal replaced by the types of its values, for OmegaConf.
+
+    A bool is anything here, since OmegaConf would make true of 2; `pflsim.plain` and `check_part` look at it.
+    """
     arguments = typing.get_args(annotation)
+    if annotation is bool or set(arguments) == {bool, type(None)}:
+        return Any
     if typing.get_origin(annotation) is Literal:
         return typing.Union[tuple(type(value) for value in arguments)]  # noqa: UP007
     if typing.get_origin(annotation) is typing.Union:

@@ -8,14 +8,16 @@ returns. A method is a pair: `client` and `server` each name a target, and the s
 from __future__ import annotations
 
 import importlib
+import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pflsim.annotations import misfit
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
-from pflsim.signatures import Parameter, choices_of, find, signature_of, unknown_target
+from pflsim.names import nearest, shortened
+from pflsim.signatures import Parameter, choices_of, find, find_source, gives, signature_of, unknown_target
 
 __all__ = [
     "PARTS",
@@ -92,10 +94,14 @@ def check_part(node: Mapping[str, Any], part: str = "part") -> dict[str, Paramet
     """Check the settings of a part against its targets and return them.
 
     Raises:
-        SettingsError: an unknown setting, a required one without a value, or a value that is not among its choices.
+        SettingsError: an unknown setting, a required one without a value, a value that is not of its type or not among
+            its choices.
     """
     targets = targets_of(node, part)
-    known = settings_of(targets, part)
+    try:
+        known = settings_of(targets, part)
+    except SettingsError as error:
+        raise SettingsError(f"{part}: {error}") from error
     kept = (TARGET,) if "" in targets else SIDES
     for name in node:
         if name not in known and name not in kept:
@@ -108,34 +114,99 @@ def check_part(node: Mapping[str, Any], part: str = "part") -> dict[str, Paramet
             raise SettingsError(
                 f"{part}.{name}={node[name]!r} is not one of its choices; {nearest(str(node[name]), map(str, choices))}"
             )
+        expected = misfit(parameter.annotation, node[name]) if name in node else None
+        if expected is not None:
+            raise SettingsError(f"{part}.{name}={shortened(node[name])}: expected {expected}")
     return known
 
 
-def resolve(target: str, kind: type | None = None) -> Callable[..., Any]:
-    """Import a class or function.
+def resolve(target: str, kind: type | None = None, field: str = "") -> Callable[..., Any]:
+    """Import a class or function, once its source says that it is of the kind; nothing is called.
 
     Args:
         target: "package.module.Name".
-        kind: a class that it must be derived from, or a Protocol whose members it must have; None takes any callable.
+        kind: what it must be. A class: itself or derived from it. A Protocol with `__call__`: a function, or a class,
+            that can be called like that and gives what that returns; a function must say so in its signature. Another
+            Protocol: with its members. None takes any callable.
+        field: of which part it is the target, for messages: `data`, `method.client`.
 
     Raises:
         SettingsError: there is no such module or name, or it is of another kind.
     """
+    where = f"{field}._target_" if field else "_target_"
     if find(target) is None:
-        raise SettingsError(unknown_target(target))
-    module, _, name = target.rpartition(".")
-    found = getattr(importlib.import_module(module), name)
+        raise SettingsError(unknown_target(target).replace("_target_", where, 1))
+    given, wanted = _call_of(kind)
+    expected = f"expected {_signature(given, wanted)}" if given is not None else "a target here must be one"
+    names = gives(target) if wanted is not None else None
+    if names is not None and _name_of(wanted) not in names:
+        raise SettingsError(f"{where} {target!r} is no {_short(wanted)}; {expected}")
+    found = _import(target)
     if not callable(found):
-        raise SettingsError(f"_target_ {target!r} is a {type(found).__name__}, not a class or function")
-    if kind is not None and not _is_kind(found, kind):
-        raise SettingsError(f"_target_ {target!r} is no {kind.__name__}; a target here must be one")
+        raise SettingsError(f"{where} {target!r} is a {type(found).__name__}, not a class or function")
+    if kind is not None and not _is_kind(found, kind, wanted):
+        raise SettingsError(f"{where} {target!r} is no {_short(wanted or kind)}; {expected}")
+    if given is not None and not _takes(found, given):
+        raise SettingsError(f"{where} {target!r} cannot be called with ({', '.join(given)}); {expected}")
     return found
 
 
-def _is_kind(found: object, kind: type) -> bool:
-    if getattr(kind, "_is_protocol", False):
-        return all(hasattr(found, name) for name in _members(kind))
-    return isinstance(found, type) and issubclass(found, kind)
+def _import(target: str) -> Any:
+    """What a target names; the longest beginning that is a module is imported, the rest are names in it."""
+    parts = target.split(".")
+    length = next(n for n in range(len(parts) - 1, 0, -1) if find_source(".".join(parts[:n])) is not None)
+    found: Any = importlib.import_module(".".join(parts[:length]))
+    for name in parts[length:]:
+        found = getattr(found, name)
+    return found
+
+
+def _call_of(kind: type | None) -> tuple[tuple[str, ...] | None, Any]:
+    """What a kind is called with by position (None: nothing is said of it), and the type that it gives."""
+    if kind is None or not getattr(kind, "_is_protocol", False):
+        return None, kind
+    if "__call__" not in vars(kind):
+        return None, None
+    call: Any = vars(kind)["__call__"]
+    return tuple(inspect.signature(call).parameters)[1:], typing.get_type_hints(call)["return"]
+
+
+def _name_of(kind: Any) -> str:
+    """The full name of a type, as `gives` writes it."""
+    arguments = typing.get_args(kind)
+    if arguments:
+        return f"{_name_of(typing.get_origin(kind))}[{', '.join(_name_of(a) for a in arguments)}]"
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _short(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else f"function -> {_name_of(kind)}"
+
+
+def _signature(given: Sequence[str], wanted: Any) -> str:
+    """How a target is written: `a function (labels, clients, *, SETTINGS) -> list[numpy.ndarray], or such a class`."""
+    return f"a function ({', '.join([*given, '*', 'SETTINGS'])}) -> {_name_of(wanted)}, or a class called so"
+
+
+def _takes(found: Callable[..., Any], given: Sequence[str]) -> bool:
+    """Whether it can be called with so many positional arguments; what has no readable signature is believed."""
+    if inspect.isabstract(found):
+        return False
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except ValueError:
+        return True
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = sum(p.default is p.empty for p in by_position)
+    return least <= len(given) and (
+        len(given) <= len(by_position) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    )
+
+
+def _is_kind(found: object, kind: type, wanted: Any) -> bool:
+    if wanted is not None:
+        return not isinstance(found, type) or (isinstance(wanted, type) and issubclass(found, wanted))
+    return all(hasattr(found, name) for name in _members(kind))
 
 
 def _members(protocol: type) -> set[str]:
@@ -159,7 +230,7 @@ def bind(node: Mapping[str, Any], field: str = "part", kind: type | None = None)
     if "" not in targets:
         raise SettingsError(f"{field}: expected one _target_, found {', '.join(targets)}")
     known = {name: p for name, p in check_part(node, field).items() if name not in ADDED.get(field, {})}
-    return partial(resolve(targets[""], kind), **_values(node, known))
+    return partial(resolve(targets[""], kind, field), **_values(node, known))
 
 
 def bind_variants(node: Mapping[str, Any], kind: type | None = None) -> tuple[partial[Any], ...]:
@@ -196,7 +267,10 @@ def bind_method(
     values = {**_defaults(check_part(node, "method")), **_values(node, settings_of(targets))}
     kinds = {"client": client_kind, "server": server_kind}
     parts = [
-        partial(resolve(targets[side], kinds[side]), **{name: values[name] for name in signature_of(targets[side])})
+        partial(
+            resolve(targets[side], kinds[side], f"method.{side}"),
+            **{name: values[name] for name in signature_of(targets[side])},
+        )
         for side in SIDES
     ]
     return parts[0], parts[1]

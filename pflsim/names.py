@@ -6,6 +6,12 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def shortened(value: object, most: int = 80) -> str:
+    """A value as it is told in a message; the middle of a long one is left out."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
+
+
 def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """The valid names most like a given one, the likeliest first; [] when none is near.
 

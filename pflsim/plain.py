@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from pflsim.annotations import misfit
 from pflsim.components import PARTS, check_part
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
+from pflsim.names import nearest, shortened
 from pflsim.settings import Settings
 
 Schema = TypeVar("Schema")
@@ -18,10 +19,10 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     """Build the settings of a run; what is not given has its default, except the parts.
 
     Args:
-        config: values by key, nested as `Settings` is. Types are taken as they are.
+        config: values by key, nested as `Settings` is.
 
     Raises:
-        SettingsError: an unknown key, a part that is missing or does not fit its target.
+        SettingsError: an unknown key, a value of another type, a part that is missing or does not fit its target.
     """
     settings = _fill(Settings, config, "")
     for part in PARTS:
@@ -38,11 +39,15 @@ def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schem
     for name in config:
         if name not in known:
             raise SettingsError(f"{prefix}{name}: no such setting; {nearest(str(name), known)}")
+    hints = get_type_hints(schema)
     values = {}
     for name, value in config.items():
         make = known[name].default_factory
         nested = isinstance(make, type) and is_dataclass(make)
         if nested and not isinstance(value, Mapping):
             raise SettingsError(f"{prefix}{name}={value!r}: expected {prefix}{name}.KEY=VALUE")
+        expected = None if nested else misfit(hints[name], value)
+        if expected is not None and name != "seed":  # which is no count, and has bounds of its own
+            raise SettingsError(f"{prefix}{name}={shortened(value)}: expected {expected}")
         values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]
     return schema(**values)

@@ -72,6 +72,32 @@ def signature_of(target: str) -> dict[str, Parameter]:
     return {a.arg: _parameter(source, target, a, default) for a, default in pairs}
 
 
+def gives(target: str) -> frozenset[str] | None:
+    """What a call of a class or function gives, by the full names of its type and of that type's bases.
+
+    Of a function it is the type that the signature says it returns, of a class the class itself. A type with arguments
+    is written out: "list[numpy.ndarray]".
+
+    Args:
+        target: "package.module.Name".
+
+    Returns:
+        The names, without the bases of what is not written in Python; empty where a function does not say what it
+        returns; None where a type or a base is computed.
+
+    Raises:
+        SettingsError: there is no such target.
+    """
+    found = find(target)
+    if found is None or not isinstance(found[1], Callable):
+        raise SettingsError(unknown_target(target))
+    source, node = found
+    if isinstance(node, ast.ClassDef):
+        return _lineage(source, node)
+    returned = node.returns if isinstance(node, ast.FunctionDef) else None
+    return frozenset() if returned is None else _names(source, returned)
+
+
 def choices_of(annotation: Any) -> tuple[Any, ...] | None:
     """The values a type lists (`Literal`, alone or with None), or None where it lists none."""
     if typing.get_origin(annotation) is Literal:
@@ -120,6 +146,10 @@ def find_source(module: str) -> Source | None:
 def unknown_target(target: str) -> str:
     """Say that a target does not exist, with the nearest names that do."""
     module, _, name = target.rpartition(".")
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return (
+            f"_target_ {target!r}: nothing in Python's own modules is a part; a target is written package.module.Name"
+        )
     source = find_source(module) if module else None
     if source is not None:
         names = [s.name for s in _statements(source.tree.body) if isinstance(s, Callable) and s.name[:1] != "_"]
@@ -144,7 +174,10 @@ def _other_finders(part: str) -> Any:
 @lru_cache(maxsize=256)
 def _parse(path: str, changed: int) -> ast.Module:
     del changed  # part of the key only
-    return ast.parse(Path(path).read_text(encoding="utf-8"), filename=path)
+    try:
+        return ast.parse(Path(path).read_text(encoding="utf-8"), filename=path)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read as Python: {error}") from error
 
 
 def _statements(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -205,6 +238,63 @@ def _function(source: Source, node: ast.AST) -> tuple[Source, ast.FunctionDef | 
             if inherited[1] is not None:
                 return inherited
     return source, None
+
+
+def _names(source: Source, node: ast.expr) -> frozenset[str] | None:
+    """The full names of the type that an expression means, and of its bases; None where it is computed."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return _names(source, ast.parse(text, mode="eval").body)
+        case ast.Constant(value=None):
+            return frozenset({"None"})
+        case ast.Subscript(value=outer, slice=inner):
+            elements = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            return frozenset({f"{_full_name(source, outer)}[{', '.join(_full_name(source, e) for e in elements)}]"})
+    path = _dotted(node)
+    if not path:
+        return None
+    found = _locate(source, path)
+    if found is not None and isinstance(found[1], ast.ClassDef):
+        return _lineage(found[0], found[1])
+    if found is not None and isinstance(found[1], ast.expr):
+        return _names(found[0], found[1])
+    return frozenset({_full_name(source, node)})
+
+
+def _lineage(source: Source, node: ast.ClassDef) -> frozenset[str] | None:
+    """The full names of a class and of all its bases; None where one of them is computed."""
+    names = {f"{source.name}.{node.name}"}
+    for base in node.bases:
+        more = _names(source, base.value if isinstance(base, ast.Subscript) else base)
+        if more is None:
+            return None
+        names |= more
+    return frozenset(names)
+
+
+def _full_name(source: Source, node: ast.expr) -> str:
+    """The name of a type as it would be imported: `numpy.ndarray` for `np.ndarray`."""
+    if isinstance(node, ast.Subscript):
+        (name,) = _names(source, node) or ("",)
+        return name
+    path = _dotted(node)
+    if not path:
+        return ast.unparse(node)
+    found = _locate(source, path)
+    if found is not None and isinstance(found[1], ast.ClassDef):
+        return f"{found[0].name}.{found[1].name}"
+    return ".".join([*_imported(source, path[0]), *path[1:]])
+
+
+def _imported(source: Source, head: str) -> list[str]:
+    """What a name of a module was imported as, or itself."""
+    for statement in reversed(_statements(source.tree.body)):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                if (alias.asname or alias.name) == head:
+                    module = [_absolute(source, statement)] if isinstance(statement, ast.ImportFrom) else []
+                    return [*module, alias.name]
+    return [head]
 
 
 def _dotted(node: ast.AST) -> list[str]:

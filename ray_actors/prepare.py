@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -14,8 +14,8 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.components import bind, bind_method, bind_variants
 from pflsim.data.content import partition_hash
-from pflsim.data.dataset import Dataset
-from pflsim.data.federate import federate
+from pflsim.data.dataset import Dataset, Loader, check_dataset
+from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.on_error import OnError
@@ -28,6 +28,30 @@ from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.recipe import Recipe
 from ray_actors.stacks import stacks
+
+
+class MakesClient(Protocol):
+    """What a method's `client` is, its settings filled in."""
+
+    def __call__(self, net: Net, training: Training, /) -> ClientModule:
+        """A client's module."""
+        ...
+
+
+class MakesRule(Protocol):
+    """What a method's `server` is, its settings filled in."""
+
+    def __call__(self) -> ServerRule:
+        """The server rule."""
+        ...
+
+
+class MakesNet(Protocol):
+    """What a model is, its settings filled in."""
+
+    def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
+        """A network."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +92,20 @@ def prepare(settings: Settings) -> Job:
     Raises:
         SettingsError: something in the settings cannot be run; nothing has been started or written.
     """
-    make_client, make_rule = bind_method(settings.method, client_kind=ClientModule, server_kind=ServerRule)
-    dataset: Dataset = bind(settings.data, field="data")()
-    rules = bind(settings.partition, field="partition"), bind(settings.split, field="split")
+    make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
+    models = bind_variants(settings.model, kind=MakesNet)
+    load = bind(settings.data, field="data", kind=Loader)
+    rules = (
+        bind(settings.partition, field="partition", kind=PartitionRule),
+        bind(settings.split, field="split", kind=SplitRule),
+    )
+    dataset: Dataset = load()
+    check_dataset(dataset, f"data={part_name(settings, 'data')}")
     partition = federate(dataset, *rules, settings.clients, settings.seed)
     training = _training(settings)
     recipe = Recipe(
         client=make_client,
-        models=bind_variants(settings.model, kind=Net),
+        models=models,
         training=training,
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,

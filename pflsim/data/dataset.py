@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+
+from pflsim.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +39,49 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example, without the batch axis."""
         return tuple(self.x.shape[1:])
+
+
+class Loader(Protocol):
+    """What a `data` target is: `load()` with its settings already filled in."""
+
+    def __call__(self) -> Dataset:
+        """The data set."""
+        ...
+
+
+def check_dataset(dataset: object, source: str) -> None:
+    """Hold a loader, possibly a user's own, to what `Dataset` says.
+
+    Args:
+        dataset: what it returned.
+        source: what it is called, for messages.
+
+    Raises:
+        SettingsError: it is no Dataset, or one whose arrays do not fit each other; says which and what was expected.
+    """
+    if not isinstance(dataset, Dataset):
+        raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
+    x, y, n = dataset.x, dataset.y, len(dataset.y)
+    problems = {
+        f"x is {_told(x)}, expected uint8 or float32 [{n}, ...]": not isinstance(x, np.ndarray)
+        or x.dtype not in (np.uint8, np.float32)
+        or x.ndim < 2
+        or len(x) != n
+        or not x.size,
+        f"y is {_told(y)}, expected int64 [n]": not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1,
+        f"train_size={dataset.train_size}, expected 1..{n}": not 1 <= dataset.train_size <= n,
+        f"num_classes={dataset.num_classes}, expected at least 1": dataset.num_classes < 1,
+        f"writers are {_told(dataset.writers)}, expected int64 [{n}]": dataset.writers is not None
+        and (dataset.writers.dtype != np.int64 or dataset.writers.shape != (n,)),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise SettingsError(f"{source}: {problem}")
+    if y.min() < 0 or y.max() >= dataset.num_classes:
+        raise SettingsError(f"{source}: labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}")
+    if x.dtype == np.float32 and not np.isfinite(x).all():
+        raise SettingsError(f"{source}: x has values that are NaN or infinite; expected finite numbers")
+
+
+def _told(array: object) -> str:
+    return f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"

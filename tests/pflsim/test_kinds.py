@@ -1,0 +1,206 @@
+"""A target of the wrong kind is refused before it is imported, or at least before it is called."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from pflsim.components import resolve
+from pflsim.data.dataset import Dataset, Loader, check_dataset
+from pflsim.data.federate import PartitionRule, SplitRule, federate
+from pflsim.data.federated import Partition
+from pflsim.data.partitions import iid
+from pflsim.data.splits import official
+from pflsim.errors import SettingsError
+from pflsim.signatures import gives
+from ray_actors.prepare import MakesClient, MakesNet, MakesRule
+
+NUMBERS = itertools.count()
+MINE = '''
+    """Parts of a user's own; what is imported, or called, leaves a file."""
+    from __future__ import annotations
+    import numpy as np
+    import numpy
+    from numpy import ndarray as Rows
+    from pathlib import Path
+    from typing import Any
+    import pflsim.data.dataset
+    from pflsim.data import dataset as sets
+    from pflsim.data.dataset import Dataset as Data
+    from pflsim.data.federated import Partition
+    from lightning_modules.nets.mlp import Mlp
+    from lightning_modules.nets.net import Net
+    from lightning_modules.methods.fedavg import FedAvg
+    from pflsim.servers import fedavg
+    from pflsim.servers.base import ServerRule
+
+    Path(__file__).with_suffix(".imported").touch()
+    Parts = list[np.ndarray]
+
+    def called(*_: Any, **__: Any) -> Any:
+        Path(__file__).with_suffix(".called").touch()
+
+    def load() -> Data: called()
+    def load_too(*, root: str = "") -> "sets.Dataset": called()
+    def load_as_well(*args) -> pflsim.data.dataset.Dataset: called()
+    class Loads(Data): ...
+    def untold(): called()
+    def told_wrong() -> str: called()
+    def needs(path) -> Data: called()
+    def share(labels, num_classes, clients, rng, writers, *, alpha: float = 1.0) -> list[np.ndarray]: called()
+    def share_too(labels, num_classes, clients, rng, writers=None) -> "Parts": called()
+    def share_as_well(*given) -> list[Rows]: called()
+    def share_lists(labels, num_classes, clients, rng, writers) -> list[list[int]]: called()
+    def share_four(labels, num_classes, clients, rng) -> list[numpy.ndarray]: called()
+    def split(dataset, assign, rng, /) -> Partition: called()
+    class Own(Mlp): ...
+    class OwnAbstract(ServerRule): ...
+    class OwnRule(fedavg.FedAvg): ...
+    class OwnClient(FedAvg): ...
+    class Other:
+        def __init__(self, shape, classes): called()
+    def net(input_shape, num_classes) -> Own: called()
+    base = Net
+    class Computed(type("Computed", (Mlp,), {})): ...
+    class ComputedOther(type("Computed", (), {})): ...
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of parts that leaves a file when it is imported, and another when one of them is called."""
+    path = tmp_path / f"own_parts_{next(NUMBERS)}.py"
+    path.write_text(dedent(MINE))
+    monkeypatch.syspath_prepend(tmp_path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("load", Loader), ("load_too", Loader), ("load_as_well", Loader),
+        ("share", PartitionRule), ("share_too", PartitionRule), ("share_as_well", PartitionRule),
+        ("split", SplitRule),
+        ("Own", MakesNet), ("net", MakesNet), ("Computed", MakesNet), ("Mlp", MakesNet),
+        ("OwnRule", MakesRule), ("fedavg.FedAvg", MakesRule), ("OwnClient", MakesClient),
+    ],
+)  # fmt: skip
+def test_what_is_of_its_kind(mine: Path, name: str, kind: type) -> None:
+    assert callable(resolve(f"{mine.stem}.{name}", kind))
+    assert not mine.with_suffix(".called").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "imported"),
+    [
+        ("untold", Loader, False), ("told_wrong", Loader, False), ("called", Loader, False), ("Other", Loader, False),
+        ("load", PartitionRule, False), ("share_lists", PartitionRule, False), ("split", PartitionRule, False),
+        ("share", SplitRule, False), ("untold", SplitRule, False),
+        ("Other", MakesNet, False), ("OwnRule", MakesNet, False), ("OwnClient", MakesNet, False),
+        ("Own", MakesClient, False), ("OwnClient", MakesRule, False), ("load", MakesRule, False),
+        ("needs", Loader, True), ("share_four", PartitionRule, True), ("Net", MakesNet, True), ("Loads", Loader, True),
+        ("OwnAbstract", MakesRule, True), ("ServerRule", MakesRule, True), ("ComputedOther", MakesNet, True),
+    ],
+)  # fmt: skip
+def test_what_is_not(mine: Path, name: str, kind: type, imported: bool) -> None:
+    with pytest.raises(SettingsError, match=rf"^part\._target_ '{mine.stem}.{name}' (is no|cannot be called with)"):
+        resolve(f"{mine.stem}.{name}", kind, "part")
+    assert mine.with_suffix(".imported").exists() == imported
+    assert not mine.with_suffix(".called").exists()
+
+
+@pytest.mark.parametrize("target", ["os.abort", "shutil.rmtree", "builtins.exec", "subprocess.Popen"])
+def test_nothing_of_python_itself_is_a_part(target: str) -> None:
+    with pytest.raises(SettingsError, match="nothing in Python's own modules is a part"):
+        resolve(target, Loader)
+
+
+@pytest.mark.parametrize("target", ["torch.hub.load", "ray_actors.prepare.torch.hub.load", "numpy.fromfile"])
+def test_functions_of_libraries_are_no_parts(target: str) -> None:
+    with pytest.raises(SettingsError, match="_target_ "):
+        resolve(target, Loader)
+
+
+def test_the_message_says_what_was_expected() -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve("pflsim.data.splits.official", PartitionRule, "partition")
+    assert str(caught.value) == (
+        "partition._target_ 'pflsim.data.splits.official' is no function -> list[numpy.ndarray]; expected a function "
+        "(labels, num_classes, clients, rng, writers, *, SETTINGS) -> list[numpy.ndarray], or a class called so"
+    )
+
+
+def test_what_a_call_gives_is_read_from_source(mine: Path) -> None:
+    assert gives(f"{mine.stem}.load") == {"pflsim.data.dataset.Dataset"}
+    assert gives(f"{mine.stem}.untold") == frozenset()
+    assert gives(f"{mine.stem}.share_as_well") == {"list[numpy.ndarray]"}
+    assert {f"{mine.stem}.Own", "lightning_modules.nets.net.Net"} <= (gives(f"{mine.stem}.Own") or set())
+    assert gives(f"{mine.stem}.Computed") is None
+    assert not mine.with_suffix(".imported").exists()
+
+
+def test_a_module_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, content in enumerate((b"def load( -> 3", b"\0", b"\xff")):
+        (tmp_path / f"no_python_{number}.py").write_bytes(content)
+        with pytest.raises(SettingsError, match=f"no_python_{number}.py cannot be read as Python"):
+            resolve(f"no_python_{number}.load", Loader)
+
+
+X, Y = np.zeros((6, 3), np.float32), np.array([0, 1, 2, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (3, "returned a int, expected a Dataset"),
+        (Dataset("d", X.astype(float), Y, 3, 4), r"x is float64 \[6, 3\], expected uint8 or float32"),
+        (Dataset("d", X[:5], Y, 3, 4), r"x is float32 \[5, 3\]"),
+        (Dataset("d", X, Y.astype(np.int32), 3, 4), r"y is int32 \[6\], expected int64"),
+        (Dataset("d", X, Y, 2, 4), r"labels are 0\.\.2, expected 0\.\.1"),
+        (Dataset("d", X, Y, 0, 4), "num_classes=0"),
+        (Dataset("d", X, Y, 3, 7), r"train_size=7, expected 1\.\.6"),
+        (Dataset("d", X, Y, 3, 4, writers=Y[:2]), r"writers are int64 \[2\], expected int64 \[6\]"),
+        (Dataset("d", X + np.nan, Y, 3, 4), "NaN or infinite"),
+        (Dataset("d", X[:0], Y[:0], 3, 0), "x is float32"),
+    ],
+)
+def test_what_a_loader_returns(made: object, says: str) -> None:
+    with pytest.raises(SettingsError, match=f"data=own.*{says}"):
+        check_dataset(made, "data=own")
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (None, "not distinct numbers"),
+        ([np.arange(2), "ab"], "not distinct numbers"),
+        ([np.arange(2), np.array([2.5, 3])], "not distinct numbers"),
+        ([np.arange(2), np.array([[2, 3]])], "not distinct numbers"),
+        ([np.arange(2), np.array([-1])], "not distinct numbers"),
+        ([np.arange(2)], "returned 1 parts for 2 clients"),
+        ([np.arange(2), np.arange(0)], "leaves client 1 without examples"),
+    ],
+)
+def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        federate(Dataset("d", X, Y, 3, 4), lambda *_: parts, official, 2, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (3, "the split rule returned a int, expected a Partition"),
+        (Partition((Y,), (Y,), (Y,)), "train rows of 1 clients, expected 2"),
+        (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "leaves client 1 without training examples"),
+        (Partition((Y, Y), (Y, Y), (Y, Y + 9)), "test rows of client 1 are not numbers"),
+        (Partition((Y, Y), (Y, [1]), (Y, Y)), "val rows of client 1 are not numbers"),  # type: ignore[list-item]
+    ],
+)
+def test_what_a_split_rule_returns(rows: object, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        federate(Dataset("d", X, Y, 3, 4), iid, lambda *_: rows, 2, 0)  # type: ignore[arg-type]
