@@ -44,6 +44,14 @@ AT_LEAST_ZERO = (
     "eval.holdout_clients",
     "eval.finetune_epochs",
 )
+AT_MOST = {
+    "clients": 1_000_000,
+    "rounds": 100_000,
+    "local_epochs": 1_000_000,
+    "local_steps": 1_000_000,
+    "eval.finetune_epochs": 1_000_000,
+}
+"""Beyond lies no experiment, and what is planned before the first round would take all memory."""
 ABOVE_ZERO = ("lr", "lr_decay")
 PROBABILITIES = ("faults.dropout", "faults.straggler")
 SMALLEST_STORE = 75
@@ -60,7 +68,13 @@ def check(settings: Settings) -> None:
     problems = list(_not_finite(values))
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
-    problems += [*_choices(values), *_length(settings), *_lockstep(settings), *_cohort(settings, broken)]
+    problems += [
+        *_choices(values),
+        *_rate(settings, broken),
+        *_length(settings),
+        *_lockstep(settings),
+        *_cohort(settings, broken),
+    ]
     problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings), *_holdout(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
@@ -104,6 +118,9 @@ def _ranges(values: dict[str, Any]) -> Iterator[str]:
     for name in AT_LEAST_ZERO:
         if values[name] < 0:
             yield f"{name}={values[name]}: expected a number of at least 0"
+    for name, most in AT_MOST.items():
+        if values[name] is not None and values[name] > most:
+            yield f"{name}={values[name]}: expected at most {most}"
     for name in ABOVE_ZERO:
         if values[name] <= 0:
             yield f"{name}={values[name]}: expected a number above 0"
@@ -132,6 +149,17 @@ def _choices(values: dict[str, Any]) -> Iterator[str]:
         yield str(error)
     if values["run_dir"] == "":
         yield "run_dir= is empty: expected a folder; leave it out for one under runs/"
+
+
+def _rate(settings: Settings, broken: set[str]) -> Iterator[str]:
+    if broken & {"lr", "lr_decay"} or settings.lr <= 0 or settings.lr_decay <= 1:
+        return
+    last = settings.rounds + (settings.eval.holdout_clients > 0)  # newcomers train in one more
+    if math.log10(settings.lr) + math.log10(settings.lr_decay) * (last - 1) > 30:
+        yield (
+            f"lr_decay={settings.lr_decay}: the learning rate lr*lr_decay^(t-1) would be above 1e30 by round {last}; "
+            "lr_decay is 1 or a little less"
+        )
 
 
 def _length(settings: Settings) -> Iterator[str]:

@@ -47,7 +47,7 @@ def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schem
         if nested and not isinstance(value, Mapping):
             raise SettingsError(f"{prefix}{name}={value!r}: expected {prefix}{name}.KEY=VALUE")
         expected = None if nested else misfit(hints[name], value)
-        if expected is not None and name != "seed":  # which is no count, and has bounds of its own
+        if expected is not None and not (name == "seed" and type(value) is int):  # no count: it has bounds of its own
             raise SettingsError(f"{prefix}{name}={shortened(value)}: expected {expected}")
         values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]
     return schema(**values)

@@ -150,7 +150,9 @@ def unknown_target(target: str) -> str:
         return (
             f"_target_ {target!r}: nothing in Python's own modules is a part; a target is written package.module.Name"
         )
-    source = find_source(module) if module else None
+    if not module:
+        return f"_target_ {target!r}: a target is written package.module.Name"
+    source = find_source(module)
     if source is not None:
         names = [s.name for s in _statements(source.tree.body) if isinstance(s, Callable) and s.name[:1] != "_"]
         return f"_target_ {target!r}: module {module} has no class or function {name!r}; {nearest(name, names)}"

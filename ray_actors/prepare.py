@@ -18,6 +18,7 @@ from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
+from pflsim.memory import check_room
 from pflsim.on_error import OnError
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
@@ -121,6 +122,7 @@ def prepare(settings: Settings) -> Job:
         raise SettingsError(
             f"model.variants has {len(recipe.models)} models for clients={settings.clients}: some would not be used"
         )
+    check_sizes(recipe, settings)
     with torch_threads(recipe.threads):
         variants = [recipe.build(v) for v in range(len(recipe.models))]
     module = variants[0]
@@ -255,6 +257,31 @@ def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tup
     if rule.everyone(round_number, settings.rounds):
         return tuple(range(_trained(settings)))
     return cohort(settings.seed, round_number, _trained(settings), settings.fraction)
+
+
+def check_sizes(recipe: Recipe, settings: Settings) -> None:
+    """Hold the models to the memory of this machine, before any of them is built.
+
+    Raises:
+        SettingsError: a client's module alone would take more than is free; inline, the states of all clients.
+    """
+    total = 0
+    for variant in range(len(recipe.models)):
+        try:
+            with torch.device("meta"):
+                module = recipe.build(variant)
+        except SettingsError:
+            raise
+        except (
+            Exception
+        ):  # a user's own model or method that looks at its values: it is built with them, and judged then
+            continue
+        size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
+        name = f"{part_name(settings, 'method')} with model={part_name(settings, 'model')}: a client's state"
+        check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
+        total += size * (settings.clients // len(recipe.models))
+    if settings.executor == "inline":
+        check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

@@ -11,6 +11,9 @@ from torch import nn
 from pflsim.errors import SettingsError
 
 Norm = Literal["none", "batch", "group"]
+WIDEST = 1_000_000
+"""Of a layer; the product of two is still a number of parameters that can be counted."""
+LARGEST_PADDING = 100
 
 
 def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
@@ -37,10 +40,12 @@ def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
     """Layer widths as a list.
 
     Raises:
-        SettingsError: one of them is not a positive whole number.
+        SettingsError: one of them is not a positive whole number, or beyond `WIDEST`.
     """
     if any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
         raise SettingsError(f"model {model}: {name} must be positive whole numbers, got {list(values)}")
+    if any(v > WIDEST for v in values):
+        raise SettingsError(f"model {model}: {name} must be at most {WIDEST}, got {list(values)}")
     return list(values)
 
 
@@ -98,6 +103,8 @@ def conv_stages(
         raise SettingsError(f"model {model}: strides={strides} must be {len(channels)} numbers, one per convolution")
     if padding < 0:
         raise SettingsError(f"model {model}: padding must not be negative, got {padding}")
+    if padding > LARGEST_PADDING:
+        raise SettingsError(f"model {model}: padding must be at most {LARGEST_PADDING}, got {padding}")
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):

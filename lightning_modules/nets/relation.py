@@ -7,6 +7,7 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_modules.nets.layers import WIDEST
 from pflsim.errors import SettingsError
 
 
@@ -33,8 +34,8 @@ class RelationModule(nn.Module):
 
     def __init__(self, feature_shape: tuple[int, ...], *, hidden: int = 50):
         super().__init__()
-        if hidden < 1:
-            raise SettingsError(f"method.relation_hidden={hidden} must be at least 1")
+        if not 1 <= hidden <= WIDEST:
+            raise SettingsError(f"method.relation_hidden={hidden} must be at least 1 and at most {WIDEST}")
         if len(feature_shape) == 3:
             channels = feature_shape[0]
             self.first: nn.Conv2d | nn.Linear = nn.Conv2d(2 * channels, channels, 3, padding=1, bias=False)

@@ -10,6 +10,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError
+from pflsim.memory import check_room
 from pflsim.seeding import numpy_generator
 
 
@@ -62,6 +63,8 @@ def federate(
                 f"clients={clients} is more than the {len(labels)} examples of {dataset.name} that there are to share "
                 f"out; set clients to at most {len(labels)}"
             )
+        what = f"clients={clients} and {dataset.num_classes} classes: who holds how many of each"
+        check_room(what, 3 * 8 * clients * dataset.num_classes, "use fewer clients")
         rng = numpy_generator(seed, "partition")
         return _checked(partition_rule(labels, dataset.num_classes, clients, rng, writers), clients, len(labels))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflsim.fusion.blocks import COLUMNS
+from pflsim.memory import check_room
 from pflsim.seeding import torch_generator
 
 
@@ -66,6 +67,7 @@ def draw(clients: int, embedding: int, hidden: Sequence[int], outputs: Sequence[
         float32; weights and biases uniform within ±1/√in as in `torch.nn.Linear`, but for the biases of the heads: they
         are 1, so that outputs start near 1. A softmax does not see it, and where negative outputs are cut off none is.
     """
+    _check_size(clients, clients * embedding, embedding, hidden, outputs)
     generators = [torch_generator(seed, "hypernetwork", client) for client in range(clients)]
     v = torch.stack([torch.randn(embedding, generator=g) for g in generators])
     return _drawn(v, generators, hidden, outputs)
@@ -86,10 +88,20 @@ def draw_common(
     Returns:
         As of `draw`, but layers have one row, [1, ...], and the biases of the heads are `start`, flattened.
     """
+    _check_size(1, clients * embedding, embedding, hidden, [s.numel() for s in start])
     v = [torch.randn(embedding, generator=torch_generator(seed, "hypernetwork", client)) for client in range(clients)]
     drawn = _drawn(torch.stack(v), [torch_generator(seed, "hypernetwork")], hidden, [s.numel() for s in start])
     heads = tuple(Linear(h.weight, s.reshape(1, -1).clone()) for h, s in zip(drawn.heads, start, strict=True))
     return Hypernetworks(drawn.embeddings, drawn.hidden, heads)
+
+
+def _check_size(rows: int, embeddings: int, width: int, hidden: Sequence[int], outputs: Sequence[int]) -> None:
+    """Refuse hypernetworks that this machine has no memory for: values, and gradients as large."""
+    count = embeddings
+    for out in hidden:
+        count, width = count + rows * out * (width + 1), out
+    count += rows * sum(outputs) * (width + 1)
+    check_room("method.embedding and method.hidden: the hypernetworks", 2 * 4 * count, "take smaller widths")
 
 
 def _drawn(

@@ -14,36 +14,37 @@ import numpy as np
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
+from pflsim.names import shortened
 
 MOST_CLASSES = 100_000
 """More than any data set has; a label beyond is a mistake in the file."""
 
 
-def has_file(path: Path) -> bool:
+def has_file(path: Path, setting: str = "data.root") -> bool:
     """Whether there is a file of that name; a folder, a pipe or a device is none.
 
     Raises:
         SettingsError: it cannot be told (no permission, a loop of links, a name that no file can have).
     """
-    return _is(path, stat.S_ISREG)
+    return _is(path, stat.S_ISREG, setting)
 
 
-def has_folder(path: Path) -> bool:
+def has_folder(path: Path, setting: str = "data.root") -> bool:
     """Whether there is a folder of that name.
 
     Raises:
         SettingsError: it cannot be told, as for `has_file`.
     """
-    return _is(path, stat.S_ISDIR)
+    return _is(path, stat.S_ISDIR, setting)
 
 
-def _is(path: Path, kind: Callable[[int], bool]) -> bool:
+def _is(path: Path, kind: Callable[[int], bool], setting: str) -> bool:
     try:
         return kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SettingsError(f"{str(path)!r} cannot be looked for: {reason(error)}") from error
+        raise SettingsError(f"{setting}: {shortened(str(path))} cannot be looked for: {reason(error)}") from error
 
 
 def entries(folder: Path) -> list[Path]:

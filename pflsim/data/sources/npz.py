@@ -70,9 +70,9 @@ def load(
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    if has_folder(path):
+    if has_folder(path, "data.path"):
         raise SettingsError(f"data.path={path} is a folder, expected an .npz file with {', '.join(KEYS)}")
-    if not has_file(path):
+    if not has_file(path, "data.path"):
         raise SettingsError(f"data.path={path}: no such file (looked for {path.absolute()})")
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
