@@ -50,8 +50,11 @@ AT_MOST = {
     "local_epochs": 1_000_000,
     "local_steps": 1_000_000,
     "eval.finetune_epochs": 1_000_000,
+    "placement.threads": 1024,
+    "lr": 1e30,
+    "weight_decay": 1e30,
 }
-"""Beyond lies no experiment, and what is planned before the first round would take all memory."""
+"""Beyond lies no experiment: what is planned before the first round would take all memory, or a step overflow."""
 ABOVE_ZERO = ("lr", "lr_decay")
 PROBABILITIES = ("faults.dropout", "faults.straggler")
 SMALLEST_STORE = 75
@@ -68,13 +71,8 @@ def check(settings: Settings) -> None:
     problems = list(_not_finite(values))
     broken = {problem.partition("=")[0] for problem in problems}
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
-    problems += [
-        *_choices(values),
-        *_rate(settings, broken),
-        *_length(settings),
-        *_lockstep(settings),
-        *_cohort(settings, broken),
-    ]
+    problems += [*_choices(values), *_length(settings), *_lockstep(settings), *_cohort(settings, broken)]
+    problems += _rate(settings, broken)
     problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings), *_holdout(settings)]
     if problems:
         raise SettingsError("\n".join(problems))

@@ -7,15 +7,22 @@ from collections.abc import Sequence
 
 from pflsim.errors import SettingsError
 
+LARGEST = 1e30
+"""Of a number that tensors are multiplied by: single precision ends at 3e38."""
+WIDEST = 1_000_000
+"""Of a layer, or of anything else that there are so many of."""
+
 
 def positive(name: str, value: float) -> float:
     """Return value.
 
     Raises:
-        SettingsError: it is not a finite number above 0.
+        SettingsError: it is not a finite number above 0, or beyond `LARGEST`.
     """
     if not (math.isfinite(value) and value > 0):
         raise SettingsError(f"{name}={value} must be a finite number above 0")
+    if value > LARGEST:
+        raise SettingsError(f"{name}={value} must be at most {LARGEST:g}")
     return value
 
 
@@ -23,10 +30,12 @@ def non_negative(name: str, value: float) -> float:
     """Return value.
 
     Raises:
-        SettingsError: it is not a finite number of at least 0.
+        SettingsError: it is not a finite number of at least 0, or beyond `LARGEST`.
     """
     if not (math.isfinite(value) and value >= 0):
         raise SettingsError(f"{name}={value} must be a finite number of at least 0")
+    if value > LARGEST:
+        raise SettingsError(f"{name}={value} must be at most {LARGEST:g}")
     return value
 
 
@@ -93,8 +102,8 @@ def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     """Return values as a tuple.
 
     Raises:
-        SettingsError: one of them is not a whole number of at least 1.
+        SettingsError: one of them is not a whole number of at least 1, or beyond `WIDEST`.
     """
-    if any(value < 1 for value in values):
-        raise SettingsError(f"{name}={list(values)}: widths are whole numbers of at least 1")
+    if any(not 1 <= value <= WIDEST for value in values):
+        raise SettingsError(f"{name}={list(values)}: widths are whole numbers of at least 1 and at most {WIDEST}")
     return tuple(values)

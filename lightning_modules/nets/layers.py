@@ -9,10 +9,9 @@ from typing import Literal
 from torch import nn
 
 from pflsim.errors import SettingsError
+from pflsim.validate import WIDEST
 
 Norm = Literal["none", "batch", "group"]
-WIDEST = 1_000_000
-"""Of a layer; the product of two is still a number of parameters that can be counted."""
 LARGEST_PADDING = 100
 
 
