@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pflsim.errors import SettingsError
 
-LARGEST = 1e30
-"""Of a number that tensors are multiplied by: single precision ends at 3e38."""
 WIDEST = 1_000_000
 """Of a layer, or of anything else that there are so many of."""
 
@@ -17,12 +15,10 @@ def positive(name: str, value: float) -> float:
     """Return value.
 
     Raises:
-        SettingsError: it is not a finite number above 0, or beyond `LARGEST`.
+        SettingsError: it is not a finite number above 0.
     """
     if not (math.isfinite(value) and value > 0):
         raise SettingsError(f"{name}={value} must be a finite number above 0")
-    if value > LARGEST:
-        raise SettingsError(f"{name}={value} must be at most {LARGEST:g}")
     return value
 
 
@@ -30,12 +26,10 @@ def non_negative(name: str, value: float) -> float:
     """Return value.
 
     Raises:
-        SettingsError: it is not a finite number of at least 0, or beyond `LARGEST`.
+        SettingsError: it is not a finite number of at least 0.
     """
     if not (math.isfinite(value) and value >= 0):
         raise SettingsError(f"{name}={value} must be a finite number of at least 0")
-    if value > LARGEST:
-        raise SettingsError(f"{name}={value} must be at most {LARGEST:g}")
     return value
 
 
