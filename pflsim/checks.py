@@ -50,7 +50,7 @@ AT_MOST = {
     "local_epochs": 1_000_000,
     "local_steps": 1_000_000,
     "eval.finetune_epochs": 1_000_000,
-    "placement.threads": 1024,
+    "placement.threads": 256,
     "lr": 1e30,
     "weight_decay": 1e30,
 }

@@ -244,7 +244,15 @@ def bind_variants(node: Mapping[str, Any], kind: type | None = None) -> tuple[pa
         SettingsError: see `check_part` and `resolve`.
     """
     common = {key: value for key, value in node.items() if key != "variants"}
-    return tuple(bind({**common, **variant}, "model", kind) for variant in node.get("variants") or [{}])
+    if not node.get("variants"):
+        return (bind(common, "model", kind),)
+    made = []
+    for number, variant in enumerate(node["variants"]):
+        try:
+            made.append(bind({**common, **variant}, "model", kind))
+        except SettingsError as error:
+            raise SettingsError(f"model.variants[{number}]: {error}") from error
+    return tuple(made)
 
 
 def bind_method(

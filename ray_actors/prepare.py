@@ -127,6 +127,7 @@ def prepare(settings: Settings) -> Job:
         variants = [recipe.build(v) for v in range(len(recipe.models))]
     module = variants[0]
     check_variants(part_name(settings, "method"), variants)
+    check_phases(part_name(settings, "method"), variants)
     check_batches(module, partition, settings.batch_size)
     check_validation(part_name(settings, "method"), module, partition)
     rule: ServerRule[Any] = make_rule()
@@ -327,6 +328,21 @@ def _differs(method: str, module: ClientModule, here: str, there: str) -> str:
         "change model.variants"
     )  # fmt: skip
     return f"{method} fuses {what}: {here} at client 0, but {there}; {instead}"
+
+
+def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
+    """Hold the models to what the method trains apart.
+
+    Raises:
+        SettingsError: a phase would train nothing, as that of the body where there is only a head.
+    """
+    for client, module in enumerate(variants):
+        for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
+            if not phase.trainable.parameters(module):
+                raise SettingsError(
+                    f"{method} trains {', '.join(phase.trainable.under)} apart (phase {phase.name}), where the model "
+                    f"of client {client} has no parameters: take another model, for example with more in model.hidden"
+                )
 
 
 def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:

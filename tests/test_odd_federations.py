@@ -1,0 +1,137 @@
+"""Federations that nobody would plan and that data may bring: they run to the end, inline, and give sane figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Records, dataset
+
+from launch import CONFIGS, composed, composing, plain
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+from pflsim.settings import Settings
+from pflsim.simulation import Simulation
+from pflsim.types import EvalRow
+from ray_actors import prepare as preparing
+from ray_actors.inline import InlineExecutor
+from ray_actors.prepare import prepare
+
+METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
+SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
+NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
+"""A model with batch normalisation, for images of 8×8."""
+
+
+@cache
+def settings_of(method: str, *overrides: str) -> Settings:
+    small = [o for o in SMALL if not (NORMS[0] in overrides and o.startswith("model."))]
+    with composing([CONFIGS]):
+        return plain(composed([f"method={method}", *small, *overrides], [CONFIGS]))
+
+
+def rows_of(data: Dataset, *classes: int) -> np.ndarray:
+    """The training rows of these classes."""
+    return np.flatnonzero(np.isin(data.y[: data.train_size], classes))
+
+
+def rows_to_test(data: Dataset, *classes: int) -> np.ndarray:
+    return np.flatnonzero(np.isin(data.y[data.train_size :], classes)) + data.train_size
+
+
+NONE = np.arange(0)
+GAP = 2
+"""A class that the data set counts and that no example has."""
+
+
+def made_up() -> tuple[Dataset, Partition]:
+    """Four clients: one with a single example, one with a single class, one without tests, one with all there is."""
+    whole = dataset(classes=4, per_class=40, shape=(1, 8, 8))
+    kept = np.flatnonzero(whole.y != GAP)
+    data = replace(whole, x=whole.x[kept], y=whole.y[kept], train_size=int((kept < whole.train_size).sum()))
+    train = rows_of(data, 0)[:1], rows_of(data, 1)[:7], rows_of(data, 0, 3)[2:12], rows_of(data, 0, 1, 3)[20:40]
+    test = rows_to_test(data, 0)[:3], rows_to_test(data, 1)[:5], NONE, rows_to_test(data, 0, 1, 3)[10:25]
+    val = rows_of(data, 0)[-1:], rows_of(data, 1)[-2:], rows_of(data, 3)[-3:], rows_of(data, 0, 1, 3)[-4:]
+    return data, Partition(train, val, test)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, changes: Any = None) -> Records:
+    """A run on the made-up data, whose partition `changes` may alter."""
+    data, partition = made_up()
+    partition = partition if changes is None else changes(partition)
+    monkeypatch.setattr(preparing, "federate", lambda *_: partition)
+    monkeypatch.setattr(preparing, "bind", lambda *_, **__: lambda: data)
+    job = prepare(settings)
+    executor, heard = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation), Records()
+    executor.start()
+    Simulation(executor, job.plan, folder, heard).run()
+    assert [record.round for record in heard.records if record.round] == [1, 2]
+    for record in heard.records:
+        for row in record.evaluations:
+            sane(row, len(getattr(partition, row.split)[row.client]))
+        for report in record.reports:
+            assert all(math.isfinite(value) for value in report.losses.values())
+    return heard
+
+
+def sane(row: EvalRow, examples: int) -> None:
+    assert row.total == examples and 0 <= row.correct <= row.total
+    assert math.isfinite(row.loss) and row.loss >= 0
+    assert row.total or row.loss == 0
+
+
+@pytest.mark.parametrize("lockstep", ["auto", "false"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_example_one_class_no_tests_and_a_class_nobody_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, lockstep: str
+) -> None:
+    """With a batch larger than every shard, too."""
+    heard = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
+    last = heard.records[-1]
+    judged = {row.client for row in last.evaluations if row.split == "test"}
+    assert judged == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_small_batches_that_leave_one_example_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
+) -> None:
+    """Batches of 3 of 7 and 10 examples: the last has one."""
+    run(monkeypatch, tmp_path, settings_of(method, "batch_size=3"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_normalisation_leaves_out_a_last_batch_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
+) -> None:
+    """And refuses a client with a single example, by name; Per-FedAvg, which halves its batches, needs four."""
+    least = 4 if method == "per_fedavg" else 2
+    chosen = settings_of(method, *NORMS, f"batch_size={3 * least // 2}")
+    with pytest.raises(SettingsError, match=f"client 0 has 1 training examples, .* at least {least}"):
+        run(monkeypatch, tmp_path, chosen)
+
+    def enough(partition: Partition) -> Partition:
+        return replace(partition, train=(partition.train[3][:least], *partition.train[1:]))
+
+    if least == 2:
+        run(monkeypatch, tmp_path, chosen, enough)
+    else:
+        run(monkeypatch, tmp_path, replace(chosen, batch_size=least), enough)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None:
+    with pytest.raises(SettingsError, match="batch_size=1: a model with batch normalisation needs at least"):
+        prepare(settings_of(method, *NORMS, "batch_size=1"))
+
+
+@pytest.mark.parametrize("method", ["fedfcd", "fedrep"])
+def test_a_body_without_parameters_cannot_be_trained_apart(method: str) -> None:
+    with pytest.raises(SettingsError, match=f"{method} trains .*body.* no parameters"):
+        prepare(replace(settings_of(method), model={**settings_of(method).model, "hidden": []}))
