@@ -36,7 +36,7 @@ from pflsim.annotations import misfit
 from pflsim.components import PARTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.errors import RunError, SettingsError
 from pflsim.interrupts import Stopped
-from pflsim.names import nearest, unknown_key
+from pflsim.names import nearest, shortened, unknown_key
 from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.usage import groups_in, usage
@@ -225,9 +225,13 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         try:
             (override,) = parser.parse_overrides([text])
-        except OverrideParseException as error:
-            why = str(error.message).partition("\n")[0]
-            raise SettingsError(f"{text!r} is not of the form KEY=VALUE or GROUP=NAME ({why})") from error
+        except (
+            OverrideParseException,
+            ValueError,
+            RecursionError,
+        ) as error:  # more digits, or brackets, than can be read
+            why = str(getattr(error, "message", error)).partition("\n")[0]
+            raise SettingsError(f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME ({why})") from error
         if not override.key_or_group:
             raise SettingsError(f"{text!r} is not of the form KEY=VALUE or GROUP=NAME (there is no KEY)")
         if override.is_hydra_override():

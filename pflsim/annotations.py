@@ -21,7 +21,7 @@ def misfit(annotation: Any, value: Any) -> str | None:
     """
     if _fits(annotation, value):
         return None
-    if type(value) is int and _fits(annotation, 0):
+    if type(value) is int and _fits(annotation, 0) and not _fits(annotation, 0.5):
         return f"a whole number from {-LARGEST} to {LARGEST}"
     return words(annotation)
 
@@ -58,5 +58,5 @@ def _fits(annotation: Any, value: Any) -> bool:
     if annotation is int:
         return type(value) is int and abs(value) <= LARGEST
     if annotation is float:
-        return type(value) in (int, float)
+        return type(value) is float or (type(value) is int and abs(value) < 10**300)
     return isinstance(value, annotation)

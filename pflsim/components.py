@@ -289,7 +289,7 @@ def _defaults(known: Mapping[str, Parameter]) -> dict[str, Any]:
 
 
 def _values(node: Mapping[str, Any], known: Mapping[str, Parameter]) -> dict[str, Any]:
-    """The values given, lists turned into tuples where the signature says so."""
+    """The values given, lists turned into tuples and whole numbers into numbers where the signature says so."""
     return {name: _as(p.annotation, node[name]) for name, p in known.items() if name in node}
 
 
@@ -297,4 +297,4 @@ def _as(annotation: Any, value: Any) -> Any:
     kinds = [annotation, *typing.get_args(annotation)]
     if isinstance(value, list) and any(typing.get_origin(k) is tuple for k in kinds):
         return tuple(value)
-    return value
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
