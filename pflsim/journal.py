@@ -12,14 +12,14 @@ from typing import TextIO
 
 from pflsim.types import Fault
 
-LOG = "log.txt"
+LOG = "run.log"
 
 
 class Journal:
     """Takes notes; nothing that it writes decides a result.
 
     Args:
-        folder: the run folder, in which log.txt is made when there is something to say; None: there is none yet.
+        folder: the run folder, in which run.log is made when there is something to say; None: there is none yet.
         stream: where lines go beside the file; None: standard error.
     """
 

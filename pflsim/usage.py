@@ -21,6 +21,9 @@ Settings with their defaults:
   A part's own settings are written after its group: method.alpha=0.5, data.root=DIR. `--cfg job` shows those of the
   parts that are chosen: python launch.py method=fedprox data=mnist --cfg job
 
+A run that was stopped, or failed, goes on where it was saved, with the same result:
+  python launch.py resume=last              the run below runs/ that was started last; or resume=FOLDER
+
 Options:
   -m, --multirun      run every combination of comma-separated values, one after the other
   --config-dir DIR    look for groups in DIR too (DIR/method/mine.yaml is method=mine); may be repeated

@@ -91,6 +91,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     options = launch._options(command.arguments)
+    options.overrides = [text for text in options.overrides if not text.startswith(launch.RESUME)]
     folders = [launch.CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
     with launch.composing(folders):
         jobs = launch.sweep(options.overrides, folders) if options.multirun else [options.overrides]
