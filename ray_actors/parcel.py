@@ -22,34 +22,57 @@ class Parcel:
 
     Args:
         content: messages, of any type of pickle; tensors on the CPU.
+        strides: whether tensors shall lie in memory as they did, where they have no gaps; the last bits of a sum may
+            depend on it.
 
     Notes:
-        Received tensors are contiguous, whatever they were, and nobody may write to them: it would change what the
+        Received tensors are contiguous otherwise, whatever they were, and nobody may write to them: it would change what the
         others have received. They hold their place in the store for as long as they live, so that what is kept beyond
         the call is copied (`load`, anchors, and the tables of servers do).
     """
 
-    def __init__(self, content: Any):
-        self.content = content
+    def __init__(self, content: Any, strides: bool = False):
+        self.content, self.strides = content, strides
 
     def __reduce__(self) -> tuple[Any, ...]:
         pickled, buffers = io.BytesIO(), []
-        _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(self.content)
+        pickler = _Pickler(pickled, protocol=5, buffer_callback=buffers.append)
+        pickler.strides = self.strides
+        pickler.dump(self.content)
         return _unpack, (pickled.getvalue(), buffers)
 
 
 class _Pickler(pickle.Pickler):
     """Pickles tensors as arrays of bytes, which protocol 5 leaves outside."""
 
+    strides = False
+
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
             return NotImplemented
+        if self.strides and not obj.is_contiguous() and _without_gaps(obj):
+            flat = obj.detach().as_strided((obj.numel(),), (1,))
+            return _strided, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.stride())
         flat = obj.detach().reshape(-1).contiguous()  # bytes, since NumPy does not know all types (bfloat16)
         return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
 
 
 def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(content).view(dtype).view(shape)
+
+
+def _without_gaps(tensor: Tensor) -> bool:
+    """Whether its elements are all there is in a stretch of memory, in some order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return tensor.numel() > 0
+
+
+def _strided(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(content).view(dtype).as_strided(shape, stride)
 
 
 def _unpack(pickled: bytes, buffers: Sequence[pickle.PickleBuffer]) -> Any:

@@ -34,12 +34,12 @@ class RemoteServer:
 
     def fuse(self, *uplinks: Sequence[Uplink]) -> tuple[int, Parcel]:
         """As `ServerHost.fuse`, with the state that comes of it."""
-        return self.host.fuse(*uplinks), Parcel(self.host.state)
+        return self.host.fuse(*uplinks), Parcel(self.host.state, strides=True)
 
     def restore(self, saved: object) -> tuple[int, Parcel]:
         """As `ServerHost.restore`, with the state that comes of it."""
         self.host.restore(saved)
-        return 0, Parcel(self.host.state)
+        return 0, Parcel(self.host.state, strides=True)
 
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
@@ -47,7 +47,7 @@ class RemoteServer:
 
     def saved_state(self) -> Parcel:
         """As `ServerHost.saved_state`."""
-        return Parcel(self.host.saved_state())
+        return Parcel(self.host.saved_state(), strides=True)
 
     def send(self, clients: Sequence[int], new: bool = False) -> tuple[Any, ...]:
         """The messages to these clients (they may be `new`).

@@ -43,6 +43,19 @@ def test_strides_are_lost_but_values_are_not() -> None:
         assert torch.equal(found[name], tensor) and found[name].is_contiguous()
 
 
+def test_strides_stay_where_that_is_asked_for_and_there_are_no_gaps() -> None:
+    whole = torch.arange(48.0).reshape(2, 4, 6)
+    last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    kept = {"t": whole[1].T, "p": whole.permute(2, 0, 1), "last": last, "one": last[:1], "plain": whole}
+    gaps = {"steps": whole[..., ::2], "same": whole[:1, 0].expand(5, 6), "none": whole[:0].permute(2, 0, 1)}
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(Parcel({**kept, **gaps}, strides=True), protocol=5, buffer_callback=buffers.append)
+    found = pickle.loads(pickled, buffers=[bytes(buffer.raw()) for buffer in buffers])
+    for name, tensor in {**kept, **gaps}.items():
+        assert torch.equal(found[name], tensor), name
+        assert found[name].stride() == tensor.stride() if name in kept else found[name].is_contiguous(), name
+
+
 def test_whole_uplinks_in_their_order() -> None:
     means = Prototypes(torch.randn(3, 2), torch.tensor([4, 0, 1]))
     ups = [
