@@ -12,8 +12,9 @@ from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
 
-CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite")
-"""What may be another when a run is taken up: nothing here changes a result of what goes well."""
+CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite", "data.root")
+"""What may be another when a run is taken up: nothing here changes a result of what goes well. That the data are the
+same elsewhere is seen by their hash."""
 FIXED = ("placement.threads", "placement.device")
 """But for these, which may change the last bits."""
 
@@ -66,8 +67,7 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
     """
     before = settings
     for key in keys:
-        first = key.partition(".")[0]
-        if first not in CHANGEABLE:
+        if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
             raise SettingsError(
                 f"{key} belongs to what the run is, so it cannot change when the run is taken up; what can: "
                 f"{', '.join(CHANGEABLE)}"
@@ -84,6 +84,8 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
 def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:
     """A copy of the settings with one value, or one group of them, of the others."""
     name, rest = path[0], path[1:]
+    if isinstance(settings, Mapping):
+        return {**settings, name: given[name]}
     value = getattr(given, name)
     return replace(settings, **{name: _with(getattr(settings, name), value, rest) if rest else value})
 

@@ -28,12 +28,14 @@ class Failure:
         unit: the clients whose results are missing for it.
         trace: the traceback; empty where there is none.
         kind: an error that was raised, values that are not finite, or an actor that died.
+        where: on which actor, where there are any.
     """
 
     error: ClientError
     unit: tuple[int, ...]
     trace: str = ""
     kind: Literal["error", "nonfinite", "death"] = "error"
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

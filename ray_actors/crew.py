@@ -104,11 +104,15 @@ class Crew:
                 again = self._after_death(task, death)
                 pending += [self._start(other, call) for other in [*again, *mine]]
                 continue
+            except RayTaskError as error:  # outside of any client's work
+                pending += [self._start(other, call) for other in self._after_error(task, error)]
+                continue
             good = {client: result for client, result in said.items() if not isinstance(result, Failure)}
             if good:
                 done.append(replace(task, good=good))
             for failure in dict.fromkeys(r for r in said.values() if isinstance(r, Failure)):
-                rest = self._referee.again(self._placed(failure, task.host), task.tries, task.before)
+                placed = replace(failure, where=self._where(task.host))
+                rest = self._referee.again(placed, task.tries, task.before)
                 if rest:
                     redone = replace(task, units=(rest,), tries=task.tries + 1, before=failure)
                     pending.append(self._start(redone, call))
@@ -132,7 +136,19 @@ class Crew:
             rest = task.clients
         else:
             rest = self._referee.again(failure, task.tries, task.before)
-        units = [unit for unit in task.units if set(unit) <= set(rest)]
+        return self._divided(task, rest, failure)
+
+    def _after_error(self, task: Task, error: RayTaskError) -> list[Task]:
+        """What of a call that failed as a whole shall be done again, unit by unit."""
+        cause = error.cause if isinstance(error.cause, BaseException) else error
+        what = f"{type(cause).__name__}: {cause}"
+        failed = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
+        failure = Failure(failed, task.clients, str(error), where=self._where(task.host))
+        return self._divided(task, self._referee.again(failure, task.tries, task.before), failure)
+
+    def _divided(self, task: Task, clients: Sequence[int], failure: Failure) -> list[Task]:
+        """The units of a task, one by one, of which these clients are all or nothing."""
+        units = [unit for unit in task.units if set(unit) <= set(clients)]
         return [replace(task, units=(unit,), tries=task.tries + 1, before=failure) for unit in units]
 
     def _settle(self, number: int) -> ObjectRef:
@@ -171,13 +187,6 @@ class Crew:
             if ray.wait([self._settled[number]], timeout=0)[0]:
                 place = "process {} on node {}".format(*ray.get(self._settled[number]))
         return f"client actor {number}, {place}"
-
-    def _placed(self, failure: Failure, host: int) -> Failure:
-        """The failure, with where it happened."""
-        error = failure.error
-        reason = f"{error.reason} [{self._where(host)}]"
-        placed = ClientError(error.client, error.round_number, error.phase, reason, error.suspects)
-        return replace(failure, error=placed)
 
 
 def _with(task: Task) -> str:

@@ -26,9 +26,9 @@ class Parcel:
             depend on it.
 
     Notes:
-        Received tensors are contiguous otherwise, whatever they were, and nobody may write to them: it would change what the
-        others have received. They hold their place in the store for as long as they live, so that what is kept beyond
-        the call is copied (`load`, anchors, and the tables of servers do).
+        Received tensors are contiguous otherwise, whatever they were, and nobody may write to them: it would change
+        what the others have received. They hold their place in the store for as long as they live, so that what is kept
+        beyond the call is copied (`load`, anchors, and the tables of servers do).
     """
 
     def __init__(self, content: Any, strides: bool = False):

@@ -34,23 +34,24 @@ class Referee:
             ClientError: the run ends.
         """
         error, suspects = failure.error, failure.error.suspects
+        said = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise _with_advice(error, "on_nonfinite=drop goes on without it")
-            self.journal.say(f"{error}; left out of this round")
+                raise _ended(failure, "on_nonfinite=drop goes on without it")
+            self.journal.say(f"{said}; left out of this round")
             self.journal.fault(suspects, "nonfinite")
             return ()
         if self.on_error.rule == "drop":
-            rest = tuple(client for client in failure.unit if client not in suspects)
-            self.journal.failure(f"{error}; the round goes on without {_clients(suspects)}", failure.trace)
+            self.journal.failure(f"{said}; the round goes on without {_clients(suspects)}", failure.trace)
             self.journal.fault(suspects, "error")
-            return rest
+            return tuple(client for client in failure.unit if client not in suspects)
         repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
         if tries < self.on_error.tries and not repeated:
-            self.journal.failure(f"{error}; another try, {tries + 1} of {self.on_error.tries}", failure.trace)
+            self.journal.failure(f"{said}; another try, {tries + 1} of {self.on_error.tries}", failure.trace)
             return failure.unit
-        self.journal.failure(f"{error}; the run ends here", failure.trace)
-        raise _with_advice(error, "on_client_error=drop goes on without it")
+        why = ", the same error twice" if repeated else ""
+        self.journal.failure(f"{said}; the run ends here{why}", failure.trace)
+        raise _ended(failure, "on_client_error=drop goes on without it")
 
     def kept(self, replies: Iterable[Reply]) -> None:
         """Tell of what is not finite and was let through, all of it in one line."""
@@ -73,5 +74,8 @@ def _clients(clients: Iterable[int]) -> str:
     return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
-def _with_advice(error: ClientError, advice: str) -> ClientError:
-    return ClientError(error.client, error.round_number, error.phase, f"{error.reason} ({advice})", error.suspects)
+def _ended(failure: Failure, advice: str) -> ClientError:
+    """The error with which the run ends: where, and what could be done."""
+    error = failure.error
+    reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
+    return ClientError(error.client, error.round_number, error.phase, f"{reason} ({advice})", error.suspects)

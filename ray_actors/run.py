@@ -75,8 +75,9 @@ class Runner:
                 job, journal = prepare(settings), Journal(folder)
                 started = self._executor(job)
                 sitting = Sitting(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
-                number = 1 + len([*folder.glob("environment-*.json")])
-                write_environment(folder, f"environment-{number + 1}.json")
+                write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
+                if not (folder / "partition.json").exists():
+                    _write_partition(folder, job)
             return self._go(sitting, started)
 
     def _go(self, sitting: Sitting, started: Callable[[Journal], Executor]) -> Summary:
@@ -99,7 +100,8 @@ class Runner:
             self._forget_actors()
             raise
         finally:
-            summary = tracker.close(complete=False)
+            with _written("this run"):
+                summary = tracker.close(complete=False)
             console.end(summary, folder)
         return summary
 
@@ -239,18 +241,34 @@ class _Listener:
         self.tracker, self.console = tracker, console
 
     def round(self, record: RoundRecord) -> None:
-        self.console.round(self.tracker.round(record))
+        with _written(f"round {record.round}"):
+            metrics = self.tracker.round(record)
+        self.console.round(metrics)
 
     def sync(self) -> None:
         self.tracker.sync()
 
     def newcomers(self, record: NewcomerRecord) -> None:
-        self.tracker.newcomers(record)
+        with _written("the newcomers"):
+            self.tracker.newcomers(record)
+
+
+@contextmanager
+def _written(what: str) -> Iterator[None]:
+    """A disk that refuses what is written inside the block ends the run in words."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
 
 
 def _write_head(folder: Path, job: Job) -> None:
     """What is known before the first round."""
     write_config(folder, asdict(job.settings))
     write_environment(folder)
+    _write_partition(folder, job)
+
+
+def _write_partition(folder: Path, job: Job) -> None:
     names = {f"{group}_name": describe(job.settings, group) for group in ("partition", "split")}
     write_partition(folder, job.dataset, job.partition, **names)

@@ -80,6 +80,7 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
         told, written = capsys.readouterr().err, (executor.journal.folder / LOG).read_text()
         for text in (told, written):
             assert text.count("Traceback") == shown and "traps.py" in text
+            assert text.count("another try") == (rule == "retry(3)") == text.count("the same error twice")
         if not isinstance(executor, InlineExecutor):
             assert "client actor" in told and "process" in told and "node" in told
 
