@@ -55,7 +55,7 @@ def label_lognormal(
             f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: needs "
             f"median > 0, sigma ≥ 0 and {classes} (the classes) ≤ smallest ≤ largest"
         )
-    sizes = np.clip(np.exp(rng.normal(math.log(median), sigma, clients)), smallest, largest)
+    sizes = np.clip(np.exp(rng.normal(math.log(median), abs(sigma), clients)), smallest, largest)
     held = present[(np.arange(clients)[:, None] + np.arange(classes)) % len(present)]  # [N, classes]
     asked = np.zeros((clients, num_classes), dtype=np.int64)
     for client, size in enumerate(sizes):

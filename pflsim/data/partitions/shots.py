@@ -45,6 +45,7 @@ def n_way_k_shot(
     present = check_classes("partition.n", n, labels, num_classes)
     if k < 1 or not (math.isfinite(std) and std >= 0):
         raise SettingsError(f"n_way_k_shot with k={k}, std={std}: needs k ≥ 1 and std ≥ 0")
+    std = abs(std)  # which may be -0.0
     ways = np.clip(np.rint(rng.normal(n, std, clients)).astype(np.int64), min(2, n), len(present))
     shots = np.maximum(np.rint(rng.normal(k, std, clients)).astype(np.int64), 1)
     held = choose_classes(ways, present, rng)
