@@ -40,8 +40,8 @@ class FedRep(ClientModule):
         self.body_epochs = None if body_epochs is None else at_least_one("method.body_epochs", body_epochs)
         if not BODY.parameters(self):
             raise SettingsError(
-                "fedrep trains the body apart from the head, and this model's body has no parameters: take another, for "
-                "example with more in model.hidden"
+                "fedrep trains the body apart from the head, and this model's body has no parameters: take another, "
+                "for example with more in model.hidden"
             )
 
     def schedule(self) -> Schedule:
