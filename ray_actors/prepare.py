@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -18,7 +18,6 @@ from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
-from pflsim.memory import check_room
 from pflsim.on_error import OnError
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
@@ -27,32 +26,10 @@ from pflsim.simulation import Plan
 from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors
+from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
+from ray_actors.parts import MakesClient, MakesNet, MakesRule, describe, part_name
 from ray_actors.recipe import Recipe
 from ray_actors.stacks import stacks
-
-
-class MakesClient(Protocol):
-    """What a method's `client` is, its settings filled in."""
-
-    def __call__(self, net: Net, training: Training, /) -> ClientModule:
-        """A client's module."""
-        ...
-
-
-class MakesRule(Protocol):
-    """What a method's `server` is, its settings filled in."""
-
-    def __call__(self) -> ServerRule:
-        """The server rule."""
-        ...
-
-
-class MakesNet(Protocol):
-    """What a model is, its settings filled in."""
-
-    def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
-        """A network."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +80,7 @@ def prepare(settings: Settings) -> Job:
     dataset: Dataset = load()
     check_dataset(dataset, f"data={part_name(settings, 'data')}")
     partition = federate(dataset, *rules, settings.clients, settings.seed)
-    training = _training(settings)
-    recipe = Recipe(
-        client=make_client,
-        models=models,
-        training=training,
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
-        seed=settings.seed,
-        init=cast(Any, settings.init),
-        device=_device(settings),
-        gpu_share=1 / settings.placement.actors_per_gpu,
-        threads=settings.placement.threads,
-        eval_batch_size=settings.eval.batch_size,
-        on_nonfinite=cast(Any, settings.on_nonfinite),
-    )
+    recipe = _recipe(settings, make_client, models, dataset)
     if len(recipe.models) > settings.clients:
         raise SettingsError(
             f"model.variants has {len(recipe.models)} models for clients={settings.clients}: some would not be used"
@@ -139,6 +102,7 @@ def prepare(settings: Settings) -> Job:
     sizes = [len(rows) for rows in partition.train]
     trained = sizes[: _trained(settings)]
     recipe = replace(recipe, stacks=stacks(settings, meta.method, module, recipe.device, trained))
+    training = recipe.training
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
     return Job(
         settings,
@@ -151,6 +115,29 @@ def prepare(settings: Settings) -> Job:
         meta,
         work,
         module.state_dict(),
+    )
+
+
+def _recipe(
+    settings: Settings,
+    client: Callable[..., ClientModule],
+    models: tuple[Callable[..., Net], ...],
+    dataset: Dataset,
+) -> Recipe:
+    """How to build a client; its stacks are not known yet."""
+    return Recipe(
+        client=client,
+        models=models,
+        training=_training(settings),
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        seed=settings.seed,
+        init=cast(Any, settings.init),
+        device=_device(settings),
+        gpu_share=1 / settings.placement.actors_per_gpu,
+        threads=settings.placement.threads,
+        eval_batch_size=settings.eval.batch_size,
+        on_nonfinite=cast(Any, settings.on_nonfinite),
     )
 
 
@@ -258,143 +245,3 @@ def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tup
     if rule.everyone(round_number, settings.rounds):
         return tuple(range(_trained(settings)))
     return cohort(settings.seed, round_number, _trained(settings), settings.fraction)
-
-
-def check_sizes(recipe: Recipe, settings: Settings) -> None:
-    """Hold the models to the memory of this machine, before any of them is built.
-
-    Raises:
-        SettingsError: a client's module alone would take more than is free; inline, the states of all clients.
-    """
-    total = 0
-    for variant in range(len(recipe.models)):
-        try:
-            with torch.device("meta"):
-                module = recipe.build(variant)
-        except SettingsError:
-            raise
-        except (
-            Exception
-        ):  # a user's own model or method that looks at its values: it is built with them, and judged then
-            continue
-        size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
-        name = f"{part_name(settings, 'method')} with model={part_name(settings, 'model')}: a client's state"
-        check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
-        total += size * (settings.clients // len(recipe.models))
-    if settings.executor == "inline":
-        check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
-
-
-def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
-    """Hold models of several kinds to what the method needs of them; client i < len(variants) has variant i.
-
-    Raises:
-        SettingsError: what is averaged, or compared, has not the same shape everywhere; names the client.
-    """
-    first = variants[0]
-    shapes, parts = _shared_shapes(first), _shared_parts(first)
-    for client, module in enumerate(variants):
-        if module.compares_features and module.net.feature_shape != first.net.feature_shape:
-            raise SettingsError(
-                f"{method} compares features, so all clients need the same feature shape: client 0 has "
-                f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
-            )
-        other = _shared_shapes(module)
-        for key in {**shapes, **other}:
-            here, there = shapes.get(key, "none"), other.get(key, "none")
-            if here != there:
-                raise SettingsError(_differs(method, first, f"{key} has shape {here}", f"{there} at client {client}"))
-        for here, there in zip(parts, _shared_parts(module), strict=True):
-            if here != there:  # equal shapes are not enough: strides, for example, have none
-                raise SettingsError(_differs(method, first, here, f"{there} at client {client}"))
-
-
-def _shared_shapes(module: ClientModule) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
-
-
-def _shared_parts(module: ClientModule) -> list[str]:
-    """What the shared submodules are made of, a line for each part."""
-    made = dict(module.named_modules())
-    return [line.strip() for name in module.shared.under if name in made for line in repr(made[name]).splitlines()]
-
-
-def _differs(method: str, module: ClientModule, here: str, there: str) -> str:
-    whole = "net" in module.shared.under or "" in module.shared.under
-    what = "weights, so all clients need one architecture" if whole else (
-        f"{', '.join(module.shared.under)} of all clients, so this part must be the same everywhere"
-    )  # fmt: skip
-    instead = "leave model.variants empty, or choose a method that exchanges prototypes" if whole else (
-        "change model.variants"
-    )  # fmt: skip
-    return f"{method} fuses {what}: {here} at client 0, but {there}; {instead}"
-
-
-def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Hold the models to what the method trains apart.
-
-    Raises:
-        SettingsError: a phase would train nothing, as that of the body where there is only a head.
-    """
-    for client, module in enumerate(variants):
-        for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
-            if not phase.trainable.parameters(module):
-                raise SettingsError(
-                    f"{method} trains {', '.join(phase.trainable.under)} apart (phase {phase.name}), where the model "
-                    f"of client {client} has no parameters: take another model, for example with more in model.hidden"
-                )
-
-
-def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:
-    """Hold the shards and the batch size to the smallest batch that the model can be trained on.
-
-    Raises:
-        SettingsError: batches, or a client's whole shard, are too small; names the client.
-    """
-    least = module.smallest_batch
-    if batch_size < least:
-        raise SettingsError(f"batch_size={batch_size}: a model with batch normalisation needs at least {least}")
-    short = [client for client, rows in enumerate(partition.train) if len(rows) < least]
-    if short:
-        raise SettingsError(
-            f"client {short[0]} has {len(partition.train[short[0]])} training examples, and a model with batch "
-            f"normalisation needs at least {least}: use fewer clients, split.validation=0, or a model without it"
-        )
-
-
-def check_validation(method: str, module: ClientModule, partition: Partition) -> None:
-    """Hold the split to a method that uses validation examples.
-
-    Raises:
-        SettingsError: a client has none; names the client.
-    """
-    without = [client for client, rows in enumerate(partition.val) if not len(rows)]
-    if module.needs_validation and without:
-        raise SettingsError(
-            f"{method} needs validation examples at every client, but client {without[0]} has none (so do "
-            f"{len(without)} of {partition.clients}): set split.validation above 0, and give each client at least two "
-            "training examples"
-        )
-
-
-def part_name(settings: Settings, group: str) -> str:
-    """What a part is called: its option on the command line, or else the name in its target.
-
-    Raises:
-        SettingsError: the part is missing.
-    """
-    if group in settings.names:
-        return settings.names[group]
-    node: Mapping[str, Any] = getattr(settings, group)
-    target = (node.get("client") or {}).get("_target_") if group == "method" else node.get("_target_")
-    if not target:
-        raise SettingsError(f"{group} is not set: choose one")
-    module, _, last = str(target).rpartition(".")
-    return module.rpartition(".")[2] if group in ("method", "model") or last == "load" else last
-
-
-def describe(settings: Settings, group: str) -> str:
-    """A part with its settings, for the record: `dirichlet(alpha=0.1)`."""
-    node: Mapping[str, Any] = getattr(settings, group)
-    chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
-    return f"{part_name(settings, group)}({chosen})" if chosen else part_name(settings, group)

@@ -28,7 +28,8 @@ from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
 from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
-from ray_actors.prepare import Job, describe, prepare
+from ray_actors.parts import describe
+from ray_actors.prepare import Job, prepare
 
 if TYPE_CHECKING:
     from ray_actors.cluster import LocalRay

@@ -28,7 +28,7 @@ from pflsim.servers.fedfomo import State, candidates
 from pflsim.servers.local import Local as LocalServer
 from pflsim.simulation import Simulation
 from ray_actors import client_host
-from ray_actors.prepare import check_validation
+from ray_actors.model_checks import check_validation
 
 MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
 Arrays = dict[str, np.ndarray]

@@ -27,7 +27,7 @@ from pflsim.errors import SettingsError
 from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
-from ray_actors.prepare import check_batches
+from ray_actors.model_checks import check_batches
 
 ALPHA, BETA, DELTA = 0.4, 0.3, 1e-2
 KEYS = ["net.head.weight", "net.head.bias"]

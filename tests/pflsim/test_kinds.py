@@ -17,7 +17,7 @@ from pflsim.data.partitions import iid
 from pflsim.data.splits import official
 from pflsim.errors import SettingsError
 from pflsim.signatures import gives
-from ray_actors.prepare import MakesClient, MakesNet, MakesRule
+from ray_actors.parts import MakesClient, MakesNet, MakesRule
 
 NUMBERS = itertools.count()
 MINE = '''
