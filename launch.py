@@ -114,6 +114,8 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
             try:
                 runner.run(settings)
             except (SettingsError, RunError) as error:
+                if isinstance(error, Stopped) and number < len(runs):
+                    print(f"runs of the sweep that were not begun: {len(runs) - number}", file=sys.stderr)
                 if len(runs) == 1 or isinstance(error, Stopped):
                     raise
                 print(f"error: {error}", file=sys.stderr)

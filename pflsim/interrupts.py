@@ -25,8 +25,8 @@ class Interrupts:
     """Turns the first signal into a request to stop, and the second into KeyboardInterrupt at once.
 
     A request breaks off what stands in an `abandonable` block, with KeyboardInterrupt (the one exception that Ray lets
-    through while it waits). Anywhere else it waits until somebody asks `requested`. Outside the main thread signals
-    are left to whoever has them.
+    through while it waits). Anywhere else it waits until somebody asks `requested`. A signal that is ignored stays so
+    (nohup, a background job), and outside the main thread all are left to whoever has them.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in SIGNALS:
-            self._before.setdefault(signum, signal.getsignal(signum))
-            signal.signal(signum, self._handle)
+            if self._before.setdefault(signum, signal.getsignal(signum)) != signal.SIG_IGN:
+                signal.signal(signum, self._handle)
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -71,6 +71,7 @@ class Interrupts:
             yield
         finally:
             self._handle = mine  # type: ignore[method-assign]
+            self.install()
 
     def release(self) -> None:
         """Give the signals back to whoever had them."""

@@ -82,28 +82,40 @@ class Runner:
             return self._go(sitting, started)
 
     def _go(self, sitting: Sitting, started: Callable[[Journal], Executor]) -> Summary:
-        job, folder, journal = sitting.job, sitting.folder, sitting.journal
+        job, folder = sitting.job, sitting.folder
         console = Console(job.meta)
         console.start(folder, sitting.done if sitting.take_up else None)
         tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
         try:
-            with tracker, self._stoppable():
+            return self._run_to_the_end(sitting, started, tracker, console)
+        except BaseException:
+            self._forget_actors()
+            raise
+
+    def _run_to_the_end(
+        self, sitting: Sitting, started: Callable[[Journal], Executor], tracker: Tracker, console: Console
+    ) -> Summary:
+        """Whatever the end is, the summary is written and printed."""
+        job, journal = sitting.job, sitting.journal
+        try:
+            with self._stoppable():
                 with self.interrupts.abandonable():
                     executor = started(journal)
                     executor.start()
                     self.interrupts.install()  # Ray has taken one of the signals
                     sitting.restore(executor)
                 listener = _Listener(tracker, console)
-                Simulation(executor, job.plan, folder, listener, journal, self.interrupts, sitting.done).run()
-                tracker.restarts = journal.restarts
+                Simulation(executor, job.plan, sitting.folder, listener, journal, self.interrupts, sitting.done).run()
         except BaseException:
-            tracker.restarts = journal.restarts
-            self._forget_actors()
+            self._close(sitting, tracker, console, complete=False)
             raise
-        finally:
-            with _written("this run"):
-                summary = tracker.close(complete=False)
-            console.end(summary, folder)
+        return self._close(sitting, tracker, console, complete=True)
+
+    def _close(self, sitting: Sitting, tracker: Tracker, console: Console, complete: bool) -> Summary:
+        tracker.restarts = sitting.journal.restarts
+        with _written("this run"):
+            summary = tracker.close(complete)
+        console.end(summary, sitting.folder)
         return summary
 
     @contextmanager
@@ -124,7 +136,8 @@ class Runner:
     def _forget_actors(self) -> None:
         """Whatever they are at work on is not wanted any more."""
         if self._ray is not None:
-            self._ray.close()
+            with self.interrupts.deaf():
+                self._ray.close()
 
     def _executor(self, job: Job) -> Callable[[Journal], Executor]:
         """What brings the executor up that the settings ask for.
