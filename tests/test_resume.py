@@ -23,6 +23,7 @@ SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[
 
 def stop_after(round_number: int, monkeypatch: pytest.MonkeyPatch, signum: int = signal.SIGINT) -> None:
     """Send this process a signal while a round is being written down, once."""
+    signal.signal(signum, signal.default_int_handler)  # which a background job would ignore
     real, sent = run._Listener.round, []
 
     def listener(self: Any, record: Any) -> None:

@@ -55,7 +55,13 @@ def start(folder: Path, until: str) -> Started:
     environment = {**os.environ, "TMPDIR": str(folder.parent)}
     command = [sys.executable, str(ROOT / "launch.py"), *RUN, f"run_dir={folder}"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which a background job would ignore
     )
     assert process.stdout is not None
     seen = ""
