@@ -1,8 +1,8 @@
-# make run | test | bench | check | format | clean; ARGS="..." is passed on.
+# make run | test | bench | soak | check | format | clean; ARGS="..." is passed on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test bench check format clean
+.PHONY: run test bench soak check format clean
 .DEFAULT_GOAL := run
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -19,6 +19,9 @@ test: .venv/.installed  ## all tests
 
 bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench ARGS="--root DIR --cases mlp-20,cnn-20"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: .venv/.installed  ## 300 rounds with processes killed at random, the result must be the same: make soak ARGS="--seed 1 --page"
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 check: .venv/.installed  ## style and types
 	$(BIN)/ruff check .

@@ -32,6 +32,9 @@ class Interrupts:
     def __init__(self) -> None:
         self.requested: int | None = None
         self.count = 0
+        self.lost: str | None = None
+        """What the run stands on and is gone, in words."""
+        self._breaking = False
         self._abandonable = 0
         self._before: dict[int, object] = {}
 
@@ -54,8 +57,22 @@ class Interrupts:
         finally:
             self._abandonable -= 1
 
+    def give_up(self, reason: str) -> None:
+        """Break off whatever the main thread is doing, with KeyboardInterrupt; for other threads."""
+        self.lost, self._breaking = reason, True
+        ident = threading.main_thread().ident
+        if ident is not None:
+            signal.pthread_kill(ident, signal.SIGINT)
+
+    def begin(self) -> None:
+        """Another run begins, on something new."""
+        self.lost, self._breaking = None, False
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
+        if self._breaking:
+            self._breaking = False
+            raise KeyboardInterrupt
         self.count += 1
         first, self.requested = self.requested is None, self.requested or signum
         if self._abandonable or not first:

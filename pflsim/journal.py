@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ class Journal:
     def __init__(self, folder: Path | None = None, stream: TextIO | None = None):
         self.folder, self._stream = folder, stream
         self.restarts = 0
+        self.counted: Callable[[int], None] = lambda restarts: None
+        """Is told how many actors had to be replaced, whenever one more had to."""
         self._faults: dict[int, Fault] = {}
         self._traces: Counter[str] = Counter()
 
@@ -41,10 +43,12 @@ class Journal:
             text = f"{text}\n{trace.rstrip()}"
         self.say(text)
 
-    def restarted(self, text: str) -> None:
-        """An actor had to be replaced."""
+    def restarted(self, text: str = "") -> None:
+        """An actor had to be replaced; the text says so, where nothing else does."""
         self.restarts += 1
-        self.say(text)
+        if text:
+            self.say(text)
+        self.counted(self.restarts)
 
     def fault(self, clients: Iterable[int], kind: Fault) -> None:
         """Something befell clients in this round."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -13,15 +14,21 @@ from pflsim.settings import Placement
 from ray_actors import local_ray
 from ray_actors.placement import ACTOR_MB, Layout, Supply
 from ray_actors.pool import Pool
+from ray_actors.watch import Watch
 
 
 class LocalRay:
     """A Ray of our own on this machine with its actors, kept for the runs of a sweep as long as they need the same.
 
     One that this process is already connected to is used as it is and left running.
+
+    Args:
+        lost: is told, in another thread, when the Ray that was started here has ended by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[str], None] = lambda reason: None):
+        self._lost = lost
+        self._watch: Watch | None = None
         self._theirs = ray.is_initialized()
         self._size: tuple[int, int, int] | None = None  # CPUs, GPUs, MiB of store of the Ray that we started
         self._folder: Path | None = None
@@ -51,9 +58,13 @@ class LocalRay:
         self.close()
         self._folder = local_ray.start(cpus, gpus, store_mb)
         self._size = cpus, gpus, store_mb
+        self._watch = Watch(self._lost)
 
     def close(self) -> None:
         """End the actors, and the Ray that we started."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         self._pool.close()
         self._request = None
         if self._folder:

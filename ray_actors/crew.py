@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from pflsim.errors import ClientError, RunError
 from ray_actors.attempts import Failure
-from ray_actors.deaths import DEATHS, how_it_died
+from ray_actors.deaths import DEATHS, how_it_died, wait_for_memory
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
 from ray_actors.referee import Referee
@@ -128,6 +128,7 @@ class Crew:
         """
         host, rule = task.host, self._referee.on_error.rule
         what = f"its actor died, {self._where(host)}: {how_it_died(death)}"
+        wait_for_memory(death)
         self._replace(host)
         error = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
         failure = Failure(error, task.clients, kind="death")
@@ -165,6 +166,7 @@ class Crew:
                 if attempt == allowed:
                     raise RunError(f"{what} (tried {attempt + 1} times)") from None
                 self._referee.journal.say(f"{what}; another is started")
+                wait_for_memory(death)
                 self._replace(number)
             except RayTaskError as error:
                 cause = error.cause if isinstance(error.cause, BaseException) else error
@@ -176,7 +178,7 @@ class Crew:
 
     def _replace(self, number: int) -> None:
         """Start another actor in place of a dead one; what it is asked to do waits until it is up."""
-        self._referee.journal.restarts += 1
+        self._referee.journal.restarted()
         self._hosts[number] = self._pool.replace(self._hosts[number])
         self._settled[number] = self._settle(number)
 

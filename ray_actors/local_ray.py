@@ -14,6 +14,8 @@ import psutil
 LONGEST = 30
 """Characters of the folder for Ray's files: the sockets in it may have paths of 107 with what Ray puts behind it."""
 PREFIX = "pflsim-ray-"
+ENDING_S = 5.0
+"""How long Ray's processes may take to end by themselves."""
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -64,8 +66,32 @@ def stop(folder: Path) -> None:
     """End the Ray that `start` has started, and remove its files."""
     import ray
 
+    started = _descendants()
     ray.shutdown()
+    _end(started)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _descendants() -> list[psutil.Process]:
+    """What Ray has started, directly or not: this process starts nothing else that stays."""
+    return [one for one in psutil.Process().children(recursive=True) if _is_rays(one)]
+
+
+def _is_rays(process: psutil.Process) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(word.startswith("ray::") or "/ray/" in word for word in words)
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Wait until they have ended; those that do not (what they ask for it may be gone) are killed."""
+    _, left = psutil.wait_procs(processes, timeout=ENDING_S)
+    for one in left:
+        with suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(left, timeout=ENDING_S)
 
 
 def remove_left_behind() -> None:

@@ -50,6 +50,7 @@ class Runner:
             SettingsError: something in the settings cannot be run; no actor was started.
             RunError: the run has ended before its end; see `Stopped` for being told to.
         """
+        self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
             job = prepare(settings)
@@ -86,6 +87,7 @@ class Runner:
         console = Console(job.meta)
         console.start(folder, sitting.done if sitting.take_up else None)
         tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
+        journal.counted = tracker.restarted
         try:
             return self._run_to_the_end(sitting, started, tracker, console)
         except BaseException:
@@ -124,6 +126,8 @@ class Runner:
         try:
             yield
         except KeyboardInterrupt:
+            if self.interrupts.lost is not None:
+                raise RunError(self.interrupts.lost) from None
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
             raise Stopped(self.interrupts.requested) from None
@@ -152,7 +156,7 @@ class Runner:
         from ray_actors.placement import lay_out
         from ray_actors.remote import RayExecutor
 
-        local = self._ray = self._ray or self._open.enter_context(LocalRay())
+        local = self._ray = self._ray or self._open.enter_context(LocalRay(self.interrupts.give_up))
         placement = job.settings.placement
         layout = lay_out(job.work, placement, local.supply(placement), job.recipe.stacks)
         store = placement.object_store_mb or store_mb(job)

@@ -12,7 +12,7 @@ from ray.exceptions import RayTaskError
 from pflsim.errors import ServerError
 from pflsim.journal import Journal
 from pflsim.on_error import OnError
-from ray_actors.deaths import DEATHS, how_it_died
+from ray_actors.deaths import DEATHS, how_it_died, wait_for_memory
 from ray_actors.pool import Pool
 
 
@@ -71,6 +71,7 @@ class ServerActor:
                 if attempt == self._tries:
                     raise ServerError(f"{what} (tried {attempt + 1} times)") from None
                 self._journal.restarted(f"{what}; another one goes on")
+                wait_for_memory(death)
                 self._actor = self._pool.replace(self._actor)
                 self._settled = self._actor.settle.remote(*self._parts, self._state)
             except RayTaskError as error:

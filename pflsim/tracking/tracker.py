@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,13 @@ class Tracker:
         """Force the lines and rows so far to the disk: a checkpoint is of use only where they are not lost."""
         os.fsync(self._lines.fileno())
         self._per_client.sync()
+
+    def restarted(self, restarts: int) -> None:
+        """So many actors had to be replaced by now; written down at once, for this process may be killed too."""
+        self.restarts = restarts
+        if self._summary is None:
+            with suppress(OSError):  # a full disk, for example
+                write_summary(self.folder, self._summarised(complete=False))
 
     def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
         """Write down what newcomers came to and return it; it is no part of any other figure, nor of the traffic."""
