@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from ray_actors.guardian import Guardian, end
+
 LONGEST = 30
 """Characters of the folder for Ray's files: the sockets in it may have paths of 107 with what Ray puts behind it."""
 PREFIX = "pflsim-ray-"
@@ -22,6 +24,7 @@ ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # whatever its name says: off means that Ray stays on 127.0.0.1
 }
 """For the processes that Ray starts."""
+_guardians: dict[Path, Guardian] = {}
 
 
 def start(cpus: int, gpus: int, store_mb: int) -> Path:
@@ -59,6 +62,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     except BaseException:
         stop(folder)
         raise
+    _guardians[folder] = Guardian(folder, _descendants())
     return folder
 
 
@@ -68,7 +72,9 @@ def stop(folder: Path) -> None:
 
     started = _descendants()
     ray.shutdown()
-    _end(started)
+    end(started, ENDING_S)
+    if guardian := _guardians.pop(folder, None):
+        guardian.dismiss()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -83,15 +89,6 @@ def _is_rays(process: psutil.Process) -> bool:
     except psutil.Error:
         return False
     return any(word.startswith("ray::") or "/ray/" in word for word in words)
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    """Wait until they have ended; those that do not (what they ask for it may be gone) are killed."""
-    _, left = psutil.wait_procs(processes, timeout=ENDING_S)
-    for one in left:
-        with suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(left, timeout=ENDING_S)
 
 
 def remove_left_behind() -> None:

@@ -1,0 +1,139 @@
+"""Whom the soak kills and when, what it takes for equal, what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import soak
+from benchmarks.soak import (
+    DECK,
+    KINDS,
+    Blow,
+    Soak,
+    Tally,
+    differences,
+    drawn_blows,
+    put,
+    report,
+    role_of,
+    same,
+    victims,
+)
+from pflsim.checkpoint import write_checkpoint
+
+
+def test_blows_are_drawn_from_the_seed_and_of_all_kinds() -> None:
+    blows = drawn_blows(300, 8, 0)
+    assert blows == drawn_blows(300, 8, 0) != drawn_blows(300, 8, 1)
+    assert 25 <= len(blows) <= 55
+    assert all(a.after < b.after for a, b in zip(blows, blows[1:], strict=False)) and blows[-1].after < 299
+    assert {blow.kind for blow in blows} == set(KINDS) == set(DECK)
+    assert [blow.after for blow in drawn_blows(6, 1, 0)] == [1, 2, 3, 4]
+
+
+def test_roles() -> None:
+    assert role_of(["ray::RemoteHost.train"]) == role_of(["ray::RemoteHost"]) == "client"
+    assert role_of(["ray::RemoteServer"]) == "server"
+    assert role_of(["/somewhere/raylet/raylet", "--name"]) == "raylet"
+    assert role_of(["ray::IDLE"]) == role_of(["/usr/bin/python", "launch.py"]) == role_of([]) == ""
+
+
+def test_victims() -> None:
+    there: Any = {"client": ["a", "b", "c"], "server": ["s"], "raylet": ["r"], "": ["driver's other things"]}
+    hit = lambda kind, draw: victims(Blow(1, 0.0, kind, draw), there)  # noqa: E731
+    assert hit("client", 0.0) == ["a"] and hit("again", 0.99) == ["c"]
+    assert hit("server", 0.5) == ["s"] and hit("raylet", 0.5) == ["r"]
+    assert len(hit("several", 0.1)) == 2 and sorted(hit("several", 0.99)) == ["a", "b", "c", "s"]
+    assert victims(Blow(1, 0.0, "client", 0.5), {}) == victims(Blow(1, 0.0, "server", 0.5), {}) == []
+
+
+def folder(path: Path, seconds: float, state: float, row: str = "1,0\n") -> Path:
+    path.mkdir()
+    (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "seconds": {"train": seconds}}) + "\n")
+    (path / "per_client.csv").write_text(row)
+    write_checkpoint(
+        path / "checkpoints", 1, {"w": torch.tensor([0.0])}, [(0, {"v": torch.tensor([state])})], {}, keep=9
+    )
+    return path
+
+
+def test_differences(tmp_path: Path) -> None:
+    straight = folder(tmp_path / "a", 1.0, 1.0)
+    assert differences(straight, folder(tmp_path / "b", 2.0, 1.0)) == []
+    assert differences(straight, folder(tmp_path / "c", 1.0, 1.0 + 2**-23)) == ["client_000"]
+    assert differences(straight, folder(tmp_path / "d", 1.0, 1.0, "1,1\n")) == ["per_client.csv"]
+    other = folder(tmp_path / "e", 1.0, 1.0)
+    (other / "metrics.jsonl").write_text('{"round": 2}\n')
+    assert differences(straight, other) == ["metrics.jsonl"]
+    write_checkpoint(other / "checkpoints", 2, {}, [], {}, keep=9)
+    assert differences(straight, other) == ["metrics.jsonl", "checkpoints"]
+
+
+def test_same() -> None:
+    nan, zero = torch.tensor([float("nan")]), torch.tensor([0.0])
+    assert same({"a": [nan, 1]}, {"a": [nan.clone(), 1]})
+    assert not same(zero, -zero)
+    assert not same(zero, zero.double()) and not same([zero], [zero, zero]) and not same({"a": 1}, {"b": 1})
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Soak:
+    return Soak([], tmp_path, [Blow(1, 0.0, "client", 0.0)], tmp_path / "log", lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("endings", "resumes"), [([(None, 0)], 0), ([("killed", -9), ("terminated", 143), ("raylet", 1), (None, 0)], 3)]
+)
+def test_it_goes_on_until_the_run_is_complete(
+    endings: list[Any], resumes: int, idle: Soak, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(idle, "_sitting", lambda arguments: (asked.append(arguments), endings.pop(0))[1])
+    idle.run()
+    assert idle.tally.resumes == resumes and not endings
+    assert all(arguments == [f"resume={idle.folder}"] for arguments in asked[1:])
+
+
+@pytest.mark.parametrize("ending", [(None, 1), ("killed", 1), ("terminated", 0), ("raylet", -6)])
+def test_another_end_is_an_error(ending: Any, idle: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "_sitting", lambda arguments: ending)
+    with pytest.raises(soak.SoakError, match=f"status {ending[1]}"):
+        idle.run()
+
+
+def test_time_lost_is_what_the_rounds_would_not_have_taken(idle: Soak) -> None:
+    idle._quiet = [1.0, 2.0, 50.0]
+    idle._since = ("client", 100.0, 7)
+    idle._settle_up(120.0, 10)
+    assert idle.tally.lost == {"client": 20.0 - 3 * 2.0}
+
+
+def test_a_process_that_ends_by_itself(idle: Soak, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(soak, "ROOT", tmp_path)
+    (tmp_path / "launch.py").write_text("import sys; print('hello'); sys.exit(3)")
+    assert idle._sitting([]) == (None, 3)
+    assert "hello" in idle.log.read_text() and not idle.tally.left
+
+
+def test_the_result_and_its_place() -> None:
+    tally = Tally(killed=3, resumes=1)
+    tally.blows.update(client=2, killed=1)
+    tally.lost.update(client=12.0, killed=20.0)
+    made = report("make soak", {"commit": "0123456789", "dirty": True}, 300, 2, 0.5, tally, [])
+    for part in ("0123456 and changes", "equal to the bit", "| a client actor | 2 | 12 | 6.0 |", "| all | 3 | 32 |"):
+        assert part in made
+    assert "**different**: server" in report("", {"commit": "0", "dirty": False}, 1, 0, 0.0, tally, ["server"])
+    page = soak.PAGE.read_text(encoding="utf-8")
+    assert f"\n{made}\n" in put(page, made) and put(put(page, "x"), made) == put(page, made)
+    with pytest.raises(ValueError, match="once each"):
+        put("no place", made)
+
+
+def test_the_run_has_state_and_faults() -> None:
+    settings = soak.settings_of(soak._options(["--rounds", "5", "--method", "pfedcfr"]))
+    assert {"method=pfedcfr", "rounds=5", "clients=10", "faults.dropout=0.1", "checkpoint.every=10"} <= set(settings)

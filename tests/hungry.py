@@ -1,0 +1,95 @@
+"""A run on a Ray of its own whose memory monitor kills an actor that eats too much: `python hungry.py FOLDER`.
+
+Prints what came of it as JSON: `equal`, `restarts`, `eaten`, the lines of log.txt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from support import Records, World, plan, same, states, world
+from traps import EndangeredServer, caught, set_trap
+
+from lightning_modules.methods.fedprox import FedProx
+from pflsim.data.federated import Shard
+from pflsim.journal import LOG, Journal
+from pflsim.on_error import OnError
+from pflsim.settings import Placement
+from pflsim.simulation import Simulation
+
+SIZES = (12, 7, 20)
+PIECE = 64 * 2**20
+MOST = 2 * 2**30
+"""Bytes that are eaten at most."""
+OURS = int(2.2 * 2**30)
+"""Room that the run itself needs at most, with some for what else goes on on the machine."""
+TRAP = "eat"
+
+
+class Hungry(FedProx):
+    """A client that once eats memory until it is killed for it."""
+
+    def __init__(self, *arguments: Any, traps: str, **settings: Any):
+        super().__init__(*arguments, mu=0.1, **settings)
+        self.traps = Path(traps)
+
+    def adopt(self, shard: Shard) -> None:
+        if shard.client == 1 and self.round_number == 2 and caught(self.traps, TRAP):
+            eaten: list[bytes] = []
+            until = time.monotonic() + 30
+            while time.monotonic() < until:
+                if len(eaten) < MOST // PIECE:
+                    eaten.append(b"\1" * PIECE)
+                    (self.traps / "eaten").write_text(str(len(eaten) * PIECE))
+                else:
+                    time.sleep(0.1)
+        super().adopt(shard)
+
+
+def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
+    listener = Records()
+    Simulation(executor, plan(len(SIZES), 3), folder, listener, executor.journal).run()
+    return states(executor), executor.server_state(), [record.evaluations for record in listener.records]
+
+
+def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
+    from ray_actors import local_ray
+    from ray_actors.placement import Supply, lay_out
+    from ray_actors.pool import Pool
+    from ray_actors.remote import RayExecutor
+
+    files = local_ray.start(cpus=1, gpus=0, store_mb=100)
+    try:
+        layout = lay_out(SIZES, Placement(actors=1), Supply(cpus=1, gpus=0), made.recipe.stacks)
+        parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
+        executor = RayExecutor(*parts, layout, Pool(), OnError.of("retry(20)"), Journal(folder))
+        executor.start()
+        set_trap(folder, TRAP)
+        return outcome(executor, folder), executor.journal.restarts
+    finally:
+        local_ray.stop(files)
+
+
+def main(folder: Path) -> None:
+    made = world(partial(Hungry, traps=str(folder)), EndangeredServer(traps=str(folder)), sizes=SIZES)
+    straight = outcome(made.inline(), folder)
+    memory = psutil.virtual_memory()
+    threshold = (memory.total - memory.available + OURS) / memory.total
+    os.environ.update(RAY_memory_usage_threshold=f"{threshold:.4f}", RAY_memory_monitor_refresh_ms="100")
+    found, restarts = on_ray(made, folder)
+    equal = same(found[0], straight[0]) and found[2] == straight[2]
+    equal = equal and same({0: found[1]["weights"]}, {0: straight[1]["weights"]})
+    eaten = int((folder / "eaten").read_text()) if (folder / "eaten").exists() else 0
+    lines = (folder / LOG).read_text().splitlines() if (folder / LOG).exists() else []
+    print(json.dumps({"equal": equal, "restarts": restarts, "eaten": eaten, "lines": lines}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

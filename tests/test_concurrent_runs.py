@@ -1,0 +1,102 @@
+"""Several runs at once on one machine, from one folder; processes of Ray that are killed; one run folder for two."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
+TINY = ["data=digits", "clients=3", "rounds=2", "model.hidden=[4]", "placement.cpus=1", "placement.actors=1"]
+LONG = [*TINY[:2], "rounds=100000", *TINY[3:], "checkpoint.every=2", "run_dir=run"]
+
+
+def launched(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", str(LAUNCH), *arguments], cwd=folder, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def wait_for(process: subprocess.Popen[str], start: str) -> None:
+    """Read the output until a line begins so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return
+    raise AssertionError(f"no line {start}: {process.communicate()[1]}")
+
+
+def test_three_at_once_do_not_meet(tmp_path: Path) -> None:
+    """The same method, data and seed, so that their folders would have the same name."""
+    runs = [launched(tmp_path, [*TINY, "method=fedavg"]) for _ in range(3)]
+    said = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], said
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 3
+    assert len({(folder / "per_client.csv").read_bytes() for folder in folders}) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+    for run in runs:
+        assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]
+
+
+def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """To another new run, and to whoever would take the run up; the first one goes on."""
+    first = launched(tmp_path, [*LONG, "method=fedavg"])
+    try:
+        wait_for(first, "round      4/")
+        for arguments, words in ((["run_dir=run", *TINY], "is not empty"), (["resume=run"], "is in use by another")):
+            other = launched(tmp_path, arguments)
+            out, err = other.communicate(timeout=120)
+            assert other.returncode == 2 and words in err and len(err.splitlines()) == 1, err
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGTERM)
+        out, err = first.communicate(timeout=120)
+    assert first.returncode == 128 + signal.SIGTERM and "resume=run" in out, err
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_without_ray_the_run_ends_in_words_and_can_be_taken_up(name: str, tmp_path: Path) -> None:
+    run = launched(tmp_path, [*LONG, "method=fedavg"])
+    wait_for(run, "round      4/")
+    everyone = psutil.Process(run.pid).children(recursive=True)
+    (needed,) = [one for one in everyone if one.name() == name]
+    needed.kill()
+    out, err = run.communicate(timeout=120)
+    assert run.returncode == 1
+    said = [line for line in err.splitlines() if line.startswith("error:")]
+    assert said == [f"error: Ray's {name} (process {needed.pid}) has ended, as when it is killed, and Ray with it"]
+    assert "Traceback" not in err and "go on with   python launch.py resume=run" in out
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]
+
+
+def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    """kill -9 of an actor twice, then of the whole run, which is taken up and told to stop."""
+    run = launched(tmp_path, [*LONG, "method=fedavg"])
+    for rounds in (4, 6):
+        wait_for(run, f"round {rounds:6}/")
+        (actor,) = [
+            one for one in psutil.Process(run.pid).children(recursive=True) if "RemoteHost" in " ".join(one.cmdline())
+        ]
+        actor.kill()
+    wait_for(run, "round     12/")
+    everyone = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text(), run.communicate()
+    run.communicate()
+    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    again = launched(tmp_path, ["resume=run"])
+    wait_for(again, "round")
+    os.kill(again.pid, signal.SIGTERM)
+    again.communicate(timeout=120)
+    assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text()
+    assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) >= 2
