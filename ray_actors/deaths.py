@@ -12,7 +12,7 @@ from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, Worke
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 THRESHOLD = "RAY_memory_usage_threshold", 0.95
 """Where Ray is told from which share of the memory in use it kills, and that share where it is not told."""
-SPARE = 0.02
+SPARE = 0.01
 """Of the memory: so much less than that share must be in use for another actor to be started."""
 PAUSE_S, PATIENCE_S = 1.0, 60.0
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from hungry import MOST, OURS
-from ray.exceptions import ActorDiedError, OutOfMemoryError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from ray_actors import deaths
 
@@ -36,16 +36,17 @@ def test_an_actor_that_eats_all_memory_changes_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
+    if "disturbed" in found:
+        changed = found["disturbed"] / 2**30
+        pytest.skip(f"other processes changed their use of memory by {changed:+.1f} GiB, which decides what is killed")
     told = [line for line in found["lines"] if "out of memory" in line]
-    if not told and found["eaten"] >= MOST:
-        pytest.skip("others gave back so much memory meanwhile that the threshold was not reached")
     assert found["equal"]
     assert found["restarts"] == len(found["lines"]) == len(told) >= 1
 
 
 def test_how_ray_says_it() -> None:
     as_task = OutOfMemoryError(SAID)
-    as_actor = ActorDiedError(f"The actor died unexpectedly before finishing this task. {SAID}")
+    as_actor = RayActorError(error_msg=f"The actor died unexpectedly before finishing this task. {SAID}")
     for error in (as_task, as_actor):
         said = "Ray killed it, for the node was out of memory (4.34GB used / 23.54GB)"
         assert deaths.how_it_died(error) == said and deaths.out_of_memory(error)
@@ -53,9 +54,9 @@ def test_how_ray_says_it() -> None:
 
 def test_a_kill_is_not_taken_for_it() -> None:
     """Although Ray's advice names memory among the causes."""
-    error = ActorDiedError(
-        "The actor died. Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. "
-        "Some common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ..."
+    error = RayActorError(
+        error_msg="The actor died. Worker exit detail: Worker unexpectedly exits with a connection error code 2. End "
+        "of file. Some common causes include: (1) the process was killed by the OOM killer due to high memory usage"
     )
     assert not deaths.out_of_memory(error) and "kill -9" in deaths.how_it_died(error)
 
