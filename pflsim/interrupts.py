@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from collections.abc import Iterator
@@ -60,9 +61,9 @@ class Interrupts:
     def give_up(self, reason: str) -> None:
         """Break off whatever the main thread is doing, with KeyboardInterrupt; for other threads."""
         self.lost, self._breaking = reason, True
-        ident = threading.main_thread().ident
-        if ident is not None:
-            signal.pthread_kill(ident, signal.SIGINT)
+        heard = [signum for signum in SIGNALS if signal.getsignal(signum) == self._handle]
+        if heard:  # one that is ignored would do nothing
+            _thread.interrupt_main(heard[0])
 
     def begin(self) -> None:
         """Another run begins, on something new."""

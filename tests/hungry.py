@@ -1,6 +1,6 @@
 """A run on a Ray of its own whose memory monitor kills an actor that eats too much: `python hungry.py FOLDER`.
 
-Prints what came of it as JSON: `equal`, `restarts`, `eaten`, the lines of log.txt; or only `disturbed`, the bytes by
+Prints what came of it as JSON: `equal`, `restarts`, `eaten`, the lines of run.log; or only `disturbed`, the bytes by
 which other processes of the machine have changed their use of memory, where it can show nothing because of them.
 """
 

@@ -99,4 +99,4 @@ def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
     os.kill(again.pid, signal.SIGTERM)
     again.communicate(timeout=120)
     assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text()
-    assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) >= 2
+    assert len((tmp_path / "run" / "run.log").read_text().splitlines()) >= 2
