@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, get_args
 
@@ -180,7 +181,8 @@ class Console:
         return f"eta {format_seconds(left * sum(recent) / len(recent)):<5}"
 
     def _print(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        with suppress(OSError):  # nobody reads it any more; the run goes on
+            print(text, file=self.stream, flush=True)
 
 
 def _three_digits(value: float) -> str:

@@ -33,7 +33,8 @@ class Journal:
 
     def say(self, text: str) -> None:
         """A line."""
-        print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads it any more; it is in the file
+            print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
         self._write(text)
 
     def failure(self, text: str, trace: str) -> None:

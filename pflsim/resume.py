@@ -78,6 +78,12 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
         if key in keys and _at(given, path) != _at(before, path):
             raise SettingsError(f"{key} may change the last bits of a result, so a run that is taken up keeps its own")
         settings = _with(settings, before, path)
+    on_gpus = [bool(s.placement.gpus) for s in (before, settings)]
+    if settings.placement.device == "auto" and on_gpus[0] != on_gpus[1]:
+        raise SettingsError(
+            f"placement.gpus={settings.placement.gpus} would change the device, and with it the last bits of a result; "
+            f"the run was begun with placement.gpus={before.placement.gpus}"
+        )
     return settings
 
 

@@ -153,6 +153,9 @@ class Simulation(Generic[Handle]):
         except RunError:
             self._save_what_is_done()
             raise
+        except OSError as error:
+            self._save_what_is_done()
+            raise RunError(f"a file of the run could not be written: {error}") from error
         except KeyboardInterrupt:
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
@@ -175,7 +178,12 @@ class Simulation(Generic[Handle]):
             with _timed(seconds, "checkpoint"):
                 staged = self._stage(record.round)
         faults = {**record.faults, **self.journal.take_faults()}
-        self.listener.round(replace(record, seconds=seconds, faults=faults))
+        try:
+            self.listener.round(replace(record, seconds=seconds, faults=faults))
+        except BaseException:
+            if staged is not None:
+                staged.discard()
+            raise
         self.done, self._ahead = record.round, False
         if staged is not None:
             self._publish(staged)
@@ -219,14 +227,15 @@ class Simulation(Generic[Handle]):
         return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
 
     def _fuse(self, trained: Trained[Handle]) -> None:
-        self._ahead = True
         self.executor.fuse(trained)
+        self._ahead = True
 
     def _welcome(self) -> NewcomerRecord:
         plan = self.plan
         sent = self.executor.join(plan.newcomers)
         judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
         received = self.executor.evaluate(judge, sent)
+        self._ahead = True  # their states are no part of the last round's checkpoint
         self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
         down_bytes = sent.down_bytes
         del sent  # the messages may go now

@@ -69,7 +69,7 @@ class Attempts(Generic[Result]):
             ups, reports = self.host.train(round_number, clients, positions, *messages, work=work)
             return {up.client: self._reply(round_number, up, report) for up, report in zip(ups, reports, strict=True)}
 
-        return self._each(unit)
+        return self._each(round_number, unit)
 
     def open(self) -> dict[int, Reply | Failure]:
         """See `ClientHost.open`."""
@@ -78,7 +78,7 @@ class Attempts(Generic[Result]):
             ups, reports = self.host.open(clients)
             return {up.client: self._reply(0, up, report) for up, report in zip(ups, reports, strict=True)}
 
-        return self._each(unit)
+        return self._each(0, unit)
 
     def finetune(
         self, round_number: int, epochs: int, downlinks: Mapping[int, Message]
@@ -90,7 +90,7 @@ class Attempts(Generic[Result]):
             self.host.finetune(round_number, epochs, clients, range(len(clients)), *messages)
             return {client: self.host.states[client] for client in clients}
 
-        return self._each(unit)
+        return self._each(round_number, unit)
 
     def evaluate(self, judge: Judge, messages: Mapping[int, Message]) -> dict[int, list[EvalRow] | Failure]:
         """See `ClientHost.evaluate`."""
@@ -100,17 +100,17 @@ class Attempts(Generic[Result]):
             rows = self.host.evaluate(judge, clients, positions, *[messages[c] for c in clients if messages])
             return {client: [row for row in rows if row.client == client] for client in clients}
 
-        return self._each(unit)
+        return self._each(judge.round_number, unit)
 
-    def _each(self, work: Callable[[tuple[int, ...]], Mapping[int, Any]]) -> dict[int, Any]:
+    def _each(self, round_number: int, work: Callable[[tuple[int, ...]], Mapping[int, Any]]) -> dict[int, Any]:
         results: dict[int, Any] = {}
         for unit in self.units:
             with _as_before(self.host, unit):
                 try:
                     results.update(work(unit))
-                except ClientError as error:
+                except Exception as error:
                     trace = "".join(traceback.format_exception(error.__cause__ or error))
-                    results.update(dict.fromkeys(unit, Failure(error, unit, trace)))
+                    results.update(dict.fromkeys(unit, Failure(_of(unit, round_number, error), unit, trace)))
         return results
 
     def _reply(self, round_number: int, uplink: Uplink, report: TrainReport) -> Reply | Failure:
@@ -122,6 +122,13 @@ class Attempts(Generic[Result]):
             return replace(reply, nonfinite=found)
         error = ClientError(uplink.client, round_number, "local training" if round_number else "opening", found)
         return Failure(error, (uplink.client,), kind="nonfinite")
+
+
+def _of(unit: tuple[int, ...], round_number: int, error: Exception) -> ClientError:
+    """The error as one of these clients'; what is wrong with a reply shows only when it is looked at."""
+    if isinstance(error, ClientError):
+        return error
+    return ClientError(unit[0], round_number, "what it gave back", f"{type(error).__name__}: {error}", unit)
 
 
 @contextmanager

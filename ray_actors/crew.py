@@ -141,10 +141,14 @@ class Crew:
 
     def _after_error(self, task: Task, error: RayTaskError) -> list[Task]:
         """What of a call that failed as a whole shall be done again, unit by unit."""
+        self._wait_for(task.host)  # if it is that the host could not be built, this says so
         cause = error.cause if isinstance(error.cause, BaseException) else error
         what = f"{type(cause).__name__}: {cause}"
         failed = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
         failure = Failure(failed, task.clients, str(error), where=self._where(task.host))
+        if len(task.units) > 1 and self._referee.on_error.rule == "drop":
+            self._referee.journal.failure(f"{failed}; tried again one by one", str(error))
+            return self._divided(task, task.clients, failure)
         return self._divided(task, self._referee.again(failure, task.tries, task.before), failure)
 
     def _divided(self, task: Task, clients: Sequence[int], failure: Failure) -> list[Task]:
@@ -185,7 +189,7 @@ class Crew:
     def _where(self, number: int) -> str:
         """Which actor, for messages."""
         place = "while it was starting"
-        with suppress(*DEATHS):
+        with suppress(*DEATHS, RayTaskError):
             if ray.wait([self._settled[number]], timeout=0)[0]:
                 place = "process {} on node {}".format(*ray.get(self._settled[number]))
         return f"client actor {number}, {place}"

@@ -55,6 +55,7 @@ class InlineExecutor:
         recipe, dataset, partition, rule, federation = self._parts
         self.server = ServerHost(rule, federation, recipe.threads)
         self.host = ClientHost(recipe, dataset, partition, range(partition.clients))
+        self._counted: dict[int, Tensors] = {}
 
     def send(self, clients: Sequence[int]) -> Sent[Content]:
         """The server's messages."""
@@ -70,7 +71,7 @@ class InlineExecutor:
         """Train newcomers, in turn."""
         down: Any = sent.downlinks
         found = self._settled([(client,) for client in down], lambda tries: tries.finetune(round_number, epochs, down))
-        self.host.states.update(found)
+        self._count(found)
 
     def train(
         self, round_number: int, sent: Sent[Content], work: Mapping[int, float] | None = None
@@ -88,7 +89,7 @@ class InlineExecutor:
         """Fuse."""
         with self._serving("fuse"):
             self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
-        self.host.states.update(trained.states)  # type: ignore[arg-type]
+        self._count(trained.states)  # type: ignore[arg-type]
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
@@ -125,12 +126,17 @@ class InlineExecutor:
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state."""
-        yield from self.host.private_states().items()
+        yield from {**self.host.private_states(), **self._counted}.items()
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Take over saved states."""
         self.server.restore(server)
-        self.host.states.update(clients)
+        self._count(dict(clients))
+
+    def _count(self, states: Mapping[int, Tensors]) -> None:
+        """These count from now on; what a host has in between, while it works, does not."""
+        self._counted = {**self._counted, **states}
+        self.host.states.update(states)
 
     @contextmanager
     def _serving(self, what: str) -> Iterator[None]:

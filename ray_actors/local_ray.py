@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
+import signal
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +16,10 @@ import psutil
 
 from ray_actors.guardian import Guardian, end
 
-LONGEST = 30
+LONGEST = 28
 """Characters of the folder for Ray's files: the sockets in it may have paths of 107 with what Ray puts behind it."""
+INSIDE, LOCK = "r", "lock"
+"""Ray's own folder, which it opens to everybody, in one that is ours alone; and what we hold as long as we live."""
 PREFIX = "pflsim-ray-"
 ENDING_S = 5.0
 """How long Ray's processes may take to end by themselves."""
@@ -25,6 +30,7 @@ ENVIRONMENT = {
 }
 """For the processes that Ray starts."""
 _guardians: dict[Path, Guardian] = {}
+_locks: dict[Path, int] = {}
 
 
 def start(cpus: int, gpus: int, store_mb: int) -> Path:
@@ -48,6 +54,8 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     folder = _folder()
     # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    # Ray's processes belong to our group: what is sent to all of it would end them before the state is saved.
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     try:
         ray.init(
             address="local",
@@ -57,11 +65,13 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
             object_store_memory=store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
-            _temp_dir=str(folder),
+            _temp_dir=str(folder / INSIDE),
         )
     except BaseException:
         stop(folder)
         raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     _guardians[folder] = Guardian(folder, _descendants())
     return folder
 
@@ -76,6 +86,8 @@ def stop(folder: Path) -> None:
     if guardian := _guardians.pop(folder, None):
         guardian.dismiss()
     shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _locks.pop(folder, None)) is not None:
+        os.close(lock)
 
 
 def _descendants() -> list[psutil.Process]:
@@ -95,20 +107,35 @@ def remove_left_behind() -> None:
     """Remove what processes left that were killed before they could: folders, and helpers of Ray's that live on."""
     for place in {Path(tempfile.gettempdir()), Path("/tmp")}:
         for left in place.glob(f"{PREFIX}*"):
-            pid = left.name.removeprefix(PREFIX).partition("-")[0]
             with suppress(OSError):
-                if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.stat().st_uid == os.getuid():
+                if _is_ours(left) and (lock := _lock(left / LOCK)) is not None:
                     _end_users_of(left)
                     shutil.rmtree(left, ignore_errors=True)
+                    os.close(lock)
+
+
+def _is_ours(folder: Path) -> bool:
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _lock(path: Path, flags: int = 0) -> int | None:
+    """Take a lock that goes with this process; None where somebody has it, in whatever container or machine."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def _end_users_of(folder: Path) -> None:
-    """End every process of ours that has a file in the folder open."""
+    """End every process of Ray's and of ours that has a file in the folder open."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.uids().real == os.getuid() and any(
-                f.path.startswith(f"{folder}/") for f in process.open_files()
-            ):
+            ours = process.uids().real == os.getuid() and _is_rays(process)
+            if ours and any(file.path.startswith(f"{folder}/") for file in process.open_files()):
                 process.kill()
 
 
@@ -116,4 +143,8 @@ def _folder() -> Path:
     """A new folder with this process in its name, in the system's place for such, or in /tmp if its path is long."""
     place = tempfile.gettempdir()
     short = place if len(place) <= LONGEST - len(PREFIX) else "/tmp"
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=short))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=short))
+    if (lock := _lock(folder / LOCK, os.O_CREAT)) is not None:
+        _locks[folder] = lock
+    (folder / INSIDE).mkdir()
+    return folder

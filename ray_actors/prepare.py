@@ -114,7 +114,7 @@ def prepare(settings: Settings) -> Job:
         _plan(settings, partition, module, meta, rule),
         meta,
         work,
-        module.state_dict(),
+        max((v.state_dict() for v in variants), key=lambda s: sum(t.numel() for t in s.values())),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
+from pflsim.checkpoint import plain
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge, Sent, Trained
@@ -164,7 +165,8 @@ class RayExecutor:
 
     def server_state(self) -> object:
         """Fetch the rule's state in plain form."""
-        return ray.get(self.server.ask("saved_state")[0])
+        held = self.server.state
+        return ray.get(self.server.ask("saved_state")[0]) if held is None else plain(ray.get(held))
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """The private states, a few clients fetched at a time, so that memory stays at these."""

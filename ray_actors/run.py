@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -57,7 +58,8 @@ class Runner:
             started = self._executor(job)
             folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
         with run_lock(folder):
-            _write_head(folder, job)
+            with _written("this run"):
+                _write_head(folder, job)
             return self._go(Sitting(job, folder, Journal(folder)), started)
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
@@ -75,6 +77,7 @@ class Runner:
             with self.interrupts.abandonable():
                 check(settings)
                 job, journal = prepare(settings), Journal(folder)
+                _remove_empty_records(folder)
                 started = self._executor(job)
                 sitting = Sitting(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
@@ -86,8 +89,9 @@ class Runner:
         job, folder = sitting.job, sitting.folder
         console = Console(job.meta)
         console.start(folder, sitting.done if sitting.take_up else None)
-        tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
-        journal.counted = tracker.restarted
+        with _written("this run"):
+            tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
+        sitting.journal.counted = tracker.restarted
         try:
             return self._run_to_the_end(sitting, started, tracker, console)
         except BaseException:
@@ -103,8 +107,8 @@ class Runner:
             with self._stoppable():
                 with self.interrupts.abandonable():
                     executor = started(journal)
+                    self.interrupts.install()  # Ray takes one of the signals when it starts
                     executor.start()
-                    self.interrupts.install()  # Ray has taken one of the signals
                     sitting.restore(executor)
                 listener = _Listener(tracker, console)
                 Simulation(executor, job.plan, sitting.folder, listener, journal, self.interrupts, sitting.done).run()
@@ -200,7 +204,7 @@ class Sitting:
     @property
     def resume_after(self) -> int | None:
         """The last round whose records stay, -1 for none of them; None where there are no records."""
-        if not self.take_up or not (self.folder / "metrics.jsonl").exists():
+        if not self.take_up or not _has_records(self.folder):
             return None
         return -1 if self.done is None else self.done
 
@@ -223,7 +227,7 @@ def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
     Raises:
         SettingsError: it is of another run.
     """
-    until = read_records(folder).last if (folder / "metrics.jsonl").exists() else -1
+    until = read_records(folder).last if _has_records(folder) else -1
     found = newest_checkpoint(folder / "checkpoints", journal.say, until)
     if found is None:
         journal.say(f"{folder} has no checkpoint to go on from: the run begins again")
@@ -269,6 +273,20 @@ class _Listener:
     def newcomers(self, record: NewcomerRecord) -> None:
         with _written("the newcomers"):
             self.tracker.newcomers(record)
+
+
+def _has_records(folder: Path) -> bool:
+    """Whether a round was written down."""
+    lines = folder / "metrics.jsonl"
+    return lines.exists() and lines.stat().st_size > 0
+
+
+def _remove_empty_records(folder: Path) -> None:
+    """A run that was killed before its first round has begun its files perhaps; they are begun again."""
+    if not _has_records(folder):
+        for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(folder / "tb", ignore_errors=True)
 
 
 @contextmanager

@@ -82,6 +82,11 @@ class ServerActor:
         raise AssertionError("unreachable")
 
     @property
+    def state(self) -> ObjectRef | None:
+        """What the last change left; None at the beginning."""
+        return self._state
+
+    @property
     def actor(self) -> Any:
         """The actor of this moment."""
         return self._actor

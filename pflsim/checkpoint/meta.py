@@ -138,7 +138,7 @@ def read_plain_file(path: Path) -> bytes:
     except OSError as error:
         if path.is_symlink() or path.is_dir():
             raise BadCheckpoint(f"{path.name} is not a plain file") from None
-        raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from None
+        raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}", damaged=False) from None
 
 
 def read_tensors(folder: Path, name: str, meta: Meta) -> Any:

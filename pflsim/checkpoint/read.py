@@ -66,12 +66,16 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
         until: pass over those of later rounds, e.g. since the records end there.
 
     Returns:
-        None where there is none.
+        None where there is none, or all are damaged.
+
+    Raises:
+        SettingsError: none can be used, but one may be as good as ever: it cannot be read now, or not by this version.
     """
     with suppress(OSError):  # a folder that cannot be written to can be read all the same
         clean_up(folder)
     numbered = sorted(((n, p) for p in folder.glob("round_*") if (n := round_of(p)) is not None), reverse=True)
     refused: list[str] = []
+    usable_elsewhere = False
     used: Checkpoint | None = None
     for number, path in numbered:
         name = f"{path.parent.name}/{path.name}"
@@ -83,6 +87,11 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
             break
         except BadCheckpoint as bad:
             refused.append(f"{name} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
+            usable_elsewhere |= not bad.damaged
+    if used is None and usable_elsewhere:
+        raise SettingsError(
+            "\n".join(refused) + f"\nnothing is damaged there: mend that, or remove {folder} for the run to begin again"
+        )
     instead = f"{used.path.name} is used" if used else "there is no other that can be used"
     for line in refused:
         report(f"{line}; {instead}")

@@ -36,6 +36,10 @@ class Staged:
     aside: Path
     final: Path
 
+    def discard(self) -> None:
+        """Leave nothing of it."""
+        shutil.rmtree(self.aside, ignore_errors=True)
+
     def publish(self, keep: int) -> Path:
         """Give it its place, and remove what is not to be kept; nothing is removed before that.
 
