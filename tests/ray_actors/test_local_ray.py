@@ -92,15 +92,33 @@ def test_what_is_left_when_the_guardian_is_killed_too_is_removed_by_the_next() -
             one.kill()
 
 
-def test_only_folders_of_processes_that_are_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    names = [f"pflsim-ray-{gone.pid}-x", f"pflsim-ray-{os.getpid()}-x", "pflsim-ray-", "pflsim-ray-old-x", "other"]
+def test_only_folders_that_nobody_holds_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is the lock, not the number in the name: it may be of another container, or taken again."""
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    names = [
+        "pflsim-ray-1-dead",
+        "pflsim-ray-2-alive",
+        "pflsim-ray-3-new",
+        "pflsim-ray-99999999999999999999-x",
+        "other",
+    ]
     for name in names:
-        (tmp_path / name).mkdir()
-    local_ray.remove_left_behind()
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+        (place / name).mkdir()
+    for name in (names[0], names[1], names[3]):
+        (place / name / "lock").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "lock").touch()
+    (place / "pflsim-ray-4-link").symlink_to(tmp_path / "elsewhere")
+    code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    command = [sys.executable, "-c", code, str(place / names[1] / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "1\n"
+        local_ray.remove_left_behind()
+        holder.kill()
+    assert sorted(path.name for path in place.iterdir()) == ["other", names[1], names[2], "pflsim-ray-4-link"]
+    assert (tmp_path / "elsewhere" / "lock").exists()
 
 
 def test_the_end_of_a_process_that_ray_needs_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
