@@ -50,6 +50,10 @@ LOOK_S, PATIENCE_S, GONE_S = 0.02, 240.0, 30.0
 """How often the run is looked at; how long a round may take; how long what the run has started may take to end."""
 
 
+FORMATS = {"every": "g"}
+"""How options are written."""
+
+
 class SoakError(RuntimeError):
     """The run did not go on as it should."""
 
@@ -381,11 +385,16 @@ def settings_of(given: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
+def command_of(given: argparse.Namespace) -> str:
+    """The command that does the same again, but for where files go."""
+    names = ("rounds", "seed", "every", "method", "clients", "actors", "local_epochs")
+    options = [f"--{name.replace('_', '-')} {getattr(given, name):{FORMATS.get(name, '')}}" for name in names]
+    return f'make soak ARGS="{" ".join([*options, *given.settings])}"'
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it and say how it went; returns the exit status (1: something is not as it must be)."""
     given = _options(arguments)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    command = "make soak" + (f' ARGS="{" ".join(words)}"' if words else "")
     measured, settings = code(), settings_of(given)
     with tempfile.TemporaryDirectory(prefix="soak-") as place:
         folder = Path(given.keep or place).resolve()
@@ -406,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         different = differences(straight, soaked)
         summary = json.loads((soaked / "summary.json").read_text(encoding="utf-8"))
         restarts = summary.get("actor_restarts", 0)
-        made = report(command, measured, given.rounds, restarts, soak.quiet, soak.tally, different)
+        made = report(command_of(given), measured, given.rounds, restarts, soak.quiet, soak.tally, different)
     print(made)
     if given.page:
         PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")

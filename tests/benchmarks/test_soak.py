@@ -137,3 +137,10 @@ def test_the_result_and_its_place() -> None:
 def test_the_run_has_state_and_faults() -> None:
     settings = soak.settings_of(soak._options(["--rounds", "5", "--method", "pfedcfr"]))
     assert {"method=pfedcfr", "rounds=5", "clients=10", "faults.dropout=0.1", "checkpoint.every=10"} <= set(settings)
+
+
+def test_the_command_does_the_same_again() -> None:
+    given = soak._options(["--seed", "3", "--every", "2.5", "--keep", "somewhere", "--page", "lr=0.2"])
+    command = soak.command_of(given)
+    assert command.startswith('make soak ARGS="--rounds 300 --seed 3 --every 2.5 --method pfedla')
+    assert command.endswith(' lr=0.2"') and "somewhere" not in command
