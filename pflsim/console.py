@@ -114,21 +114,27 @@ class Console:
             rich.print(self._table(summary))
         self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
         rounds = sum(self._seconds)
-        each = f", {format_seconds(rounds / summary.rounds)} a round" if summary.rounds else ""
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
                     f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip
         if summary.newcomers is not None:
             self._print(f"newcomers    {self._newcomers(summary.newcomers)}")
         self._print(f"traffic      up {up}, down {down}")
-        start = format_seconds(max(summary.seconds - rounds, 0))
-        self._print(f"time         {format_seconds(summary.seconds)}: start {start}, "
-                    f"rounds {format_seconds(rounds)}{each}")  # fmt: skip
+        self._print(f"time         {self._time(summary, rounds)}")
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, all processes together")
         self._print(f"run folder   {folder}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
             self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
+
+    def _time(self, summary: Summary, rounds: float) -> str:
+        """Where the time went; of a run that was taken up, all sittings together and the rounds of this one."""
+        each = f", {format_seconds(rounds / len(self._seconds))} a round" if self._seconds else ""
+        total = format_seconds(summary.seconds)
+        if summary.resumed_after:
+            return f"{total} in all sittings: the rounds of this one {format_seconds(rounds)}{each}"
+        start = format_seconds(max(summary.seconds - rounds, 0))
+        return f"{total}: start {start}, rounds {format_seconds(rounds)}{each}"
 
     def _table(self, summary: Summary) -> Table:
         from rich import box
