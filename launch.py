@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
+import shlex
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(BrokenPipeError):  # whoever read it has seen enough
             print(usage(folders), flush=True)
         return 0
+    options.overrides = [_quoted(text) for text in options.overrides]
     asked = [text for text in options.overrides if text.startswith(RESUME)]
     try:
         if asked:
@@ -94,6 +97,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     return parser.parse_intermixed_args(arguments)
+
+
+def _quoted(text: str) -> str:
+    """`key=retry(2)` as Hydra reads it, which takes parentheses for a function of its own."""
+    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
@@ -137,15 +145,20 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
     settings = saved_settings(folder)
     if others:
         with composing(folders):
-            given = plain(composed(others, folders))
-            settings = changed(settings, given, [str(override.key_or_group) for override in parse(others)])
+            keys = [str(override.key_or_group) for override in parse(others)]
+            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            settings = changed(settings, plain(composed([*same, *others], folders)), keys)
     if is_complete(folder):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
         return 0
     from ray_actors.run import Runner
 
     with Runner() as runner:
-        runner.resume(folder, settings)
+        try:
+            runner.resume(folder, settings)
+        except Stopped:
+            print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
+            raise
     return 0
 
 

@@ -84,6 +84,14 @@ class Executor(Protocol[Handle]):
         """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on."""
         ...
 
+    def go_back(self) -> None:
+        """To the states before the last fusion, which are held until `confirm`; for saving them."""
+        ...
+
+    def confirm(self) -> None:
+        """The last fusion is written down: what was before it may go."""
+        ...
+
     def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Judge a model; changes nothing. No rows where the method has no global model.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
 
-CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite", "data.root")
+CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite", "data.root", "data.path")
 """What may be another when a run is taken up: nothing here changes a result of what goes well. That the data are the
 same elsewhere is seen by their hash."""
 FIXED = ("placement.threads", "placement.device")
@@ -25,6 +25,8 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
     Raises:
         SettingsError: there is no run in it.
     """
+    if not asked:
+        raise SettingsError("resume= is empty: expected a run folder, or last")
     folder = last_run(root) if asked == "last" else Path(asked)
     if not folder.is_dir():
         raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, or last")
@@ -52,6 +54,26 @@ def saved_settings(folder: Path) -> Settings:
         return settings_from(content)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
+
+
+def fixed_settings(settings: Settings) -> dict[str, Any]:
+    """By dotted key, all settings that belong to what a run is; a checkpoint has them, so that others are noticed."""
+    found: dict[str, Any] = {}
+    _flatten(asdict(settings), "", found)
+    return {key: value for key, value in found.items() if not _is_free(key)}
+
+
+def _is_free(key: str) -> bool:
+    free = key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names", "run_dir")
+    return free and key not in FIXED
+
+
+def _flatten(values: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            _flatten(value, f"{prefix}{name}.", found)
+        else:
+            found[f"{prefix}{name}"] = value
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pflsim.checkpoint import Staged, stage_checkpoint
 from pflsim.errors import RunError
@@ -59,7 +59,7 @@ class Plan:
     checkpoint_seconds: float = 0.0
     checkpoint_keep: int = 1
     opening: bool = False
-    header: Mapping[str, str | int] | None = None
+    header: Mapping[str, Any] | None = None
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()
     finetune_epochs: int = 1
@@ -150,11 +150,13 @@ class Simulation(Generic[Handle]):
                 with self.interrupts.abandonable():
                     record = self._welcome()
                 self.listener.newcomers(record)
-        except RunError:
-            self._save_what_is_done()
-            raise
-        except OSError as error:
-            self._save_what_is_done()
+        except (RunError, OSError) as error:
+            try:
+                self._save_what_is_done()
+            except RunError as another:  # what was to be saved is where something is wrong
+                self.journal.say(f"the state after the last whole round is not saved: {another}")
+            if isinstance(error, RunError):
+                raise
             raise RunError(f"a file of the run could not be written: {error}") from error
         except KeyboardInterrupt:
             if self.interrupts.requested is None or self.interrupts.count > 1:
@@ -163,8 +165,12 @@ class Simulation(Generic[Handle]):
             raise Stopped(self.interrupts.requested) from None
 
     def _save_what_is_done(self) -> None:
-        """Save the state after the last whole round, unless it is saved, or has gone on already."""
-        if self.done != self._saved and not self._ahead and (staged := self._stage(self.done or 0)) is not None:
+        """Save the state after the last whole round, unless it is saved; what had gone on goes back."""
+        if self.done is None or self.done == self._saved:
+            return
+        if self._ahead:
+            self.executor.go_back()
+        if (staged := self._stage(self.done)) is not None:
             self._publish(staged)
 
     def _finish(self, record: RoundRecord) -> None:
@@ -185,6 +191,7 @@ class Simulation(Generic[Handle]):
                 staged.discard()
             raise
         self.done, self._ahead = record.round, False
+        self.executor.confirm()
         if staged is not None:
             self._publish(staged)
         if self.interrupts.requested is not None:
@@ -235,7 +242,7 @@ class Simulation(Generic[Handle]):
         sent = self.executor.join(plan.newcomers)
         judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
         received = self.executor.evaluate(judge, sent)
-        self._ahead = True  # their states are no part of the last round's checkpoint
+        self._ahead = True  # their new states are no part of the last round's checkpoint
         self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
         down_bytes = sent.down_bytes
         del sent  # the messages may go now

@@ -56,6 +56,7 @@ class InlineExecutor:
         self.server = ServerHost(rule, federation, recipe.threads)
         self.host = ClientHost(recipe, dataset, partition, range(partition.clients))
         self._counted: dict[int, Tensors] = {}
+        self._before: tuple[Any, dict[int, Tensors]] | None = None
 
     def send(self, clients: Sequence[int]) -> Sent[Content]:
         """The server's messages."""
@@ -71,6 +72,7 @@ class InlineExecutor:
         """Train newcomers, in turn."""
         down: Any = sent.downlinks
         found = self._settled([(client,) for client in down], lambda tries: tries.finetune(round_number, epochs, down))
+        self._before = self.server.state, self._counted
         self._count(found)
 
     def train(
@@ -87,8 +89,10 @@ class InlineExecutor:
 
     def fuse(self, trained: Trained[Content]) -> None:
         """Fuse."""
+        before = self.server.state, self._counted
         with self._serving("fuse"):
             self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
+        self._before = before
         self._count(trained.states)  # type: ignore[arg-type]
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
@@ -126,12 +130,23 @@ class InlineExecutor:
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Every client's private state."""
-        yield from {**self.host.private_states(), **self._counted}.items()
+        initial = self.host.states
+        yield from ((c, self._counted[c] if c in self._counted else initial[c]) for c in self.host.clients)
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Take over saved states."""
         self.server.restore(server)
         self._count(dict(clients))
+
+    def go_back(self) -> None:
+        """The states before the last fusion, or fine-tuning."""
+        if self._before is not None:
+            self.server.state, self._counted = self._before
+            self._before = None
+
+    def confirm(self) -> None:
+        """What was before may go."""
+        self._before = None
 
     def _count(self, states: Mapping[int, Tensors]) -> None:
         """These count from now on; what a host has in between, while it works, does not."""

@@ -19,6 +19,7 @@ from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.on_error import OnError
+from pflsim.resume import fixed_settings
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
@@ -221,7 +222,13 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         checkpoint_every=settings.checkpoint.every,
         checkpoint_seconds=60 * settings.checkpoint.minutes,
         checkpoint_keep=settings.checkpoint.keep,
-        header={"data": meta.data, "model": meta.model, "partition_hash": meta.partition_hash, "seed": meta.seed},
+        header={
+            "data": meta.data,
+            "model": meta.model,
+            "partition_hash": meta.partition_hash,
+            "seed": meta.seed,
+            "settings": fixed_settings(settings),
+        },
         opening=rule.opening,
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(_trained(settings), settings.clients)),

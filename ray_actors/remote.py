@@ -68,6 +68,7 @@ class RayExecutor:
         self.server = ServerActor(pool, (rule, federation, recipe.threads), on_error, self.journal)
         self.crew = Crew(pool, layout, (recipe, dataset, partition), self.referee)
         self.states: dict[int, ObjectRef] = {}
+        self._before: tuple[ObjectRef | None, dict[int, ObjectRef]] | None = None
 
     def start(self) -> None:
         """Settle the actors and wait until all of them are up."""
@@ -117,7 +118,9 @@ class RayExecutor:
 
     def fuse(self, trained: Trained[ObjectRef]) -> None:
         """Hand the references to the server and wait for it."""
+        before = self.server.state, self.states
         self.server.change("fuse", *trained.uplinks)
+        self._before = before
         self.states = {**self.states, **trained.states}  # type: ignore[dict-item]
 
     def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
@@ -129,8 +132,20 @@ class RayExecutor:
             return made.remote(units, positions, round_number, epochs, *brought)
 
         done = self.crew.run(self._tasks(_alone(sent.downlinks), round_number, "fine-tuning"), call)
+        self._before = self.server.state, self.states
         new = {c: ref for task in done for c, ref in zip(task.clients, task.refs[1:], strict=True) if c in task.good}
         self.states = {**self.states, **new}
+
+    def go_back(self) -> None:
+        """The states before the last fusion, or fine-tuning."""
+        if self._before is not None:
+            state, self.states = self._before
+            self.server.go_back(state)
+            self._before = None
+
+    def confirm(self) -> None:
+        """What was before may go."""
+        self._before = None
 
     def evaluate(self, judge: Judge, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""

@@ -77,7 +77,6 @@ class Runner:
             with self.interrupts.abandonable():
                 check(settings)
                 job, journal = prepare(settings), Journal(folder)
-                _remove_empty_records(folder)
                 started = self._executor(job)
                 sitting = Sitting(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
@@ -227,9 +226,21 @@ def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
     Raises:
         SettingsError: it is of another run.
     """
-    until = read_records(folder).last if _has_records(folder) else -1
+    records = read_records(folder) if _has_records(folder) else None
+    until = -1 if records is None else records.last
     found = newest_checkpoint(folder / "checkpoints", journal.say, until)
+    if (
+        found is None
+        and any((folder / "checkpoints").glob("round_*"))
+        and newest_checkpoint(folder / "checkpoints", lambda line: None)
+    ):
+        why = f" ({records.reason})" if records is not None and records.reason else ""
+        raise SettingsError(
+            f"metrics.jsonl and per_client.csv of {folder} are whole up to round {max(until, 0)} only{why}, and all "
+            f"checkpoints are later: bring the files back, or remove {folder / 'checkpoints'} to begin again"
+        )
     if found is None:
+        _remove_empty_records(folder)
         journal.say(f"{folder} has no checkpoint to go on from: the run begins again")
     else:
         check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, journal.say)

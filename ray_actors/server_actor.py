@@ -81,6 +81,10 @@ class ServerActor:
                 raise ServerError(what) from None
         raise AssertionError("unreachable")
 
+    def go_back(self, state: ObjectRef | None) -> None:
+        """To what an earlier change left, for saving it: the actor itself has gone on."""
+        self._state = state
+
     @property
     def state(self) -> ObjectRef | None:
         """What the last change left; None at the beginning."""

@@ -123,7 +123,7 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     Raises:
         SettingsError: the headers differ; names every difference.
     """
-    saved, own = checkpoint.header, as_json(header)
+    saved, own = _flat(checkpoint.header), _flat(as_json(header))
     differing = [k for k in {**saved, **own} if saved.get(k) != own.get(k)]
     if differing:
         there, here = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
@@ -133,6 +133,11 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
         other = checkpoint.meta.versions.get(name)
         if other != version:
             report(f"the run was saved with {name} {other} and continues with {version}: the last bits may differ")
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header with its settings beside the rest."""
+    return {**{k: v for k, v in header.items() if k != "settings"}, **(header.get("settings") or {})}
 
 
 def read_state(folder: Path, name: str) -> Any:

@@ -65,4 +65,9 @@ def _summary(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    known = {"seconds": (int, float), "peak_rss_mb": (int, float), "rounds": int, "actor_restarts": int}
+    if not isinstance(found, dict) or any(not isinstance(found.get(key, 0), kind) for key, kind in known.items()):
+        return {}
+    after = found.get("resumed_after", [])
+    fits = isinstance(after, list) and all(isinstance(number, int) for number in after)
+    return found if fits else {}

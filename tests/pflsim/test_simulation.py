@@ -88,6 +88,10 @@ class Recorder:
 
     def restore(self, server: object, clients: Any) -> None: ...
 
+    def go_back(self) -> None: ...
+
+    def confirm(self) -> None: ...
+
 
 PLAN = Plan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
 

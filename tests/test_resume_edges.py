@@ -1,0 +1,146 @@
+"""Taking up a run whose folder was touched, or that failed at an awkward moment."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from test_resume import SMALL, agree, left, stop_after
+
+import launch
+from lightning_modules.base import ClientModule
+
+RUN = ["method=fedavg", *SMALL]
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    stop_after(2, monkeypatch)
+    assert launch.main([*RUN, f"run_dir={tmp_path / 'stopped'}"]) == 130
+    return tmp_path / "stopped"
+
+
+def refused(stopped: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "run.log"}
+    assert launch.main([f"resume={stopped}", *more]) == 2
+    after = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "run.log"}
+    assert before == after, "nothing was changed"
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["lr: 0.05", "rounds: 4", "fraction: 0.6"])
+def test_an_edited_setting_is_noticed(line: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = stopped / "config.yaml"
+    text = config.read_text()
+    assert text.count(f"\n{line}\n") == 1
+    config.write_text(text.replace(f"\n{line}\n", f"\n{line}1\n"))
+    name = line.partition(":")[0]
+    assert re.search(rf"{name}={line.partition(': ')[2]}.*{name}={line.partition(': ')[2]}1", refused(stopped, capsys))
+
+
+def test_a_lost_line_is_no_reason_to_begin_again(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text(lines[1])
+    assert "bring the files back" in refused(stopped, capsys)
+
+
+def test_nor_are_lost_records(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (stopped / "metrics.jsonl").unlink()
+    assert "bring the files back" in refused(stopped, capsys)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_none_either(
+    stopped: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = next((stopped / "checkpoints").glob("round_*")) / "meta.json"
+    content = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**content, "format": 99}))
+    assert "format 99" in refused(stopped, capsys)
+
+
+def test_without_checkpoints_it_begins_again(stopped: Path, tmp_path: Path) -> None:
+    for path in sorted((stopped / "checkpoints").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (stopped / "metrics.jsonl").unlink()
+    assert launch.main([f"resume={stopped}"]) == 0
+    assert launch.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
+    agree(left(stopped), left(tmp_path / "straight"))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["lr=0.2"], "lr belongs to what the run is"),
+        (["placement.threads=2"], "keeps its own"),
+        (["placement.gpus=1"], "would change the device"),
+        (["rounds=9"], "rounds belongs"),
+    ],
+)
+def test_what_cannot_change(more: list[str], words: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refused(stopped, capsys, *more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("", "is empty"), ("last", "no run folder"), ("nowhere", "no such folder"), (".", "config.yaml")],
+)
+def test_nonsense_is_refused(
+    asked: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert launch.main([f"resume={asked}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_complete_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main([*RUN, f"run_dir={tmp_path / 'run'}"]) == 0
+    capsys.readouterr()
+    assert launch.main([f"resume={tmp_path / 'run'}"]) == 0
+    assert "is complete: all of its 4 rounds are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("phase", ["train", "evaluate"])
+def test_a_run_that_fails_is_saved_first(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In round 3, which is not whole: after it is mended the run goes on after round 2, and ends as a straight one."""
+    assert launch.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
+    name = {"train": "adopt", "evaluate": "predict"}[phase]
+    real = getattr(ClientModule, name)
+
+    def broken(self: ClientModule, *arguments: object) -> object:
+        if self.round_number == 3:
+            raise ValueError("not mended yet")
+        return real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClientModule, name, broken)
+        failed = [*RUN, "checkpoint.every=0", "on_client_error=retry(1)", f"run_dir={tmp_path / 'failed'}"]
+        assert launch.main(failed) == 1
+    told = capsys.readouterr()
+    assert "not mended yet" in told.err and f"resume={tmp_path / 'failed'}" in told.out
+    assert [path.name for path in (tmp_path / "failed" / "checkpoints").glob("round_*")] == ["round_0002"]
+    assert launch.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
+    agree(left(tmp_path / "failed"), left(tmp_path / "straight"))
+
+
+def test_data_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And are compared by their contents."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (120, 1, 6, 6)).astype(np.uint8), np.tile(np.arange(3), 40)
+    arrays = {"x_train": images[:90], "y_train": labels[:90], "x_test": images[90:], "y_test": labels[90:]}
+    np.savez(tmp_path / "here.npz", **arrays)
+    np.savez(tmp_path / "other.npz", **{**arrays, "x_train": 255 - images[:90]})
+    run = [text for text in RUN if not text.startswith("data=")]
+    stop_after(2, monkeypatch)
+    command = ["data=npz", f"data.path={tmp_path / 'here.npz'}", "partition=iid", f"run_dir={tmp_path / 'run'}"]
+    assert launch.main([*run, *command]) == 130
+    (tmp_path / "here.npz").rename(tmp_path / "there.npz")
+    assert launch.main([f"resume={tmp_path / 'run'}"]) == 2
+    assert launch.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'other.npz'}"]) == 2
+    assert launch.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'there.npz'}"]) == 0
