@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from support import Records
 
 from pflsim.checkpoint import read_state
+from pflsim.errors import ClientError, RunError
 from pflsim.execution import Judge, Sent, Trained
+from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
 from pflsim.simulation import Plan, Simulation
 from pflsim.trace import read_message, read_server
@@ -207,3 +210,21 @@ def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
 def test_without_newcomers_nobody_joins(tmp_path: Path) -> None:
     recorder, records = simulate(tmp_path)
     assert not records.joined and not any(event[0] in ("join", "finetune") for event in recorder.events)
+
+
+def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """Where the state cannot be had either, which is told in a line."""
+
+    class Broken(Recorder):
+        def train(self, *arguments: Any, **more: Any) -> Any:
+            if arguments[0] == 2:
+                raise ClientError(3, 2, "local training", "it broke")
+            return super().train(*arguments, **more)
+
+        def server_state(self) -> object:
+            raise RunError("the server is gone")
+
+    said = StringIO()
+    with pytest.raises(ClientError, match="it broke"):
+        Simulation(Broken(), PLAN, tmp_path, Records(), Journal(stream=said)).run()
+    assert "not saved: the server is gone" in said.getvalue()
