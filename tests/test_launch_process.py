@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,15 @@ def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_goes_on_when_nobody_reads_it(tmp_path: Path) -> None:
+    """The pipe closes after the first line, as with `| head -1`."""
+    folder = tmp_path / "run"
+    command = [sys.executable, str(LAUNCH), "executor=inline", "clients=3", "rounds=5", f"run_dir={folder}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait() == 0 and "Traceback" not in process.stderr.read()
+    assert json.loads((folder / "summary.json").read_text())["complete"] is True
