@@ -159,7 +159,7 @@ class Soak:
         """
         arguments = [*self.settings, f"run_dir={self.folder}"]
         while True:
-            ended_by, status = self._sitting(arguments)
+            ended_by, status = self._session(arguments)
             if ended_by is None and status == 0:
                 break
             if ended_by is None or status != ENDS[ended_by]:
@@ -174,7 +174,7 @@ class Soak:
         """Seconds of a round in which nothing was killed, the median."""
         return statistics.median(self._quiet) if self._quiet else 0.0
 
-    def _sitting(self, arguments: Sequence[str]) -> tuple[str | None, int]:
+    def _session(self, arguments: Sequence[str]) -> tuple[str | None, int]:
         """One process from its start to its end: what has ended it, if anything here has, and its exit status."""
         with self.log.open("a", encoding="utf-8") as output:
             driver = psutil.Popen(

@@ -128,11 +128,11 @@ class Console:
             self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
 
     def _time(self, summary: Summary, rounds: float) -> str:
-        """Where the time went; of a run that was taken up, all sittings together and the rounds of this one."""
+        """Where the time went; of a run that was taken up, all sessions together and the rounds of this one."""
         each = f", {format_seconds(rounds / len(self._seconds))} a round" if self._seconds else ""
         total = format_seconds(summary.seconds)
         if summary.resumed_after:
-            return f"{total} in all sittings: the rounds of this one {format_seconds(rounds)}{each}"
+            return f"{total} in all sessions: the rounds of this one {format_seconds(rounds)}{each}"
         start = format_seconds(max(summary.seconds - rounds, 0))
         return f"{total}: start {start}, rounds {format_seconds(rounds)}{each}"
 

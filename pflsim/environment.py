@@ -88,5 +88,5 @@ def environment() -> dict[str, object]:
 
 
 def write_environment(folder: Path, name: str = "environment.json") -> None:
-    """Write environment.json, or the like of a later sitting, into a run folder."""
+    """Write environment.json, or the like of a later session, into a run folder."""
     write_atomically(folder / name, json.dumps(environment(), indent=2, ensure_ascii=False) + "\n")

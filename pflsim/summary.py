@@ -100,7 +100,7 @@ class Summary:
     """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes.
 
     `newcomers` is None where there are none, or not yet. `resumed_after`: the rounds after which the run was continued,
-    one for each time; seconds are of all sittings, and memory is the most of any. `actor_restarts`: how many actors
+    one for each time; seconds are of all sessions, and memory is the most of any. `actor_restarts`: how many actors
     died and were replaced.
     """
 

@@ -60,7 +60,7 @@ class Runner:
         with run_lock(folder):
             with _written("this run"):
                 _write_head(folder, job)
-            return self._go(Sitting(job, folder, Journal(folder)), started)
+            return self._go(Session(job, folder, Journal(folder)), started)
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
         """Take up a run where its last checkpoint is, or begin it again where it has none.
@@ -78,49 +78,49 @@ class Runner:
                 check(settings)
                 job, journal = prepare(settings), Journal(folder)
                 started = self._executor(job)
-                sitting = Sitting(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
+                session = Session(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, job)
-            return self._go(sitting, started)
+            return self._go(session, started)
 
-    def _go(self, sitting: Sitting, started: Callable[[Journal], Executor]) -> Summary:
-        job, folder = sitting.job, sitting.folder
+    def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
+        job, folder = session.job, session.folder
         console = Console(job.meta)
-        console.start(folder, sitting.done if sitting.take_up else None)
+        console.start(folder, session.done if session.take_up else None)
         with _written("this run"):
-            tracker = Tracker(folder, job.meta, resume_after=sitting.resume_after)
-        sitting.journal.counted = tracker.restarted
+            tracker = Tracker(folder, job.meta, resume_after=session.resume_after)
+        session.journal.counted = tracker.restarted
         try:
-            return self._run_to_the_end(sitting, started, tracker, console)
+            return self._run_to_the_end(session, started, tracker, console)
         except BaseException:
             self._forget_actors()
             raise
 
     def _run_to_the_end(
-        self, sitting: Sitting, started: Callable[[Journal], Executor], tracker: Tracker, console: Console
+        self, session: Session, started: Callable[[Journal], Executor], tracker: Tracker, console: Console
     ) -> Summary:
         """Whatever the end is, the summary is written and printed."""
-        job, journal = sitting.job, sitting.journal
+        job, journal = session.job, session.journal
         try:
             with self._stoppable():
                 with self.interrupts.abandonable():
                     executor = started(journal)
                     self.interrupts.install()  # Ray takes one of the signals when it starts
                     executor.start()
-                    sitting.restore(executor)
+                    session.restore(executor)
                 listener = _Listener(tracker, console)
-                Simulation(executor, job.plan, sitting.folder, listener, journal, self.interrupts, sitting.done).run()
+                Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
         except BaseException:
-            self._close(sitting, tracker, console, complete=False)
+            self._close(session, tracker, console, complete=False)
             raise
-        return self._close(sitting, tracker, console, complete=True)
+        return self._close(session, tracker, console, complete=True)
 
-    def _close(self, sitting: Sitting, tracker: Tracker, console: Console, complete: bool) -> Summary:
-        tracker.restarts = sitting.journal.restarts
+    def _close(self, session: Session, tracker: Tracker, console: Console, complete: bool) -> Summary:
+        tracker.restarts = session.journal.restarts
         with _written("this run"):
             summary = tracker.close(complete)
-        console.end(summary, sitting.folder)
+        console.end(summary, session.folder)
         return summary
 
     @contextmanager
@@ -178,14 +178,14 @@ class Runner:
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class Session:
     """A run from where it is begun or taken up.
 
     Args:
         job: the run.
         folder: its folder.
         journal: in that folder.
-        take_up: whether there was a sitting before.
+        take_up: whether there was a session before.
         checkpoint: where it goes on; None: at the beginning.
     """
 

@@ -13,8 +13,8 @@ from pflsim.history import RoundMetrics
 from pflsim.tracking.scalars import scalars
 
 EARLIER = "events.out.tfevents.0000000000.earlier"
-"""Where the points of all sittings before this one are. Readers take the files by their names, so it is read first
-whatever the clock said when a sitting began."""
+"""Where the points of all sessions before this one are. Readers take the files by their names, so it is read first
+whatever the clock said when a session began."""
 
 
 def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:

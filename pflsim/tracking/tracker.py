@@ -16,7 +16,7 @@ from pflsim.memory import MemorySampler
 from pflsim.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
 from pflsim.tracking.per_client import PerClientFile
 from pflsim.tracking.scalars import TensorBoard
-from pflsim.tracking.sittings import Earlier, take_up
+from pflsim.tracking.sessions import Earlier, take_up
 from pflsim.types import NewcomerRecord, RoundRecord
 
 
@@ -55,10 +55,10 @@ class Tracker:
         self._watch = watch
         self._start = time.perf_counter()
         self.restarts = 0
-        """How many actors had to be replaced in this sitting."""
+        """How many actors had to be replaced in this session."""
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
-        if resumes:  # so that the next sitting knows of this one, however this one ends
+        if resumes:  # so that the next session knows of this one, however this one ends
             write_summary(folder, self._summarised(complete=False))
         self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
         self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)

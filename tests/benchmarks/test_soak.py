@@ -93,7 +93,7 @@ def test_it_goes_on_until_the_run_is_complete(
     endings: list[Any], resumes: int, idle: Soak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(idle, "_sitting", lambda arguments: (asked.append(arguments), endings.pop(0))[1])
+    monkeypatch.setattr(idle, "_session", lambda arguments: (asked.append(arguments), endings.pop(0))[1])
     idle.run()
     assert idle.tally.resumes == resumes and not endings
     assert all(arguments == [f"resume={idle.folder}"] for arguments in asked[1:])
@@ -101,7 +101,7 @@ def test_it_goes_on_until_the_run_is_complete(
 
 @pytest.mark.parametrize("ending", [(None, 1), ("killed", 1), ("terminated", 0), ("raylet", -6)])
 def test_another_end_is_an_error(ending: Any, idle: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "_sitting", lambda arguments: ending)
+    monkeypatch.setattr(idle, "_session", lambda arguments: ending)
     with pytest.raises(soak.SoakError, match=f"status {ending[1]}"):
         idle.run()
 
@@ -116,7 +116,7 @@ def test_time_lost_is_what_the_rounds_would_not_have_taken(idle: Soak) -> None:
 def test_a_process_that_ends_by_itself(idle: Soak, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(soak, "ROOT", tmp_path)
     (tmp_path / "launch.py").write_text("import sys; print('hello'); sys.exit(3)")
-    assert idle._sitting([]) == (None, 3)
+    assert idle._session([]) == (None, 3)
     assert "hello" in idle.log.read_text() and not idle.tally.left
 
 

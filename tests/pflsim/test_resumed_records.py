@@ -145,7 +145,7 @@ def test_the_ledger_is_that_of_the_rounds(tmp_path: Path) -> None:
 
 
 def test_seconds_add_up_and_memory_is_the_most(tmp_path: Path) -> None:
-    """Rounds take 2 s by their lines. The first sitting says 100 s for rounds 0 to 2; the second is killed after 3 and
+    """Rounds take 2 s by their lines. The first session says 100 s for rounds 0 to 2; the second is killed after 3 and
     4; the third takes over after 3.
     """
     folder = start(tmp_path / "run", 2, complete=False)
@@ -294,7 +294,7 @@ def test_a_run_that_was_ended_while_it_was_taken_up(
 
 
 def test_the_clock_and_file_names_do_not_matter_to_the_curves(whole: Path, tmp_path: Path) -> None:
-    """A file of an earlier sitting may have a name that is later than what the clock says now."""
+    """A file of an earlier session may have a name that is later than what the clock says now."""
     folder = start(tmp_path / "run", 3)
     (path,) = (folder / "tb").iterdir()
     path.rename(path.with_name("events.out.tfevents.9999999999.later"))

@@ -14,7 +14,7 @@ from pflsim.tracking import event_files, records
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What the sittings before left: nothing, for a new run.
+    """What the sessions before left: nothing, for a new run.
 
     Args:
         history, ledger: of the rounds that stay.
@@ -60,7 +60,7 @@ def take_up(folder: Path, after: int) -> Earlier:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """summary.json of the sitting before, empty where there is none or it cannot be read."""
+    """summary.json of the session before, empty where there is none or it cannot be read."""
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
