@@ -141,7 +141,10 @@ class InlineExecutor:
     def go_back(self) -> None:
         """The states before the last fusion, or fine-tuning."""
         if self._before is not None:
+            for client in self._counted:
+                self.host.states.pop(client, None)  # then it is what it was at the beginning
             self.server.state, self._counted = self._before
+            self.host.states.update(self._counted)
             self._before = None
 
     def confirm(self) -> None:

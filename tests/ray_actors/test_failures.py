@@ -185,3 +185,21 @@ def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: Pool, tmp_path: P
 def test_a_plan_without_faults_has_none() -> None:
     drawn = plan(3, 2)
     assert [drawn.absent(t) + drawn.slow(t) for t in (1, 2)] == [(), ()]
+
+
+def test_a_fusion_can_be_gone_back_on(traps: Path, pool: Pool, tmp_path: Path) -> None:
+    """Until it is confirmed: to the states before, also of clients that had not trained before."""
+    made = made_with(traps)
+    for executor in executors(made, pool, tmp_path, "abort"):
+        for round_number, clients in ((1, [0, 3]), (2, [0, 1])):
+            before = {client: dict(state) for client, state in executor.client_states()}, executor.server_state()
+            executor.fuse(executor.train(round_number, executor.send(clients)))
+            if round_number == 1:
+                executor.confirm()
+        now = dict(executor.client_states())
+        assert not same({c: before[0][c] for c in (0, 1)}, {c: dict(now[c]) for c in (0, 1)})
+        executor.go_back()
+        after = {client: dict(state) for client, state in executor.client_states()}
+        assert same(before[0], after)
+        saved: Any = executor.server_state()
+        assert same({0: before[1]["weights"]}, {0: saved["weights"]})
