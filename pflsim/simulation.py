@@ -170,7 +170,7 @@ class Simulation(Generic[Handle]):
             return
         if self._ahead:
             self.executor.go_back()
-        if (staged := self._stage(self.done)) is not None:
+        if (staged := self._stage(self.done, self._score)) is not None:
             self._publish(staged)
 
     def _finish(self, record: RoundRecord) -> None:
@@ -178,11 +178,11 @@ class Simulation(Generic[Handle]):
 
         The checkpoint is written first and takes its place last: one that is there has all its rounds in the records.
         """
-        self._score = validation_score(record.evaluations, self.plan.judged)
+        score = validation_score(record.evaluations, self.plan.judged)
         seconds, staged = dict(record.seconds), None
         if self._must_save(record.round):
             with _timed(seconds, "checkpoint"):
-                staged = self._stage(record.round)
+                staged = self._stage(record.round, score)
         faults = {**record.faults, **self.journal.take_faults()}
         try:
             self.listener.round(replace(record, seconds=seconds, faults=faults))
@@ -190,7 +190,7 @@ class Simulation(Generic[Handle]):
             if staged is not None:
                 staged.discard()
             raise
-        self.done, self._ahead = record.round, False
+        self.done, self._score, self._ahead = record.round, score, False
         self.executor.confirm()
         if staged is not None:
             self._publish(staged)
@@ -280,7 +280,7 @@ class Simulation(Generic[Handle]):
             folder, round_number, self.executor.server_numbers(), {"method": method, "units": ",".join(self.plan.units)}
         )
 
-    def _stage(self, round_number: int) -> Staged | None:
+    def _stage(self, round_number: int, score: float | None) -> Staged | None:
         """Write the state after a round aside; where that fails it is told, and older checkpoints are as they were."""
         self._saved_at = time.monotonic()
         try:
@@ -290,7 +290,7 @@ class Simulation(Generic[Handle]):
                 self.executor.server_state(),
                 self.executor.client_states(),
                 {"method": self.plan.method, **(self.plan.header or {})},
-                self._score,
+                score,
             )
         except OSError as error:
             self._not_saved(round_number, error)

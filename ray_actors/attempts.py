@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -15,8 +15,6 @@ from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.client_host import ClientHost
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Reply:
     nonfinite: str = ""
 
 
-class Attempts(Generic[Result]):
+class Attempts:
     """The work of some units on a host, which has the states that it had before when it is over.
 
     Args:

@@ -251,8 +251,8 @@ def store_mb(job: Job) -> int:
     """MiB of shared memory for the data set, all states and the most messages at once, with as much again to spare.
 
     The messages are a round's both ways, or what all clients are judged by, where models are judged as received, or
-    what newcomers are sent. At most a third of the free memory: beyond that Ray spills to
-    disk, which is slow but works.
+    what newcomers are sent. At most a third of the free memory: beyond that Ray spills to disk,
+    which is slow but works.
     """
     plan, rule = job.plan, job.rule
     model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
