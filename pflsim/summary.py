@@ -15,6 +15,10 @@ from pflsim.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
 from pflsim.types import NewcomerRecord
 
 
+Choice = Literal["best_val", "last", "best_test_oracle"]
+"""A round that a figure is taken from; see `ModelFigures`."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunMeta:
     """What a run's figures are about.
@@ -141,18 +145,22 @@ def summarise(
 
 def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -> ModelFigures:
     """Find the rounds that matter for one model and take its test accuracy there."""
+
+    def figure(choice: Choice) -> Figure | None:
+        line = chosen_round(history, model, phase, choice)
+        return None if line is None else Figure(line.round, line.accuracy[Scope(model, "test", phase)])
+
+    return ModelFigures(figure("last"), figure("best_val"), figure("best_test_oracle"))
+
+
+def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, choice: Choice) -> RoundMetrics | None:
+    """The round that a choice means for one model; None where there is none."""
     test, validation = Scope(model, "test", phase), Scope(model, "val", phase)
     tested = [line for line in history if test in line.accuracy]
-    validated = [line for line in tested if validation in line.accuracy]
-
-    def figure(line: RoundMetrics | None) -> Figure | None:
-        return None if line is None else Figure(line.round, line.accuracy[test])
-
-    return ModelFigures(
-        last=figure(tested[-1] if tested else None),
-        best_val=figure(max(validated, key=lambda line: line.accuracy[validation].mean, default=None)),
-        best_test_oracle=figure(max(tested, key=lambda line: line.accuracy[test].mean, default=None)),
-    )
+    if choice == "last":
+        return tested[-1] if tested else None
+    scope = validation if choice == "best_val" else test
+    return max((line for line in tested if scope in line.accuracy), key=lambda x: x.accuracy[scope].mean, default=None)
 
 
 def to_dict(summary: Summary) -> dict[str, object]:

@@ -58,8 +58,7 @@ class Tracker:
         """How many actors had to be replaced in this session."""
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
-        if resumes:  # so that the next session knows of this one, however this one ends
-            write_summary(folder, self._summarised(complete=False))
+        write_summary(folder, self._summarised(complete=False))  # so that others know of this session however it ends
         self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
         self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)
         self._tensorboard = TensorBoard(folder / "tb", resume_after)

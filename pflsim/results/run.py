@@ -1,0 +1,159 @@
+"""A run as its folder tells it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from pflsim.errors import SettingsError
+from pflsim.history import RoundMetrics, read_history
+from pflsim.metrics import AccuracyStats, Model, Phase, Scope
+from pflsim.summary import Choice, chosen_round
+from pflsim.tracking.run_folder import CONFIG
+
+CHOICES: tuple[Choice, ...] = get_args(Choice)
+"""The rounds that a figure may be taken from; the first is the headline's where the run has validation data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCounts:
+    """How one model did on one client's examples of a split; `loss` is the sum of their cross-entropy in nats."""
+
+    correct: int
+    total: int
+    loss: float
+
+    @property
+    def rate(self) -> float:
+        """The share of examples classified rightly."""
+        return self.correct / self.total
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds, complete or not.
+
+    Args:
+        folder: where it is.
+        config: config.yaml, the settings as nested mappings.
+        summary: summary.json; empty where the run was killed before it could write one.
+        history: the lines of metrics.jsonl.
+        partition: partition.json.
+        environment: environment.json; empty where there is none.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    history: tuple[RoundMetrics, ...]
+    partition: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    @property
+    def method(self) -> str:
+        """What the method was called on the command line."""
+        return self.summary["method"]
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.config["seed"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all planned rounds are done."""
+        return self.summary.get("complete") is True
+
+    @property
+    def partition_hash(self) -> str:
+        """The hash of every client's examples."""
+        return self.partition["hash"]
+
+    @property
+    def judged(self) -> Scope:
+        """The model that the method is judged by, when it is judged, on test data."""
+        return self.scope(cast(Model, self.summary["judged_by"]))
+
+    def scope(self, model: Model, split: Literal["val", "test"] = "test") -> Scope:
+        """Where a model's figures are."""
+        phase = cast(Phase, self.summary["accuracy_of"]["phase"][model])
+        return Scope(model, split, phase)
+
+    def at(self, choice: Choice, model: Model | None = None) -> RoundMetrics | None:
+        """The round that a figure is taken from, for the judged model or another; None where there is no such round."""
+        scope = self.judged if model is None else self.scope(model)
+        return chosen_round(self.history, scope.model, scope.phase, choice)
+
+    def stats(self, choice: Choice, model: Model | None = None) -> AccuracyStats | None:
+        """Test accuracy over clients in that round."""
+        line = self.at(choice, model)
+        return None if line is None else line.accuracy[self.judged if model is None else self.scope(model)]
+
+    def counts(self, round_number: int, scope: Scope | None = None) -> dict[int, ClientCounts]:
+        """How every client's model did in a round; without a scope, the judged one on test data.
+
+        Clients without examples of the split are left out, as they are from every figure.
+        """
+        return self._counts.get((round_number, scope or self.judged), {})
+
+    @cached_property
+    def _counts(self) -> dict[tuple[int, Scope], dict[int, ClientCounts]]:
+        found: dict[tuple[int, Scope], dict[int, ClientCounts]] = {}
+        with (self.folder / "per_client.csv").open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["split"] and int(row["total"]) > 0:
+                    scope = Scope(cast(Any, row["model"]), cast(Any, row["split"]), cast(Any, row["phase"]))
+                    counts = ClientCounts(int(row["correct"]), int(row["total"]), float(row["loss"]))
+                    found.setdefault((int(row["round"]), scope), {})[int(row["client"])] = counts
+        return found
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder; the run may be going on, or have been stopped.
+
+    Raises:
+        SettingsError: it is no run folder, or a file in it cannot be read; says which.
+    """
+    import yaml
+
+    if not folder.is_dir():
+        raise SettingsError(f"{folder}: there is no such folder")
+    if not (folder / CONFIG).is_file():
+        raise SettingsError(f"{folder} is no run folder, for it has no {CONFIG}")
+    config = _read(folder / CONFIG, yaml.safe_load)
+    if not (folder / "metrics.jsonl").is_file():
+        raise SettingsError(f"{folder}: no round of this run is done yet")
+    summary = _read(folder / "summary.json", json.loads)
+    environment = _read(folder / "environment.json", json.loads) if (folder / "environment.json").is_file() else {}
+    partition = _read(folder / "partition.json", json.loads)
+    try:
+        history = tuple(read_history(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{folder / 'metrics.jsonl'} cannot be read: {_first_line(error)}") from error
+    return Run(folder, config, summary, history, partition, environment)
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} cannot be read: {_first_line(error)}") from error
+    if not isinstance(content, Mapping):
+        raise SettingsError(f"{path} is not what a run writes")
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
