@@ -14,7 +14,6 @@ from pflsim.history import RoundMetrics, finite
 from pflsim.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
 from pflsim.types import NewcomerRecord
 
-
 Choice = Literal["best_val", "last", "best_test_oracle"]
 """A round that a figure is taken from; see `ModelFigures`."""
 
