@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from pflsim.messages import Message, Uplink
+from pflsim.observe import Observation
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 Handle = TypeVar("Handle")
@@ -55,14 +56,20 @@ class Judge:
     """The round just finished."""
     joining: bool = False
     """Whether what is received is a newcomer's first message."""
+    confusion: bool = False
+    """Whether test examples are also counted by class and predicted class."""
 
 
 class Executor(Protocol[Handle]):
     """Runs clients and server; inline or on Ray actors. Client ids come and go in ascending order.
 
+    `heard` is called with the number of clients that are done, as they are, during training and evaluation.
+
     Between two calls its state is the server's and every client's; `fuse` and `finetune` alone change it, both of them
     wholly or not at all. So a call that was broken off can be made again.
     """
+
+    heard: Callable[[int], None]
 
     def start(self) -> None:
         """Bring up server and hosts."""
@@ -82,6 +89,10 @@ class Executor(Protocol[Handle]):
 
     def fuse(self, trained: Trained[Handle]) -> None:
         """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on."""
+        ...
+
+    def observe(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+        """Look at what was fused last and at what the server made of it; changes nothing."""
         ...
 
     def go_back(self) -> None:

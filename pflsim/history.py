@@ -27,6 +27,7 @@ class RoundMetrics:
         traffic_total: bytes of all rounds up to this one.
         seconds: wall seconds by part of the round, and "total". Everything else is the same in every repetition.
         faults: how many clients of the cohort had a fault, by kind; kinds that did not occur are left out.
+        drift: "mean" and "max" over clients of ‖w_i − w̄‖; empty where clients send no weights.
     """
 
     round: int
@@ -37,6 +38,7 @@ class RoundMetrics:
     traffic_total: Traffic
     seconds: Mapping[str, float]
     faults: Mapping[str, int] = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def total_seconds(self) -> float:
@@ -57,7 +59,13 @@ def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic)
         traffic_total=traffic_total,
         seconds=seconds,
         faults=fault_counts(record.faults),
+        drift=_drift(record.drift),
     )
+
+
+def _drift(drift: Mapping[int, float]) -> dict[str, float]:
+    found = list(drift.values())
+    return {"mean": sum(found) / len(found), "max": max(found)} if found else {}
 
 
 def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:
@@ -92,6 +100,7 @@ def to_line(metrics: RoundMetrics) -> str:
             "down_bytes_total": metrics.traffic_total.down_bytes,
         },
         "faults": metrics.faults,
+        "drift": metrics.drift,
         "seconds": metrics.seconds,
     }
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
@@ -115,7 +124,8 @@ def from_line(line: str) -> RoundMetrics:
         traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
         traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
         seconds=_numbers(content["seconds"]),
-        faults=content.get("faults", {}),  # files of earlier versions have none
+        faults=content.get("faults", {}),  # files of earlier versions have none, nor of the next
+        drift=_numbers(content.get("drift", {})),
     )
 
 

@@ -12,7 +12,17 @@ from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
 
-CHANGEABLE = ("placement", "checkpoint", "executor", "on_client_error", "on_nonfinite", "data.root", "data.path")
+CHANGEABLE = (
+    "placement",
+    "checkpoint",
+    "executor",
+    "on_client_error",
+    "on_nonfinite",
+    "progress",
+    "tracking",
+    "data.root",
+    "data.path",
+)
 """What may be another when a run is taken up: nothing here changes a result of what goes well. That the data are the
 same elsewhere is seen by their hash."""
 FIXED = ("placement.threads", "placement.device")

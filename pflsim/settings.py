@@ -83,6 +83,16 @@ class Trace:
 
 
 @dataclass
+class Tracking:
+    """What is written for looking at. Nothing here changes a result."""
+
+    views_every: int = 10
+    """Matrices (weights between clients, similarity of prototypes, confusion) every so many rounds; the last always."""
+    per_client: bool = False
+    """Curves of every client in TensorBoard: accuracy and drift. They are in per_client.csv in any case."""
+
+
+@dataclass
 class Settings:
     """One run."""
 
@@ -125,10 +135,14 @@ class Settings:
     keep lets it be fused."""
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""
+    progress: str = "auto"
+    """What the terminal shows: live (a display that stays up to date), plain (a line a round), quiet (the result only),
+    auto (live on a terminal, else plain)."""
     run_dir: str | None = None
     """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>."""
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     faults: Faults = field(default_factory=Faults)
+    tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)

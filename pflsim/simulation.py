@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,10 @@ from pflsim.execution import Executor, Judge, Sent, Trained
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
 from pflsim.metrics import validation_score
+from pflsim.observe import mean_confusion
 from pflsim.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split
+from pflsim.views import Matrix
 
 Handle = TypeVar("Handle")
 
@@ -44,6 +46,8 @@ class Plan:
         judged_by: the model that the method is judged by.
         absentees, stragglers: round by round, of the cohort; empty: none in any round.
         straggler_work: the share of its work that a straggler does.
+        views_every: make matrices to look at every so many rounds, and in the last.
+        classes: C.
     """
 
     method: str
@@ -67,6 +71,8 @@ class Plan:
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
     straggler_work: float = 0.5
+    views_every: int = 10
+    classes: int = 0
 
     def absent(self, round_number: int) -> tuple[int, ...]:
         """Who of a round's cohort is not heard of."""
@@ -215,12 +221,15 @@ class Simulation(Generic[Handle]):
         if round_number in self.plan.trace_rounds:
             with _timed(seconds, "trace"):
                 self._trace(round_number, sent, trained)
+        with _timed(seconds, "observe"):
+            seen = self.executor.observe(trained, self._is_due(round_number, self.plan.views_every))
         down_bytes, reports = sent.down_bytes, trained.reports
         del sent, trained  # the messages may go now
         with _timed(seconds, "evaluate"):
             rows = self._evaluate(round_number, cohort)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
-        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults)
+        views = (*seen.matrices, *self._confusion(rows))
+        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, seen.drift, views)
 
     def _opening(self) -> RoundRecord:
         seconds: dict[str, float] = {}
@@ -264,7 +273,14 @@ class Simulation(Generic[Handle]):
         if plan.received:
             other = "trained" if plan.judged_phase == "received" else "received"
             judges.insert(1, Judge("personal", other, who, plan.splits, round_number))
+        if self._is_due(round_number, plan.views_every):
+            judges = [replace(j, confusion=(j.model, j.phase) == plan.judged) for j in judges]
         return tuple(row for judge in judges for row in self.executor.evaluate(judge))
+
+    def _confusion(self, rows: Sequence[EvalRow]) -> list[Matrix]:
+        judged = [row for row in rows if row.split == "test" and (row.model, row.phase) == self.plan.judged]
+        found = mean_confusion(judged, self.plan.classes)
+        return [] if found is None else [found]
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:
         method, folder = self.plan.method, self.folder

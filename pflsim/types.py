@@ -11,6 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from pflsim.views import Matrix
+
 Tensors = Mapping[str, Tensor]
 """Tensors by name; names are state_dict keys of the client's module."""
 
@@ -57,6 +59,8 @@ class TrainReport:
     """Mean over the steps of every named loss term."""
     up_bytes: int = 0
     seconds: float = 0.0
+    gpu_bytes: int = 0
+    """The most that its process has had allocated on a GPU so far; 0 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class EvalRow:
     correct: int
     total: int
     loss: float
+    confusion: tuple[tuple[int, int, int], ...] = ()
+    """Where it was asked for: (class, predicted class, how many), where there are any, ascending; −1: no class, for a
+    prediction that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +113,7 @@ class RoundRecord:
     """Wall seconds by part of the round: downlink, train, fuse, evaluate, ..."""
     faults: Mapping[int, Fault] = field(default_factory=dict)
     """What befell which client of the cohort; most have nothing here."""
+    drift: Mapping[int, float] = field(default_factory=dict)
+    """‖w_i − w̄‖ of the clients that sent weights, w̄ their mean."""
+    views: tuple[Matrix, ...] = ()
+    """Matrices to look at, in the rounds that have any."""

@@ -7,11 +7,12 @@ newest ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.files import write_atomically
@@ -53,6 +54,13 @@ class Views:
 
     round: int
     matrices: tuple[Matrix, ...]
+
+
+def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> list[Matrix]:
+    """A rule's numbers `<kind>/<unit>` or `<kind>`, [N, N] with receivers as rows, as matrices."""
+    found = {name: value for name, value in numbers.items() if name.partition("/")[0] == kind}
+    rows, columns = Axis("receiver"), Axis("sender")
+    return [Matrix(name, title, rows, columns, value.float().cpu().numpy()) for name, value in found.items()]
 
 
 def write_views(folder: Path, views: Views) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from lightning_modules.base import ClientModule
-from lightning_modules.evaluation import count
+from lightning_modules.evaluation import confusion, count
 from lightning_modules.lockstep.trainee import Trainee
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.lockstep.values import wear, worn
@@ -134,6 +134,7 @@ class ClientHost:
                     uplink = self.module.reply(own)
                     states[client] = snapshot(self.module.state_dict())
                 report = TrainReport(client, own.num_examples, trainee.taken, trainee.losses, payload_bytes(uplink))
+                report = replace(report, gpu_bytes=self._gpu_bytes())
                 replies[client] = uplink, report
         self.states.update(states)
         seconds, steps = time.perf_counter() - start, sum(t.taken for t in trainees.values())
@@ -155,7 +156,7 @@ class ClientHost:
             uplink = self.module.reply(own)
             self.states[client] = snapshot(self.module.state_dict())
         up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
-        return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds)
+        return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
 
     def finetune(
         self, round_number: int, epochs: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
@@ -243,12 +244,17 @@ class ClientHost:
     def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
         examples = self.shards[client].split(split)
         predict = self.module.predict_global if judge.model == "global" else self.module.predict
-        correct, loss = count(predict, examples, self.recipe.eval_batch_size)
-        return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss)
+        pairs: list[torch.Tensor] | None = [] if judge.confusion and split == "test" else None
+        correct, loss = count(predict, examples, self.recipe.eval_batch_size, pairs)
+        taken = confusion(pairs or [])
+        return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss, taken)
 
     def private_states(self, clients: Sequence[int] | None = None) -> dict[int, Tensors]:
         """The private states of some clients, or of all that live here."""
         return {client: self.states[client] for client in (self.clients if clients is None else clients)}
+
+    def _gpu_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _wake(self, client: int, round_number: int) -> None:
         self.module = self.modules[self.recipe.variant_of(client)]

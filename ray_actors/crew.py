@@ -83,8 +83,13 @@ class Crew:
         for number in range(len(self._hosts)):
             self._wait_for(number)
 
-    def run(self, tasks: Sequence[Task], call: Call) -> list[Task]:
+    def run(self, tasks: Sequence[Task], call: Call, heard: Callable[[int], None] | None = None) -> list[Task]:
         """Have the work done, again where that is the rule.
+
+        Args:
+            tasks: what to do.
+            call: how it is asked of an actor.
+            heard: called with the number of clients of every task that is over, as soon as it is.
 
         Returns:
             The tasks in which somebody's work came to something.
@@ -94,7 +99,10 @@ class Crew:
         """
         pending = [self._start(task, call) for task in tasks]
         done: list[Task] = []
+        told: set[ObjectRef] = set()
         while pending:
+            if heard is not None:
+                _tell(pending, told, heard)
             task = pending.pop(0)
             try:
                 said: Mapping[int, Any] = ray.get(task.refs[0])
@@ -193,6 +201,15 @@ class Crew:
             if ray.wait([self._settled[number]], timeout=0)[0]:
                 place = "process {} on node {}".format(*ray.get(self._settled[number]))
         return f"client actor {number}, {place}"
+
+
+def _tell(pending: Sequence[Task], told: set[ObjectRef], heard: Callable[[int], None]) -> None:
+    """Wait until the first of the tasks is over, and tell meanwhile of all that are."""
+    clients = {task.refs[0]: len(task.clients) for task in pending if task.refs[0] not in told}
+    while clients and pending[0].refs[0] not in told:
+        for ref in ray.wait(list(clients), num_returns=1, fetch_local=False)[0]:
+            heard(clients.pop(ref))
+            told.add(ref)
 
 
 def _with(task: Task) -> str:

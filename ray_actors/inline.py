@@ -13,6 +13,7 @@ from pflsim.errors import ServerError
 from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
+from pflsim.observe import Observation
 from pflsim.on_error import OnError
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
@@ -49,6 +50,7 @@ class InlineExecutor:
         self._parts = recipe, dataset, partition, rule, federation
         self.journal = journal or Journal()
         self.referee = Referee(on_error or OnError("abort"), recipe.on_nonfinite, self.journal)
+        self.heard: Callable[[int], None] = lambda done: None
 
     def start(self) -> None:
         """Build server and host."""
@@ -94,6 +96,11 @@ class InlineExecutor:
             self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
         self._before = before
         self._count(trained.states)  # type: ignore[arg-type]
+
+    def observe(self, trained: Trained[Content], matrices: bool = False) -> Observation:
+        """Look at it."""
+        with self._serving("observe"):
+            return self.server.observe(matrices, *trained.uplinks)  # type: ignore[arg-type]
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
@@ -175,7 +182,9 @@ class InlineExecutor:
         while pending:
             unit, tries, before = pending.pop(0)
             results = work(Attempts(self.host, [unit]))
-            found.update({client: r for client, r in results.items() if not isinstance(r, Failure)})
+            good = {client: r for client, r in results.items() if not isinstance(r, Failure)}
+            found.update(good)
+            self.heard(len(good))
             for failure in dict.fromkeys(r for r in results.values() if isinstance(r, Failure)):
                 rest = self.referee.again(failure, tries, before)
                 pending += [(rest, tries + 1, failure)] if rest else []

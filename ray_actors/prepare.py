@@ -237,6 +237,8 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
         absentees=_befallen(settings, "dropout", settings.faults.dropout, cohorts),
         stragglers=_befallen(settings, "straggler", settings.faults.straggler, cohorts),
         straggler_work=settings.faults.straggler_work,
+        views_every=settings.tracking.views_every,
+        classes=module.net.num_classes,
     )
 
 

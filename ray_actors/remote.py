@@ -6,7 +6,7 @@ them with every call and give new ones back, so that a process that dies takes n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,6 +18,7 @@ from pflsim.data.federated import Partition
 from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
+from pflsim.observe import Observation
 from pflsim.on_error import OnError
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
@@ -69,6 +70,7 @@ class RayExecutor:
         self.crew = Crew(pool, layout, (recipe, dataset, partition), self.referee)
         self.states: dict[int, ObjectRef] = {}
         self._before: tuple[ObjectRef | None, dict[int, ObjectRef]] | None = None
+        self.heard: Callable[[int], None] = lambda done: None
 
     def start(self) -> None:
         """Settle the actors and wait until all of them are up."""
@@ -103,7 +105,7 @@ class RayExecutor:
             return made.remote(units, positions, round_number, work, *brought)
 
         done = self.crew.run(
-            self._tasks(self.recipe.units(sent.downlinks), round_number, "local training", PARTS), call
+            self._tasks(self.recipe.units(sent.downlinks), round_number, "local training", PARTS), call, self.heard
         )
         return self._trained(done)
 
@@ -122,6 +124,10 @@ class RayExecutor:
         self.server.change("fuse", *trained.uplinks)
         self._before = before
         self.states = {**self.states, **trained.states}  # type: ignore[dict-item]
+
+    def observe(self, trained: Trained[ObjectRef], matrices: bool = False) -> Observation:
+        """Have the server look at it."""
+        return ray.get(self.server.ask("observe", matrices, *trained.uplinks)[0])
 
     def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
         """Train newcomers on all hosts at once."""
@@ -162,7 +168,7 @@ class RayExecutor:
             positions, brought = self._brought(units, handles)
             return [host.evaluate.remote(units, positions, judge, *brought)]
 
-        done = self.crew.run(self._tasks(_alone(judge.clients), judge.round_number, "evaluation"), call)
+        done = self.crew.run(self._tasks(_alone(judge.clients), judge.round_number, "evaluation"), call, self.heard)
         found: dict[int, list[EvalRow]] = {client: rows for task in done for client, rows in task.good.items()}
         return [row for client in sorted(found) for row in found[client]]
 

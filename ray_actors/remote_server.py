@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from pflsim.messages import Uplink
+from pflsim.observe import Observation
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
@@ -44,6 +45,10 @@ class RemoteServer:
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
         return self.host.numbers()
+
+    def observe(self, matrices: bool, *uplinks: Sequence[Uplink]) -> Observation:
+        """As `ServerHost.observe`."""
+        return self.host.observe(matrices, *uplinks)
 
     def saved_state(self) -> Parcel:
         """As `ServerHost.saved_state`."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pflsim.checkpoint import plain, restored
 from pflsim.messages import Message, Uplink
+from pflsim.observe import Observation, observe
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.threads import torch_threads
 from pflsim.types import Tensors
@@ -51,6 +52,12 @@ class ServerHost:
     def numbers(self) -> Tensors:
         """The rule's own numbers."""
         return self.rule.numbers(self.state)
+
+    def observe(self, matrices: bool, *uplinks: Sequence[Uplink]) -> Observation:
+        """What is seen of the last fusion, of these uplinks."""
+        ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
+        with torch_threads(self.threads):
+            return observe(self.rule, self.state, ordered, len(self.federation.clients), matrices)
 
     def saved_state(self) -> object:
         """The rule's state in plain form."""

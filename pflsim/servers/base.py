@@ -12,6 +12,7 @@ from torch import nn
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.types import ClientInfo, Tensors, Unit
+from pflsim.views import Matrix
 
 State = TypeVar("State")
 
@@ -104,3 +105,8 @@ class ServerRule(ABC, Generic[State]):
         """The rule's own numbers after a fusion, for the trace: names like `zeta/<unit>` to tensors."""
         del state
         return {}
+
+    def views(self, state: State) -> Sequence[Matrix]:
+        """Matrices to look at after a fusion, such as who is given how much of whom."""
+        del state
+        return ()

@@ -22,6 +22,7 @@ from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.fedavg import State as Mean
 from pflsim.types import Tensors, Unit
 from pflsim.validate import at_least_one
+from pflsim.views import Axis, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +233,11 @@ class FedALP(ServerRule[State]):
             return {}
         models = {f"group/{key}": stack(state.models, key) for key in state.weights}
         return {"psi": state.psi, "groups": state.groups, **models}
+
+    def views(self, state: State) -> list[Matrix]:
+        """Ψ, to look at."""
+        if not state.models:
+            return []
+        layers = Axis("layer", tuple(unit.name for unit in state.layout))
+        title = "Weights Ψ of a group's own layers"
+        return [Matrix("psi", title, Axis("group"), layers, state.psi.float().cpu().numpy(), (0.0, 1.0))]

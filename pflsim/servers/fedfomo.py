@@ -15,6 +15,7 @@ from pflsim.seeding import numpy_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 from pflsim.validate import at_least_one, non_negative
+from pflsim.views import Matrix, between_clients
 
 CANDIDATE, USEFULNESS = "candidate/", "usefulness/"
 """Tensors of a candidate in a downlink are candidate/<client>/<key>, u_n in an uplink is usefulness/<n>."""
@@ -104,6 +105,10 @@ class FedFomo(ServerRule[State]):
     def numbers(self, state: State) -> Tensors:
         """`affinity` [N, N]."""
         return {"affinity": state.affinity}
+
+    def views(self, state: State) -> list[Matrix]:
+        """The same weights, to look at."""
+        return between_clients(self.numbers(state), "affinity", "Affinities P")
 
 
 def _message(state: State, chosen: Sequence[int]) -> Message:

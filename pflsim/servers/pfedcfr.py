@@ -17,6 +17,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, resolve_threshold, snapshot
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
+from pflsim.views import Matrix, between_clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +125,7 @@ class PFedCFR(ServerRule[State]):
             full[ids[:, None], ids[None, :]] = zeta
             named[f"zeta/{name}"] = full
         return named
+
+    def views(self, state: State) -> list[Matrix]:
+        """The same weights, to look at."""
+        return between_clients(self.numbers(state), "zeta", "Mixing weights ζ")

@@ -19,6 +19,7 @@ from pflsim.params import UnitKind, snapshot
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
 from pflsim.validate import at_least_one, at_least_zero, layer_widths, non_negative
+from pflsim.views import Matrix, between_clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,10 @@ class PFedLA(ServerRule[State]):
         for name, layer in layers.items():
             named |= {f"{name}/weight": layer.weight, f"{name}/bias": layer.bias}
         return {**named, "embedding": state.nets.embeddings}
+
+    def views(self, state: State) -> list[Matrix]:
+        """The same weights, to look at."""
+        return between_clients(self.numbers(state), "alpha", "Aggregation weights α")
 
     def _alpha(self, state: State, clients: Sequence[int]) -> Tensor:
         """α of these clients, [K, L, N] (eqs. 3, 4)."""

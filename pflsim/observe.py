@@ -1,0 +1,125 @@
+"""What is seen of a round beside its figures: how far clients are apart, how alike what they send is, what is taken for
+what. Nothing here goes back into the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflsim.fusion.blocks import blocks
+from pflsim.messages import Prototypes, Uplink
+from pflsim.servers.base import ServerRule
+from pflsim.types import EvalRow
+from pflsim.views import Axis, Matrix
+
+MOST_CLIENTS = 1000
+"""With more clients there are no matrices of clients by clients: nobody could look at them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the server saw of a round.
+
+    Args:
+        drift: ‖w_i − w̄‖ of every client that sent weights.
+        matrices: what there is to look at; empty where nobody asked.
+    """
+
+    drift: Mapping[int, float] = field(default_factory=dict)
+    matrices: tuple[Matrix, ...] = ()
+
+
+def observe(
+    rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int, matrices: bool = False
+) -> Observation:
+    """Look at a round after its fusion.
+
+    Args:
+        rule: the server's.
+        state: its state after the fusion.
+        uplinks: what was fused.
+        clients: N.
+        matrices: whether to make them.
+    """
+    if not matrices:
+        return Observation(drift(uplinks))
+    shown = [m for m in rule.views(state) if max(m.values.shape) <= MOST_CLIENTS]
+    sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
+    if sent and clients <= MOST_CLIENTS:
+        shown.append(prototype_similarity(sent, clients))
+    return Observation(drift(uplinks), tuple(shown))
+
+
+def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
+    """‖w_i − w̄‖ of the clients that sent weights, w̄ their unweighted mean.
+
+    Counts what all of them sent in the same shape; with different architectures that may be a part of it. Fewer than
+    two clients, or nothing in common: nothing.
+    """
+    sent = {up.client: up.weights for up in uplinks if up.weights}
+    if len(sent) < 2:
+        return {}
+    first, *others = sent.values()
+    common = [
+        key
+        for key, value in first.items()
+        if value.is_floating_point() and all(key in w and w[key].shape == value.shape for w in others)
+    ]
+    squares = torch.zeros(len(sent), dtype=torch.float64)
+    for key in common:
+        for block in blocks([weights[key].reshape(-1) for weights in sent.values()]):
+            squares += block.sub_(block.mean(0)).square_().sum(1).cpu()
+    return dict(zip(sent, squares.sqrt().tolist(), strict=True)) if common else {}
+
+
+def prototype_similarity(sent: Mapping[int, Prototypes], clients: int) -> Matrix:
+    """Cosine of two clients' class means, averaged over the classes that both have; NaN where there is none.
+
+    Args:
+        sent: class means [C, D] by client.
+        clients: N.
+    """
+    ids = sorted(sent)
+    means = torch.stack([sent[i].means.flatten(1).double() for i in ids])  # [K, C, D]
+    held = torch.stack([sent[i].counts > 0 for i in ids])
+    unit = torch.where(held[:, :, None], torch.nn.functional.normalize(means, dim=2), 0.0)
+    shared = held.double() @ held.double().T
+    cosines = torch.einsum("icd,jcd->ij", unit, unit) / shared
+    values = np.full((clients, clients), np.nan, np.float32)
+    values[np.ix_(ids, ids)] = torch.where(shared > 0, cosines, float("nan")).cpu().numpy()
+    title = "Similarity of class prototypes: cosine, mean over the classes that both clients have"
+    return Matrix("prototype_similarity", title, Axis("client"), Axis("client"), values)
+
+
+def mean_confusion(rows: Iterable[EvalRow], classes: int) -> Matrix | None:
+    """What the mean client takes its test examples for: in each row, of the examples of a class, the share that is
+    taken for each class.
+
+    Every client counts the same: with n_i[c, d] of client i's n_i examples of class c taken for d, entry [c, d] is
+    Σ_i n_i[c, d] / n_i, divided by the sum over all of the row's examples. Predictions that are not finite are of no
+    class, so that a row may sum to less than one.
+
+    Args:
+        rows: of one scope; those without counts by class are left out.
+        classes: C.
+
+    Returns:
+        None where no row has counts by class.
+    """
+    taken, examples = np.zeros((classes, classes)), np.zeros(classes)
+    for row in rows:
+        for true, predicted, count in row.confusion:
+            examples[true] += count / row.total
+            if predicted >= 0:
+                taken[true, predicted] += count / row.total
+    if not examples.any():
+        return None
+    with np.errstate(invalid="ignore"):
+        values = (taken / examples[:, None]).astype(np.float32)
+    title = "Confusion of the mean client: share of a class's test examples"
+    return Matrix("confusion", title, Axis("true class"), Axis("predicted class"), values, (0.0, 1.0))
