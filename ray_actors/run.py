@@ -21,9 +21,11 @@ from pflsim.errors import RunError, SettingsError
 from pflsim.execution import Executor
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
+from pflsim.resume import fixed_settings
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.summary import Summary
+from pflsim.tracking.hyperparameters import hyperparameters
 from pflsim.tracking.records import read_records
 from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
 from pflsim.tracking.tracker import Tracker
@@ -89,7 +91,14 @@ class Runner:
         console = Console(job.meta)
         console.start(folder, session.done if session.take_up else None)
         with _written("this run"):
-            tracker = Tracker(folder, job.meta, resume_after=session.resume_after)
+            known = hyperparameters(fixed_settings(job.settings), job.settings.names)
+            tracker = Tracker(
+                folder,
+                job.meta,
+                resume_after=session.resume_after,
+                hyperparameters=known,
+                per_client=job.settings.tracking.per_client,
+            )
         session.journal.counted = tracker.restarted
         try:
             return self._run_to_the_end(session, started, tracker, console)

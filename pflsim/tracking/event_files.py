@@ -16,6 +16,9 @@ EARLIER = "events.out.tfevents.0000000000.earlier"
 """Where the points of all sessions before this one are. Readers take the files by their names, so it is read first
 whatever the clock said when a session began."""
 
+OF_A_SESSION = ("newcomer/", "final/", "partition", "_hparams_/")
+"""Tags of what every session writes for itself, or a later one will."""
+
 
 def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
     """Leave the points of these rounds, in their order, in one file, and no other.
@@ -32,7 +35,7 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
         for data in _events(path.read_bytes()):
             event = Event.FromString(data)
             (tag,) = [value.tag for value in event.summary.value] or [""]
-            if tag and not tag.startswith("newcomer/") and event.step in points:
+            if tag and not tag.startswith(OF_A_SESSION) and event.step in points:
                 points[event.step].setdefault(tag, data)
     now = time.time()
     for metrics in history:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +15,14 @@ from pflsim.history import RoundMetrics, round_metrics, to_line
 from pflsim.memory import MemorySampler
 from pflsim.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
 from pflsim.tracking.per_client import PerClientFile
-from pflsim.tracking.scalars import TensorBoard
 from pflsim.tracking.sessions import Earlier, take_up
+from pflsim.tracking.tensorboard import TensorBoard
 from pflsim.types import NewcomerRecord, RoundRecord
+from pflsim.views import Views, write_views
 
 
 class Tracker:
-    """Writes metrics.jsonl, per_client.csv, tb/ and summary.json of a run.
+    """Writes metrics.jsonl, per_client.csv, views.safetensors, tb/ and summary.json of a run.
 
     As a context manager it closes itself: `complete` unless an exception leaves the block. Its memory is `history`
     (what metrics.jsonl says) and `ledger` (what per_client.csv says); nothing else decides the summary but the clock.
@@ -32,6 +33,8 @@ class Tracker:
         watch: called with every round's figures once they are written, e.g. `Console.round`.
         resume_after: take up the run in the folder after this round; what its files hold of later ones goes, and so
             do its newcomers.
+        hyperparameters: the settings by dotted name, for TensorBoard's table of runs.
+        per_client: whether every client gets curves of its own in TensorBoard.
 
     Raises:
         SettingsError: the files of a run to be taken up have not all rounds up to that one; nothing was changed.
@@ -44,6 +47,8 @@ class Tracker:
         watch: Callable[[RoundMetrics], None] | None = None,
         *,
         resume_after: int | None = None,
+        hyperparameters: Mapping[str, bool | float | str] | None = None,
+        per_client: bool = False,
     ):
         resumes = resume_after is not None
         self._earlier = take_up(folder, resume_after) if resumes else Earlier([], Ledger())
@@ -54,6 +59,8 @@ class Tracker:
         self.memory = MemorySampler()
         self._watch = watch
         self._start = time.perf_counter()
+        self.rates: dict[int, float] = {}
+        """Every client's test accuracy when it was judged last."""
         self.restarts = 0
         """How many actors had to be replaced in this session."""
         self._summary: Summary | None = None
@@ -61,7 +68,7 @@ class Tracker:
         write_summary(folder, self._summarised(complete=False))  # so that others know of this session however it ends
         self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
         self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)
-        self._tensorboard = TensorBoard(folder / "tb", resume_after)
+        self._tensorboard = TensorBoard(folder / "tb", resume_after, hyperparameters, per_client)
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write a round down and return its figures. Everything is on its way to the disk when this returns.
@@ -75,7 +82,10 @@ class Tracker:
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
         self._per_client.write(record)
-        self._tensorboard.write(metrics, self.memory.sample())
+        if record.views:
+            write_views(self.folder, Views(record.round, record.views))
+        self._tensorboard.write(record, metrics, self.memory.sample())
+        self.rates = judged_rates(record, self.meta) or self.rates
         self.history.append(metrics)
         if self._watch is not None:
             self._watch(metrics)
@@ -110,8 +120,9 @@ class Tracker:
             self.memory.sample(force=True)
             self._summary = self._summarised(complete)
             with ExitStack() as last:  # closed even where the disk is full
-                for file in (self._tensorboard, self._per_client, self._lines):
+                for file in (self._per_client, self._lines):
                     last.callback(file.close)
+                last.callback(self._tensorboard.close, self._summary)
                 write_summary(self.folder, self._summary)
         return self._summary
 
@@ -128,3 +139,10 @@ class Tracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(complete=kind is None)
+
+
+def judged_rates(record: RoundRecord, meta: RunMeta) -> dict[int, float]:
+    """Every client's test accuracy with the model that the method is judged by."""
+    judged = meta.judged_by, meta.phase(meta.judged_by), "test"
+    rows = [row for row in record.evaluations if (row.model, row.phase, row.split) == judged and row.total > 0]
+    return {row.client: row.correct / row.total for row in rows}
