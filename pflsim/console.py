@@ -1,25 +1,29 @@
-"""What a run says on the terminal: one line per round, and a table at the end."""
+"""What a run says on the terminal: a line per round or a live display, and a table at the end."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, get_args
+from typing import TYPE_CHECKING, Literal, TextIO, get_args
 
 from pflsim.history import RoundMetrics
+from pflsim.live import Live, Status
 from pflsim.metrics import Model, Scope
 from pflsim.summary import Figure, NewcomerFigures, RunMeta, Summary
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+Progress = Literal["auto", "live", "plain", "quiet"]
 WIDTH = 110
 """No line is longer than this, except one that ends in a path."""
 ROWS = (("last", "last round"), ("best_val", "best by validation"), ("best_test_oracle", "best test round (oracle)"))
+LINES, SHOWN = 20, 3
+"""Lines of rounds that a live display leaves behind, about; best and worst clients at the end."""
 WHEN = {"trained": "after local training", "received": "as received from the server"}
 
 
@@ -48,15 +52,18 @@ def format_seconds(seconds: float) -> str:
 
 
 class Console:
-    """Prints a run's progress and result as plain text; bold only on a terminal.
+    """Prints a run's progress and result; bold, and a live display, only on a terminal.
 
     Args:
         meta: what the run is.
+        progress: as in the settings.
         stream: where to; None: standard output.
         width: columns; None: the terminal's, or `WIDTH` where there is none.
     """
 
-    def __init__(self, meta: RunMeta, stream: TextIO | None = None, width: int | None = None):
+    def __init__(
+        self, meta: RunMeta, stream: TextIO | None = None, width: int | None = None, progress: Progress = "auto"
+    ):
         self.meta = meta
         self.stream = stream or sys.stdout
         self.terminal = self.stream.isatty()
@@ -64,9 +71,15 @@ class Console:
         self.width = min(width or columns, WIDTH)
         self.dash = "—" if _can_print("—", self.stream) else "-"
         self._seconds: list[float] = []
+        self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
+        self._status = Status(meta.rounds)
+        self._best: tuple[float, int, float] | None = None
+        self._live: Live | None = None
 
     def start(self, folder: Path, done: int | None = None) -> None:
         """Say what is about to run, where its results go, and which rounds are done already."""
+        if self.progress == "quiet":
+            return
         meta = self.meta
         held = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
         self._print(f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{held}, "
@@ -75,11 +88,59 @@ class Console:
         if done is not None:
             self._print(f"goes on after round {done}")
         self._print("accuracy: mean over clients, on their test data; worst: mean of the worst tenth of the clients")
+        if self.progress == "live":
+            self._live = Live(self._status, self.stream, self.width, format_seconds)
 
-    def round(self, metrics: RoundMetrics) -> None:
-        """Print a round's line; the traffic is that of the round."""
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        """A phase of a round begins, for so many clients."""
+        status = self._status
+        status.round, status.phase, status.done, status.due = round_number, name, 0, due
+
+    def heard(self, clients: int) -> None:
+        """So many more clients are through with the phase."""
+        self._status.done += clients
+
+    def round(self, metrics: RoundMetrics, memory_mb: float = 0.0) -> None:
+        """Print a round's line; the traffic is that of the round.
+
+        A live display has room for the newest figures, so that about `LINES` lines of a run are enough there.
+
+        Args:
+            metrics: the round's figures.
+            memory_mb: what all processes hold.
+        """
         self._seconds.append(metrics.total_seconds)
-        self._print(self.line(metrics))
+        if self._live is not None:
+            self._status.remaining = self._remaining(metrics.round)
+            self._status.lines = self._newest(metrics, memory_mb)
+        every = max(self.meta.rounds // LINES, 1) if self._live is not None else 1
+        if self.progress != "quiet" and (metrics.round % every == 0 or metrics.round == self.meta.rounds):
+            self._print(self.line(metrics))
+
+    def close(self) -> None:
+        """Take the live display away, where there is one; nothing more moves on the terminal."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def _newest(self, metrics: RoundMetrics, memory_mb: float) -> list[str]:
+        """The newest figures, for the live display."""
+        judged = self.meta.judged_by
+        scope = Scope(judged, "test", self.meta.phase(judged))
+        stats, lines = metrics.accuracy.get(scope), self._status.lines
+        if stats is not None:
+            by = metrics.accuracy.get(scope._replace(split="val"), stats)
+            if self._best is None or by.mean > self._best[0]:
+                self._best = by.mean, metrics.round, stats.mean
+            chosen = "by validation" if by is not stats else "on test data (oracle)"
+            lines = [
+                f"round {metrics.round}: {judged} accuracy {stats.mean:.3f}, worst tenth of the clients "
+                f"{stats.worst_decile:.3f}; best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
+            ]
+        up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
+        held = f"memory {format_bytes(memory_mb * 1e6)}, " if memory_mb else ""
+        took = f"the last round took {format_seconds(metrics.total_seconds)}"
+        return [*lines[:1], f"traffic so far up {up}, down {down}; {held}{took}"]
 
     def line(self, metrics: RoundMetrics) -> str:
         """The richest form of a round's line that fits: first the two traffics merge, then they go, then the loss."""
@@ -102,10 +163,17 @@ class Console:
         lines = ["  ".join(form) for form in forms]
         return next((line for line in lines if len(line) <= self.width), lines[-1][: self.width]).rstrip()
 
-    def end(self, summary: Summary, folder: Path) -> None:
-        """Print the table of the run, where its files are and how to see its curves."""
+    def end(self, summary: Summary, folder: Path, rates: Mapping[int, float] | None = None) -> None:
+        """Print the table of the run, where its files are and how to see its curves.
+
+        Args:
+            summary: what it came to.
+            folder: the run folder.
+            rates: every client's test accuracy when it was judged last.
+        """
         from rich.console import Console as Rich
 
+        self.close()
         self._print("")
         if not summary.complete:
             self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")
@@ -113,6 +181,8 @@ class Console:
         with rich.capture() as captured:
             rich.print(self._table(summary))
         self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        for line in self._extremes(rates or {}):
+            self._print(line)
         rounds = sum(self._seconds)
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
         self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
@@ -126,6 +196,14 @@ class Console:
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
             self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
+
+    def _extremes(self, rates: Mapping[int, float]) -> list[str]:
+        """The best and the worst clients, where there are enough of them."""
+        some = min(SHOWN, len(rates) // 2)
+        ascending = sorted(rates.items(), key=lambda pair: (pair[1], pair[0]))
+        descending = sorted(rates.items(), key=lambda pair: (-pair[1], pair[0]))
+        named = (("best clients ", descending), ("worst clients", ascending))
+        return [f"{name}  {', '.join(f'{c}: {rate:.4f}' for c, rate in found[:some])}" for name, found in named if some]
 
     def _time(self, summary: Summary, rounds: float) -> str:
         """Where the time went; of a run that was taken up, all sessions together and the rounds of this one."""
@@ -180,15 +258,20 @@ class Console:
         return f"{model} {stats.mean:.3f}" + (f" (worst {stats.worst_decile:.2f})" if worst else "")
 
     def _eta(self, round_number: int) -> str:
-        left = self.meta.rounds - round_number
-        recent = self._seconds[-10:]
-        if left <= 0 or not recent:
-            return " " * 9
-        return f"eta {format_seconds(left * sum(recent) / len(recent)):<5}"
+        left = self._remaining(round_number)
+        return " " * 9 if not left else f"eta {format_seconds(left):<5}"
+
+    def _remaining(self, round_number: int) -> float | None:
+        """Seconds to the end, going by the last rounds."""
+        left, recent = self.meta.rounds - round_number, self._seconds[-10:]
+        return max(left, 0) * sum(recent) / len(recent) if recent else None
 
     def _print(self, text: str) -> None:
         with suppress(OSError):  # nobody reads it any more; the run goes on
-            print(text, file=self.stream, flush=True)
+            if self._live is not None:
+                self._live.print(text)
+            else:
+                print(text, file=self.stream, flush=True)
 
 
 def _three_digits(value: float) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -101,6 +102,14 @@ class Listener(Protocol):
         """A round is over."""
         ...
 
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        """A phase of a round begins, in which so many clients have something to do."""
+        ...
+
+    def heard(self, clients: int) -> None:
+        """So many more of them are through with it."""
+        ...
+
     def newcomers(self, record: NewcomerRecord) -> None:
         """Newcomers have joined, after the last round; not called where the plan has none."""
         ...
@@ -138,6 +147,7 @@ class Simulation(Generic[Handle]):
         self.done = done
         self._saved, self._saved_at = done, time.monotonic()
         self._score: float | None = None
+        executor.heard = listener.heard
         self._ahead = False  # whether the executor's state is that of a round that is not written down yet
 
     def run(self) -> None:
@@ -153,6 +163,7 @@ class Simulation(Generic[Handle]):
             for round_number in range((self.done or 0) + 1, self.plan.rounds + 1):
                 self._finish(self._round(round_number, self.plan.cohorts[round_number - 1]))
             if self.plan.newcomers:
+                self.listener.phase(self.plan.rounds, "newcomers")
                 with self.interrupts.abandonable():
                     record = self._welcome()
                 self.listener.newcomers(record)
@@ -187,7 +198,7 @@ class Simulation(Generic[Handle]):
         score = validation_score(record.evaluations, self.plan.judged)
         seconds, staged = dict(record.seconds), None
         if self._must_save(record.round):
-            with _timed(seconds, "checkpoint"):
+            with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._stage(record.round, score)
         faults = {**record.faults, **self.journal.take_faults()}
         try:
@@ -209,23 +220,24 @@ class Simulation(Generic[Handle]):
 
     def _round(self, round_number: int, cohort: tuple[int, ...]) -> RoundRecord:
         seconds: dict[str, float] = {}
+        phase = partial(self._phase, round_number, seconds)
         absent, slow = self.plan.absent(round_number), self.plan.slow(round_number)
         with self.interrupts.abandonable():
-            with _timed(seconds, "downlink"):
+            with phase("downlink"):
                 sent = self.executor.send(cohort)
-            with _timed(seconds, "train"):
+            with phase("train", len(cohort) - len(absent)):
                 work = dict.fromkeys(slow, self.plan.straggler_work)
                 trained = self.executor.train(round_number, sent.without(absent), work)
-        with _timed(seconds, "fuse"):
+        with phase("fuse"):
             self._fuse(trained)
         if round_number in self.plan.trace_rounds:
-            with _timed(seconds, "trace"):
+            with phase("trace"):
                 self._trace(round_number, sent, trained)
-        with _timed(seconds, "observe"):
+        with phase("observe"):
             seen = self.executor.observe(trained, self._is_due(round_number, self.plan.views_every))
         down_bytes, reports = sent.down_bytes, trained.reports
         del sent, trained  # the messages may go now
-        with _timed(seconds, "evaluate"):
+        with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
         views = (*seen.matrices, *self._confusion(rows))
@@ -234,7 +246,7 @@ class Simulation(Generic[Handle]):
     def _opening(self) -> RoundRecord:
         seconds: dict[str, float] = {}
         everyone = tuple(range(self.plan.clients))
-        with _timed(seconds, "opening"):
+        with self._phase(0, seconds, "opening", len(everyone)):
             with self.interrupts.abandonable():
                 replied = self.executor.open(everyone)
             self._fuse(replied)
@@ -275,7 +287,11 @@ class Simulation(Generic[Handle]):
             judges.insert(1, Judge("personal", other, who, plan.splits, round_number))
         if self._is_due(round_number, plan.views_every):
             judges = [replace(j, confusion=(j.model, j.phase) == plan.judged) for j in judges]
-        return tuple(row for judge in judges for row in self.executor.evaluate(judge))
+        rows: list[EvalRow] = []
+        for judge in judges:
+            self.listener.phase(round_number, "evaluate", len(who))
+            rows += self.executor.evaluate(judge)
+        return tuple(rows)
 
     def _confusion(self, rows: Sequence[EvalRow]) -> list[Matrix]:
         judged = [row for row in rows if row.split == "test" and (row.model, row.phase) == self.plan.judged]
@@ -324,9 +340,10 @@ class Simulation(Generic[Handle]):
     def _not_saved(self, round_number: int, error: OSError) -> None:
         self.journal.say(f"no checkpoint after round {round_number}: {error}; the run goes on, older ones are kept")
 
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start
+    @contextmanager
+    def _phase(self, round_number: int, seconds: dict[str, float], name: str, due: int = 0) -> Iterator[None]:
+        """Tell of a phase and take its time."""
+        self.listener.phase(round_number, name, due)
+        start = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - start

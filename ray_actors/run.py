@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import psutil
 
 from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.checks import check
-from pflsim.console import Console
+from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
 from pflsim.environment import write_environment
 from pflsim.errors import RunError, SettingsError
@@ -88,23 +88,16 @@ class Runner:
 
     def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
         job, folder = session.job, session.folder
-        console = Console(job.meta)
-        console.start(folder, session.done if session.take_up else None)
-        with _written("this run"):
-            known = hyperparameters(fixed_settings(job.settings), job.settings.names)
-            tracker = Tracker(
-                folder,
-                job.meta,
-                resume_after=session.resume_after,
-                hyperparameters=known,
-                per_client=job.settings.tracking.per_client,
-            )
-        session.journal.counted = tracker.restarted
-        try:
-            return self._run_to_the_end(session, started, tracker, console)
-        except BaseException:
-            self._forget_actors()
-            raise
+        with closing(Console(job.meta, progress=cast(Progress, job.settings.progress))) as console:
+            console.start(folder, session.done if session.take_up else None)
+            with _written("this run"):
+                tracker = _tracker(session)
+            session.journal.counted = tracker.restarted
+            try:
+                return self._run_to_the_end(session, started, tracker, console)
+            except BaseException:
+                self._forget_actors()
+                raise
 
     def _run_to_the_end(
         self, session: Session, started: Callable[[Journal], Executor], tracker: Tracker, console: Console
@@ -129,7 +122,7 @@ class Runner:
         tracker.restarts = session.journal.restarts
         with _written("this run"):
             summary = tracker.close(complete)
-        console.end(summary, session.folder)
+        console.end(summary, session.folder, tracker.rates)
         return summary
 
     @contextmanager
@@ -285,7 +278,13 @@ class _Listener:
     def round(self, record: RoundRecord) -> None:
         with _written(f"round {record.round}"):
             metrics = self.tracker.round(record)
-        self.console.round(metrics)
+        self.console.round(metrics, self.tracker.memory.last_mb)
+
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        self.console.phase(round_number, name, due)
+
+    def heard(self, clients: int) -> None:
+        self.console.heard(clients)
 
     def sync(self) -> None:
         self.tracker.sync()
@@ -293,6 +292,17 @@ class _Listener:
     def newcomers(self, record: NewcomerRecord) -> None:
         with _written("the newcomers"):
             self.tracker.newcomers(record)
+
+
+def _tracker(session: Session) -> Tracker:
+    settings = session.job.settings
+    return Tracker(
+        session.folder,
+        session.job.meta,
+        resume_after=session.resume_after,
+        hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
+        per_client=settings.tracking.per_client,
+    )
 
 
 def _has_records(folder: Path) -> bool:

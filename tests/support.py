@@ -140,9 +140,17 @@ class Records:
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
         self.joined: list[NewcomerRecord] = []
+        self.phases: list[tuple[int, str, int] | int] = []
+        """What went on: a phase with those due in it, or how many are through with it."""
 
     def round(self, record: RoundRecord) -> None:
         self.records.append(record)
+
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        self.phases.append((round_number, name, due))
+
+    def heard(self, clients: int) -> None:
+        self.phases.append(clients)
 
     def newcomers(self, record: NewcomerRecord) -> None:
         self.joined.append(record)

@@ -31,6 +31,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
         matrices: at least one; each with a title of its own where there are several.
         title: above all; none: the matrix's own where there is one.
     """
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,10 +44,11 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     FigureCanvasAgg(figure)
     low, high_end = _bounds(matrices)
     image: Any = None
+    colours = colormaps["viridis"].with_extremes(over="#fff4c2")
     for number, matrix in enumerate(matrices):
         axes = figure.add_subplot(down, along, number + 1)
         shown = np.ma.masked_invalid(matrix.values)
-        image = axes.imshow(shown, cmap="viridis", vmin=low, vmax=high_end, interpolation="nearest", aspect="auto")
+        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high_end, interpolation="nearest", aspect="auto")
         axes.set_facecolor("#d9d9d9")  # where there is nothing
         if len(matrices) > 1:
             axes.set_title(matrix.name.partition("/")[2] or matrix.title, fontsize=9)
@@ -55,17 +57,29 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
         axes.tick_params(labelsize=7)
         if matrix.values.size <= 144:
             _write_values(axes, matrix.values, low, high_end)
-    bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02)
+    beyond = any(np.nanmax(m.values, initial=low) > high_end for m in matrices)
+    bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
     figure.suptitle(title or matrices[0].title, fontsize=10)
     return figure
 
 
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
+    """The scale; between clients it is that of different ones, for a client's own weight may dwarf all others."""
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    values = np.concatenate([m.values[np.isfinite(m.values)] for m in matrices])
-    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    shown = [_others(m) if _own(m) else m.values for m in matrices]
+    values = np.concatenate([v[np.isfinite(v)] for v in shown])
+    return (min(float(values.min()), 0.0), float(values.max())) if len(values) else (0.0, 1.0)
+
+
+def _own(matrix: Matrix) -> bool:
+    """Whether the diagonal is about a client and itself."""
+    return matrix.rows.label in ("receiver", "client") and 1 < len(matrix.values) == matrix.values.shape[1]
+
+
+def _others(matrix: Matrix) -> np.ndarray:
+    return matrix.values[~np.eye(len(matrix.values), dtype=bool)]
 
 
 def _label(axis: Any, what: Axis, size: int, turned: bool = False) -> None:

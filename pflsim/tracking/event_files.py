@@ -16,7 +16,7 @@ EARLIER = "events.out.tfevents.0000000000.earlier"
 """Where the points of all sessions before this one are. Readers take the files by their names, so it is read first
 whatever the clock said when a session began."""
 
-OF_A_SESSION = ("newcomer/", "final/", "partition", "_hparams_/")
+OF_A_SESSION = ("newcomer/", "final/", "seconds/run", "partition", "_hparams_/")
 """Tags of what every session writes for itself, or a later one will."""
 
 

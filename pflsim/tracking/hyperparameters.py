@@ -7,7 +7,7 @@ from typing import Any
 
 from pflsim.summary import Summary
 
-ACCURACY, WORST, BYTES, SECONDS = "final/accuracy", "final/worst_decile", "final/traffic_bytes", "final/seconds"
+ACCURACY, WORST, BYTES, SECONDS = "final/accuracy", "final/worst_decile", "final/traffic_bytes", "seconds/run"
 """Test accuracy of the judged model in the round that is best by validation, or else the last one: its mean and worst
 decile over clients; bytes both ways of all clients; wall seconds."""
 

@@ -1,12 +1,15 @@
 import io
+import re
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console as Rich
 
 from pflsim.accounting import Traffic
 from pflsim.console import WIDTH, Console, format_bytes, format_seconds, tensorboard_command
@@ -166,3 +169,86 @@ def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "tensorboard").touch()
     assert shlex.split(tensorboard_command(Path("my runs/x"))) == ["venv/tensorboard", "--logdir", "my runs/x"]
+
+
+def test_the_best_and_the_worst_clients():
+    stream, history = io.StringIO(), [metrics(20, FULL)]
+    summary = summarise(META, history, True, 20.0, 512.0)
+    Console(META, stream).end(summary, Path("runs/x"), {0: 0.5, 1: 0.75, 2: 0.25, 3: 0.75, 4: 1.0})
+    assert "best clients   4: 1.0000, 1: 0.7500\nworst clients  2: 0.2500, 0: 0.5000\n" in stream.getvalue()
+
+
+@pytest.mark.parametrize("rates", [{}, {0: 0.5}, None])
+def test_no_best_and_worst_among_fewer_than_two(rates):
+    stream = io.StringIO()
+    Console(META, stream).end(summarise(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
+    assert "clients" not in stream.getvalue().partition("over all clients")[2]
+
+
+def test_a_hundred_clients_and_two_rounds_take_at_most_forty_lines():
+    stream, meta = io.StringIO(), replace(META, clients=100, rounds=2)
+    console = Console(meta, stream)
+    history = [metrics(number, FULL) for number in (1, 2)]
+    console.start(Path("runs/x"))
+    for entry in history:
+        console.round(entry)
+    console.end(summarise(meta, history, True, 20.0, 512.0), Path("runs/x"), {c: c / 100 for c in range(100)})
+    assert len(stream.getvalue().splitlines()) <= 40
+
+
+def test_quiet_says_what_came_of_it_only():
+    stream = io.StringIO()
+    console = Console(META, stream, progress="quiet")
+    history = [metrics(number, FULL) for number in range(1, 21)]
+    console.start(Path("runs/x"))
+    for entry in history:
+        console.round(entry)
+    assert stream.getvalue() == ""
+    console.end(summarise(META, history, True, 20.0, 512.0), Path("runs/x"))
+    assert "Test accuracy" in stream.getvalue()
+
+
+def test_progress_is_live_on_a_terminal_only():
+    assert Console(META, Terminal()).progress == "live"
+    assert Console(META, io.StringIO()).progress == "plain"
+    assert Console(META, Terminal(), progress="plain").progress == "plain"
+
+
+def shown(console):
+    """What the live display shows at this moment."""
+    stream = io.StringIO()
+    Rich(file=stream, width=110, color_system=None).print(console._live._shown())
+    return stream.getvalue()
+
+
+def test_the_live_display_says_where_the_run_is():
+    validation = {Scope("personal", "val", "trained"): stats(0.8)}
+    with closing(Console(META, Terminal())) as console:
+        console.start(Path("runs/x"))
+        assert "starting" in shown(console)
+        console.phase(3, "train", 8)
+        console.heard(2)
+        console.heard(3)
+        assert "round 3/20" in shown(console)
+        assert "training 5 of 8 clients" in shown(console)
+        console.round(metrics(3, {**FULL, **validation}), 1234.0)
+        console.round(metrics(4, {PERSONAL: stats(0.95), Scope("personal", "val", "trained"): stats(0.7)}), 2000.0)
+        text = shown(console)
+    assert "round 4: personal accuracy 0.950, worst tenth of the clients 0.850" in text
+    assert "best so far by validation 0.913 in round 3" in text
+    assert "memory 2.00 GB" in text
+    assert "to go" in text
+
+
+def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
+    stream, meta = Terminal(), replace(META, rounds=1000)
+    console = Console(meta, stream)
+    history = [metrics(number, FULL) for number in range(1, 1001)]
+    console.start(Path("runs/x"))
+    for entry in history:
+        console.round(entry)
+    console.end(summarise(meta, history, True, 20.0, 512.0), Path("runs/x"))
+    console.close()
+    text = stream.getvalue()
+    assert [n for n in range(1, 1001) if re.search(rf"round +{n}/1000 ", text)] == list(range(50, 1001, 50))
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back

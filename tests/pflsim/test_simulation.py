@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import Records
@@ -18,9 +19,13 @@ from pflsim.errors import ClientError, RunError
 from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
+from pflsim.observe import Observation
 from pflsim.simulation import Plan, Simulation
 from pflsim.trace import read_message, read_server
 from pflsim.types import EvalRow, Tensors, TrainReport
+from pflsim.views import Axis, Matrix
+
+SEEN = Matrix("seen", "Seen", Axis("row"), Axis("column"), np.zeros((1, 1), np.float32))
 
 
 class Handle:
@@ -37,6 +42,7 @@ class Recorder:
         self.events: list[Any] = []
         self.alive: list[weakref.ref[Handle]] = []
         self.fused = 0
+        self.heard: Callable[[int], None] = lambda done: None
 
     def handle(self, content: Any) -> Handle:
         made = Handle(content)
@@ -58,6 +64,10 @@ class Recorder:
     def fuse(self, trained: Trained[Handle]) -> None:
         self.events.append(("fuse", len(trained.uplinks)))
         self.fused += 1
+
+    def observe(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+        self.events.append(("observe", len(trained.uplinks), matrices))
+        return Observation({0: 1.0, 2: 3.0}, (SEEN,) if matrices else ())
 
     def join(self, clients: Sequence[int]) -> Sent[Handle]:
         self.events.append(("join", tuple(clients)))
@@ -123,6 +133,7 @@ def test_events_of_a_round(tmp_path: Path) -> None:
         ("train", 1, (0, 2)),
         ("fuse", 2),
         ("numbers", 1),
+        ("observe", 2, True),
         ("evaluate", "personal", "trained", everyone, both, 1),
         ("evaluate", "personal", "received", everyone, both, 1),
         ("evaluate", "global", "received", everyone, both, 1),
@@ -137,8 +148,8 @@ def test_record_of_a_round(tmp_path: Path) -> None:
     assert [report.client for report in first.reports] == [0, 2]
     assert first.down_bytes == {0: 8, 2: 8}
     assert first.evaluations == (EvalRow(0, "test", "personal", "trained", 1, 2, 0.5),)
-    assert list(first.seconds) == ["downlink", "train", "fuse", "evaluate"]
-    assert list(records.records[-1].seconds) == ["downlink", "train", "fuse", "evaluate", "checkpoint"]
+    assert list(first.seconds) == ["downlink", "train", "fuse", "observe", "evaluate"]
+    assert list(records.records[-1].seconds) == [*first.seconds, "checkpoint"]
 
 
 @pytest.mark.parametrize(
@@ -228,3 +239,18 @@ def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="it broke"):
         Simulation(Broken(), PLAN, tmp_path, Records(), Journal(stream=said)).run()
     assert "not saved: the server is gone" in said.getvalue()
+
+
+def test_what_is_seen_of_a_round_is_recorded_with_it(tmp_path: Path) -> None:
+    """Matrices in the rounds that are due, and in the last; distances in every round."""
+    _, records = simulate(tmp_path, views_every=2)
+    assert [r.round for r in records.records if r.views == (SEEN,)] == [2, 4, 5]
+    assert [r.drift for r in records.records] == [{0: 1.0, 2: 3.0}] * 5
+
+
+def test_a_listener_follows_the_phases(tmp_path: Path) -> None:
+    _, records = simulate(tmp_path, cohorts=((0, 2),), absentees=((2,),), views_every=1, trace_rounds=(1,))
+    names = ["downlink", "train", "fuse", "trace", "observe", "evaluate", "evaluate", "evaluate", "checkpoint"]
+    assert [phase[1] for phase in records.phases if isinstance(phase, tuple)] == names
+    assert (1, "train", 1) in records.phases
+    assert (1, "evaluate", 3) in records.phases

@@ -3,7 +3,7 @@ import json
 import math
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from pflsim.metrics import Model, Phase
 from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.tracking import Tracker, create_run_folder, write_config
+from pflsim.tracking.hyperparameters import hyperparameters
 from pflsim.types import EvalRow, RoundRecord, Split, TrainReport
+from pflsim.views import Axis, Matrix, read_views
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, judged_by="personal")
 
@@ -228,3 +230,88 @@ def test_config_yaml_is_the_whole_settings(tmp_path):
     folder = create_run_folder("m", "d", 0, run_dir=tmp_path / "new" / "run")
     write_config(folder, settings)
     assert yaml.safe_load((folder / "config.yaml").read_text()) == settings
+
+
+def events_of(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "histograms": 0}).Reload()
+
+
+def test_histograms_of_the_clients_rates(tmp_path):
+    """In bins of equal width, whatever the rates; the same counts as by numpy."""
+    entry = record(1)
+    track(tmp_path / "run", [entry])
+    events = events_of(tmp_path / "run")
+    tag = "clients/personal/test/trained"
+    assert set(events.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in JUDGED for s in SPLITS}
+    (found,) = events.Histograms(tag)
+    rates = [r.correct / r.total for r in entry.evaluations if (r.model, r.split) == ("personal", "test")]
+    assert found.histogram_value.num == 6
+    assert found.histogram_value.sum == pytest.approx(sum(rates))
+
+
+def test_curves_of_clients_where_they_are_asked_for(tmp_path):
+    entry = replace(record(1), drift={2: 0.5, 4: 1.5})
+    with Tracker(tmp_path, META, per_client=True) as tracker:
+        tracker.round(entry)
+    scalars = events_of(tmp_path).Tags()["scalars"]
+    assert {tag for tag in scalars if tag.startswith("client/") and "drift" in tag} == {
+        "client/2/drift", "client/4/drift",
+    }  # fmt: skip
+    (rate,) = [
+        r.correct / r.total for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")
+    ]
+    assert events_of(tmp_path).Scalars("client/3/personal/test/trained")[0].value == pytest.approx(
+        own.correct / own.total
+    )
+
+
+def test_drift_and_memory_on_gpus(tmp_path):
+    entry = record(1)
+    reports = [replace(report, gpu_bytes=1_000_000 * report.client) for report in entry.reports]
+    with Tracker(tmp_path, META) as tracker:
+        metrics = tracker.round(replace(entry, reports=tuple(reports), drift={1: 1.0, 2: 2.0}))
+    assert metrics.drift == {"mean": 1.5, "max": 2.0}
+    assert read_history(tmp_path) == [metrics]
+    events = events_of(tmp_path)
+    assert (events.Scalars("drift/mean")[0].value, events.Scalars("drift/max")[0].value) == (1.5, 2.0)
+    assert events.Scalars("memory/gpu_peak_mb")[0].value == max(r.client for r in entry.reports)
+
+
+def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
+    known = hyperparameters({"lr": 0.1, "method.hidden": [1, 2], "seed": 3, "run_dir": None}, {"method": "fedavg"})
+    assert known == {"method": "fedavg", "lr": 0.1, "method.hidden": "[1, 2]", "seed": 3}
+    with Tracker(tmp_path, META, hyperparameters=known) as tracker:
+        tracker.round(record(1))
+    assert [path.is_file() for path in (tmp_path / "tb").iterdir()] == [True]
+    events = events_of(tmp_path)
+    assert set(events.PluginTagToContent("hparams")) == {
+        "_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info",
+    }  # fmt: skip
+    last = tracker.close(True).accuracy["personal"].best_val
+    assert last is not None
+    assert events.Scalars("final/accuracy")[0].value == pytest.approx(last.stats.mean)
+    assert events.Scalars("final/worst_decile")[0].value == pytest.approx(last.stats.worst_decile)
+
+
+def test_the_best_and_worst_clients_are_those_that_were_judged_last(tmp_path):
+    with Tracker(tmp_path, META) as tracker:
+        tracker.round(record(1))
+        tracker.round(record(2, evaluated=False))
+        rows = record(1).evaluations
+        assert tracker.rates == {
+            r.client: r.correct / r.total for r in rows if (r.model, r.split) == ("personal", "test")
+        }
+
+
+def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path):
+    matrices = [Matrix("psi", "Weights", Axis("group"), Axis("layer"), np.eye(3, dtype=np.float32) * n) for n in (1, 2)]
+    with Tracker(tmp_path, META) as tracker:
+        for number, matrix in enumerate(matrices, start=1):
+            tracker.round(replace(record(number), views=(matrix,)))
+    found = read_views(tmp_path)
+    assert found is not None
+    assert found.round == 2
+    np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)
+    assert [image.step for image in events_of(tmp_path).Images("views/psi")][-1] == 2

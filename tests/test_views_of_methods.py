@@ -1,0 +1,83 @@
+"""What every method shows of a round: the same numbers as in its trace, and pictures in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import launch
+from pflsim.messages import Uplink
+from pflsim.trace import read_message, read_server
+from pflsim.views import Views, read_views
+
+METHODS = sorted(path.stem for path in (launch.CONFIGS / "method").glob("*.yaml"))
+FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
+                "fedfomo": "affinity"}  # fmt: skip
+PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "pfedpm", "r_pfedpm"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
+               "trace.rounds=[3]", "tracking.views_every=2", f"run_dir={folder}"]  # fmt: skip
+    assert launch.main(options) == 0
+    seen = read_views(folder)
+    assert seen is not None
+    assert seen.round == 3
+    found = {m.name: m.values for m in seen.matrices}
+    kind = FROM_NUMBERS.get(method)
+    if kind:
+        numbers, _ = read_server(folder / "trace" / "round_0003" / "server.safetensors")
+        expected = {k: v.float().numpy() for k, v in numbers.items() if k.partition("/")[0] == kind}
+        assert expected
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found.pop(name), values)
+    if method in PROTOTYPES:
+        np.testing.assert_allclose(found.pop("prototype_similarity"), similarity(folder), rtol=1e-5, atol=1e-6)
+    confusion = found.pop("confusion")
+    assert confusion.shape == (10, 10)
+    assert not found
+    pictures(folder, seen)
+
+
+def similarity(folder: Path) -> np.ndarray:
+    """Of the uplinks in the trace, pair by pair and class by class."""
+    sent = {}
+    for path in (folder / "trace" / "round_0003").glob("up_*.safetensors"):
+        up = read_message(path)
+        assert isinstance(up, Uplink) and up.prototypes is not None
+        sent[up.client] = up.prototypes.means.flatten(1).double().numpy(), up.prototypes.counts.numpy()
+    values = np.full((5, 5), np.nan)
+    for i, (a, held) in sent.items():
+        for j, (b, also) in sent.items():
+            both = [c for c in range(10) if held[c] > 0 and also[c] > 0]
+            cosines = [a[c] @ b[c] / (np.linalg.norm(a[c]) * np.linalg.norm(b[c])) for c in both]
+            values[i, j] = np.mean(cosines) if cosines else np.nan
+    return values
+
+
+def pictures(folder: Path, seen: Views) -> None:
+    """Each kind once at least, and the last one is of the last round."""
+    events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0}).Reload()
+    kinds = {f"views/{m.name.partition('/')[0]}" for m in seen.matrices}
+    assert set(events.Tags()["images"]) == kinds | {"partition"}
+    assert all(events.Images(kind)[-1].step == 3 for kind in kinds)
+
+
+def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
+    """One client: the diagonal, weighed by the class's examples, is its accuracy."""
+    folder = tmp_path / "run"
+    assert launch.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
+                        f"run_dir={folder}"]) == 0  # fmt: skip
+    seen = read_views(folder)
+    assert seen is not None
+    (confusion,) = [m.values for m in seen.matrices if m.name == "confusion"]
+    counts = json.loads((folder / "partition.json").read_text())["class_counts"][0]["test"]
+    last = json.loads((folder / "summary.json").read_text())["accuracy"]["personal"]["last"]
+    assert (np.diag(confusion) * counts).sum() / sum(counts) == pytest.approx(last["mean"], rel=1e-6)
+    np.testing.assert_allclose(confusion.sum(1), 1, rtol=1e-6)
