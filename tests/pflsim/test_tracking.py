@@ -259,12 +259,9 @@ def test_curves_of_clients_where_they_are_asked_for(tmp_path):
     assert {tag for tag in scalars if tag.startswith("client/") and "drift" in tag} == {
         "client/2/drift", "client/4/drift",
     }  # fmt: skip
-    (rate,) = [
-        r.correct / r.total for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")
-    ]
-    assert events_of(tmp_path).Scalars("client/3/personal/test/trained")[0].value == pytest.approx(
-        own.correct / own.total
-    )
+    (own,) = [r for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")]
+    (point,) = events_of(tmp_path).Scalars("client/3/personal/test/trained")
+    assert point.value == pytest.approx(own.correct / own.total)
 
 
 def test_drift_and_memory_on_gpus(tmp_path):
