@@ -87,12 +87,12 @@ class Executor(Protocol[Handle]):
         """Have clients reply as they are, before the first round."""
         ...
 
-    def fuse(self, trained: Trained[Handle]) -> None:
-        """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on."""
-        ...
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+        """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on.
 
-    def observe(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
-        """Look at what was fused last and at what the server made of it; changes nothing."""
+        Returns:
+            What is seen of it, with matrices where they are asked for.
+        """
         ...
 
     def go_back(self) -> None:

@@ -19,7 +19,6 @@ PHASES = {
     "train": "training",
     "fuse": "fusing",
     "trace": "writing messages",
-    "observe": "looking",
     "evaluate": "evaluating",
     "checkpoint": "saving",
     "newcomers": "newcomers",

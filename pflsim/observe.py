@@ -4,6 +4,8 @@ what. Nothing here goes back into the simulation.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflsim.fusion.blocks import blocks
 from pflsim.messages import Prototypes, Uplink
 from pflsim.servers.base import ServerRule
 from pflsim.types import EvalRow
@@ -28,10 +29,12 @@ class Observation:
     Args:
         drift: ‖w_i − w̄‖ of every client that sent weights.
         matrices: what there is to look at; empty where nobody asked.
+        seconds: how long looking took.
     """
 
     drift: Mapping[int, float] = field(default_factory=dict)
     matrices: tuple[Matrix, ...] = ()
+    seconds: float = 0.0
 
 
 def observe(
@@ -46,20 +49,25 @@ def observe(
         clients: N.
         matrices: whether to make them.
     """
-    if not matrices:
-        return Observation(drift(uplinks))
+    start = time.perf_counter()
+    shown = _matrices(rule, state, uplinks, clients) if matrices else ()
+    return Observation(drift(uplinks), tuple(shown), time.perf_counter() - start)
+
+
+def _matrices(rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int) -> list[Matrix]:
     shown = [m for m in rule.views(state) if max(m.values.shape) <= MOST_CLIENTS]
     sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
     if sent and clients <= MOST_CLIENTS:
         shown.append(prototype_similarity(sent, clients))
-    return Observation(drift(uplinks), tuple(shown))
+    return shown
 
 
 def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
     """‖w_i − w̄‖ of the clients that sent weights, w̄ their unweighted mean.
 
     Counts what all of them sent in the same shape; with different architectures that may be a part of it. Fewer than
-    two clients, or nothing in common: nothing.
+    two clients, or nothing in common: nothing. The mean is summed up in float64; it and the distance in each tensor are
+    in the weights' own precision, which is enough to look at.
     """
     sent = {up.client: up.weights for up in uplinks if up.weights}
     if len(sent) < 2:
@@ -70,11 +78,15 @@ def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
         for key, value in first.items()
         if value.is_floating_point() and all(key in w and w[key].shape == value.shape for w in others)
     ]
-    squares = torch.zeros(len(sent), dtype=torch.float64)
+    squares = dict.fromkeys(sent, 0.0)
     for key in common:
-        for block in blocks([weights[key].reshape(-1) for weights in sent.values()]):
-            squares += block.sub_(block.mean(0)).square_().sum(1).cpu()
-    return dict(zip(sent, squares.sqrt().tolist(), strict=True)) if common else {}
+        mean = torch.zeros_like(first[key], dtype=torch.float64)
+        for weights in sent.values():
+            mean.add_(weights[key])
+        mean = mean.div_(len(sent)).to(first[key].dtype)
+        for client, weights in sent.items():
+            squares[client] += float(torch.dist(weights[key], mean)) ** 2
+    return {client: math.sqrt(square) for client, square in squares.items()} if common else {}
 
 
 def prototype_similarity(sent: Mapping[int, Prototypes], clients: int) -> Matrix:

@@ -16,7 +16,7 @@ from pflsim.execution import Executor, Judge, Sent, Trained
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
 from pflsim.metrics import validation_score
-from pflsim.observe import mean_confusion
+from pflsim.observe import Observation, mean_confusion
 from pflsim.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split
 from pflsim.views import Matrix
@@ -229,12 +229,11 @@ class Simulation(Generic[Handle]):
                 work = dict.fromkeys(slow, self.plan.straggler_work)
                 trained = self.executor.train(round_number, sent.without(absent), work)
         with phase("fuse"):
-            self._fuse(trained)
+            seen = self._fuse(trained, self._is_due(round_number, self.plan.views_every))
+        seconds |= {"fuse": seconds["fuse"] - seen.seconds, "observe": seen.seconds}
         if round_number in self.plan.trace_rounds:
             with phase("trace"):
                 self._trace(round_number, sent, trained)
-        with phase("observe"):
-            seen = self.executor.observe(trained, self._is_due(round_number, self.plan.views_every))
         down_bytes, reports = sent.down_bytes, trained.reports
         del sent, trained  # the messages may go now
         with phase("evaluate"):
@@ -254,9 +253,10 @@ class Simulation(Generic[Handle]):
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
 
-    def _fuse(self, trained: Trained[Handle]) -> None:
-        self.executor.fuse(trained)
+    def _fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+        seen = self.executor.fuse(trained, matrices)
         self._ahead = True
+        return seen
 
     def _welcome(self) -> NewcomerRecord:
         plan = self.plan

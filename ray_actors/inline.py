@@ -89,18 +89,14 @@ class InlineExecutor:
         """Reply, in turn."""
         return self._trained(self._settled([(client,) for client in clients], lambda tries: tries.open()))
 
-    def fuse(self, trained: Trained[Content]) -> None:
+    def fuse(self, trained: Trained[Content], matrices: bool = False) -> Observation:
         """Fuse."""
         before = self.server.state, self._counted
         with self._serving("fuse"):
-            self.server.fuse(*trained.uplinks)  # type: ignore[arg-type]
+            seen = self.server.fuse(*trained.uplinks, matrices=matrices)  # type: ignore[arg-type]
         self._before = before
         self._count(trained.states)  # type: ignore[arg-type]
-
-    def observe(self, trained: Trained[Content], matrices: bool = False) -> Observation:
-        """Look at it."""
-        with self._serving("observe"):
-            return self.server.observe(matrices, *trained.uplinks)  # type: ignore[arg-type]
+        return seen
 
     def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""

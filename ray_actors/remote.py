@@ -118,16 +118,13 @@ class RayExecutor:
 
         return self._trained(self.crew.run(self._tasks(_alone(clients), 0, "opening"), call))
 
-    def fuse(self, trained: Trained[ObjectRef]) -> None:
+    def fuse(self, trained: Trained[ObjectRef], matrices: bool = False) -> Observation:
         """Hand the references to the server and wait for it."""
         before = self.server.state, self.states
-        self.server.change("fuse", *trained.uplinks)
+        seen = self.server.change("fuse", matrices, *trained.uplinks)
         self._before = before
         self.states = {**self.states, **trained.states}  # type: ignore[dict-item]
-
-    def observe(self, trained: Trained[ObjectRef], matrices: bool = False) -> Observation:
-        """Have the server look at it."""
-        return ray.get(self.server.ask("observe", matrices, *trained.uplinks)[0])
+        return seen
 
     def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
         """Train newcomers on all hosts at once."""

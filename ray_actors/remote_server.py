@@ -33,9 +33,9 @@ class RemoteServer:
         """The process id."""
         return os.getpid()
 
-    def fuse(self, *uplinks: Sequence[Uplink]) -> tuple[int, Parcel]:
+    def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[Observation, Parcel]:
         """As `ServerHost.fuse`, with the state that comes of it."""
-        return self.host.fuse(*uplinks), Parcel(self.host.state, strides=True)
+        return self.host.fuse(*uplinks, matrices=matrices), Parcel(self.host.state, strides=True)
 
     def restore(self, saved: object) -> tuple[int, Parcel]:
         """As `ServerHost.restore`, with the state that comes of it."""
@@ -45,10 +45,6 @@ class RemoteServer:
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
         return self.host.numbers()
-
-    def observe(self, matrices: bool, *uplinks: Sequence[Uplink]) -> Observation:
-        """As `ServerHost.observe`."""
-        return self.host.observe(matrices, *uplinks)
 
     def saved_state(self) -> Parcel:
         """As `ServerHost.saved_state`."""

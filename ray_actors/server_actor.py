@@ -43,9 +43,10 @@ class ServerActor:
         """Wait until it is up."""
         self.ask()
 
-    def change(self, method: str, *arguments: Any) -> None:
-        """Call what returns a number and a new state; the state counts when it is there."""
-        _, self._state = self.ask(method, *arguments, returns=2)
+    def change(self, method: str, *arguments: Any) -> Any:
+        """Call what returns something, which is given back, and a new state, which counts when it is there."""
+        said, self._state = self.ask(method, *arguments, returns=2)
+        return ray.get(said)
 
     def ask(self, method: str | None = None, *arguments: Any, returns: int = 1) -> list[ObjectRef]:
         """Call a method and wait until it is through, on a new actor where this one dies; without a method wait until

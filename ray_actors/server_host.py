@@ -36,12 +36,20 @@ class ServerHost:
         with torch_threads(self.threads):
             return {client: self.rule.join(self.state, client) for client in clients}
 
-    def fuse(self, *uplinks: Sequence[Uplink]) -> int:
-        """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival; returns how many."""
+    def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> Observation:
+        """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival.
+
+        Args:
+            uplinks: of every call.
+            matrices: whether what is returned has any.
+
+        Returns:
+            What is seen of it.
+        """
         ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
         with torch_threads(self.threads):
             self.state = self.rule.fuse(self.state, ordered)
-        return len(ordered)
+            return observe(self.rule, self.state, ordered, len(self.federation.clients), matrices)
 
     def global_message(self) -> Message | None:
         """The one model for all, or None where the method has none."""
@@ -52,12 +60,6 @@ class ServerHost:
     def numbers(self) -> Tensors:
         """The rule's own numbers."""
         return self.rule.numbers(self.state)
-
-    def observe(self, matrices: bool, *uplinks: Sequence[Uplink]) -> Observation:
-        """What is seen of the last fusion, of these uplinks."""
-        ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
-        with torch_threads(self.threads):
-            return observe(self.rule, self.state, ordered, len(self.federation.clients), matrices)
 
     def saved_state(self) -> object:
         """The rule's state in plain form."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     beyond = any(np.nanmax(m.values, initial=low) > high_end for m in matrices)
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
-    figure.suptitle(title or matrices[0].title, fontsize=10)
+    letters = int(14 * figure.get_figwidth())  # that fit beside each other
+    figure.suptitle("\n".join(textwrap.wrap(title or matrices[0].title, letters)), fontsize=10)
     return figure
 
 

@@ -12,8 +12,10 @@ from pflsim.views import Views
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHARE = 0.02
+SHARE = 0.01
 """The most of a run's time that drawing may take."""
+FIRST = 0.3
+"""Seconds that the first pictures are expected to take."""
 
 
 class Gallery:
@@ -27,13 +29,13 @@ class Gallery:
 
     def __init__(self, put: Callable[[str, Figure, int], None], clock: Callable[[], float] = time.perf_counter):
         self._put, self._clock = put, clock
-        self._start, self._spent = clock(), 0.0
+        self._start, self._spent, self._expected = clock(), 0.0, FIRST
         self._waiting: Views | None = None
 
     def show(self, views: Views) -> None:
         """Draw a round, now or never, or at the end if no other round comes."""
         self._waiting = views
-        if self._spent <= SHARE * (self._clock() - self._start):
+        if self._spent + self._expected <= SHARE * (self._clock() - self._start):
             self._draw()
 
     def close(self) -> None:
@@ -47,4 +49,5 @@ class Gallery:
         begun = self._clock()
         for kind, matrices in by_kind(views.matrices).items():
             self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {views.round}"), views.round)
-        self._spent += self._clock() - begun
+        self._expected = self._clock() - begun
+        self._spent += self._expected

@@ -11,6 +11,12 @@ ACCURACY, WORST, BYTES, SECONDS = "final/accuracy", "final/worst_decile", "final
 """Test accuracy of the judged model in the round that is best by validation, or else the last one: its mean and worst
 decile over clients; bytes both ways of all clients; wall seconds."""
 
+SHOWN = (
+    *("method", "data", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
+    *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay", "init", "buffers"),
+)
+"""Settings, and groups of them, that tell runs apart; with all there are the table could not be read."""
+
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, bool | float | str]:
     """What a table of runs shows of the settings.
@@ -20,10 +26,15 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
         names: what the parts are called, by group.
     """
     parts = {group: name for group, name in names.items() if group != "placement"}
-    values = {key: value for key, value in settings.items() if not key.endswith("_target_") and value is not None}
+    values = {key: value for key, value in settings.items() if _tells(key) and value is not None}
     return parts | {
         key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in values.items()
     }
+
+
+def _tells(key: str) -> bool:
+    group = key.partition(".")[0]
+    return group in SHOWN and not key.endswith("_target_") and key not in ("data.root", "data.path", "data.download")
 
 
 def begin(writer: Any, values: Mapping[str, bool | float | str]) -> None:

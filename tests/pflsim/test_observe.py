@@ -26,14 +26,14 @@ def test_drift_is_the_distance_from_the_mean() -> None:
     expected = np.linalg.norm(flat - flat.mean(0), axis=1)
     found = drift([uplink(c, a=a[i], b=b[i], n=np.array(i)) for i, c in enumerate((2, 5, 9))])
     assert list(found) == [2, 5, 9]
-    np.testing.assert_allclose(list(found.values()), expected, rtol=1e-12)
+    np.testing.assert_allclose(list(found.values()), expected, rtol=1e-6)
 
 
 def test_near_models_keep_their_digits() -> None:
     """Squares of norms less twice a product would leave nothing of this."""
     far = np.full(10, 1e4, np.float32)
     found = drift([uplink(0, a=far), uplink(1, a=far + np.float32(1 / 512) * np.eye(10, dtype=np.float32)[0])])
-    assert found[0] == found[1] == pytest.approx(1 / 1024, rel=1e-12)
+    assert found[0] == found[1] == pytest.approx(1 / 1024, rel=1e-6)
 
 
 def test_drift_of_different_architectures_is_of_what_they_share() -> None:

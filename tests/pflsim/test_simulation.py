@@ -61,12 +61,9 @@ class Recorder:
         ups = [[Uplink(weights={"w": torch.ones(1)}, client=c, num_examples=c + 1)] for c in reversed(sent.downlinks)]
         return Trained([self.handle(up) for up in ups], tuple(TrainReport(c, c + 1, 1) for c in sent.downlinks))
 
-    def fuse(self, trained: Trained[Handle]) -> None:
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
         self.events.append(("fuse", len(trained.uplinks)))
         self.fused += 1
-
-    def observe(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
-        self.events.append(("observe", len(trained.uplinks), matrices))
         return Observation({0: 1.0, 2: 3.0}, (SEEN,) if matrices else ())
 
     def join(self, clients: Sequence[int]) -> Sent[Handle]:
@@ -133,7 +130,6 @@ def test_events_of_a_round(tmp_path: Path) -> None:
         ("train", 1, (0, 2)),
         ("fuse", 2),
         ("numbers", 1),
-        ("observe", 2, True),
         ("evaluate", "personal", "trained", everyone, both, 1),
         ("evaluate", "personal", "received", everyone, both, 1),
         ("evaluate", "global", "received", everyone, both, 1),
@@ -250,7 +246,7 @@ def test_what_is_seen_of_a_round_is_recorded_with_it(tmp_path: Path) -> None:
 
 def test_a_listener_follows_the_phases(tmp_path: Path) -> None:
     _, records = simulate(tmp_path, cohorts=((0, 2),), absentees=((2,),), views_every=1, trace_rounds=(1,))
-    names = ["downlink", "train", "fuse", "trace", "observe", "evaluate", "evaluate", "evaluate", "checkpoint"]
+    names = ["downlink", "train", "fuse", "trace", "evaluate", "evaluate", "evaluate", "checkpoint"]
     assert [phase[1] for phase in records.phases if isinstance(phase, tuple)] == names
     assert (1, "train", 1) in records.phases
     assert (1, "evaluate", 3) in records.phases

@@ -277,7 +277,9 @@ def test_drift_and_memory_on_gpus(tmp_path):
 
 
 def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
-    known = hyperparameters({"lr": 0.1, "method.hidden": [1, 2], "seed": 3, "run_dir": None}, {"method": "fedavg"})
+    known = hyperparameters(
+        {"lr": 0.1, "method.hidden": [1, 2], "seed": 3, "eval.every": 2, "lr_decay": None}, {"method": "fedavg"}
+    )
     assert known == {"method": "fedavg", "lr": 0.1, "method.hidden": "[1, 2]", "seed": 3}
     with Tracker(tmp_path, META, hyperparameters=known) as tracker:
         tracker.round(record(1))

@@ -71,19 +71,19 @@ def test_matrices_of_a_kind_are_drawn_together() -> None:
 
 
 def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn() -> None:
-    """A clock that every picture moves by 1 s; 10 s pass between two rounds."""
+    """A clock that every picture moves by 1 s; 20 s pass between two rounds."""
     now, drawn = [0.0], []
 
     def put(kind: str, figure: object, round_number: int) -> None:
         now[0] += 1.0
-        drawn.append(round_number)
+        drawn.append((round_number, now[0]))
 
     gallery = Gallery(put, lambda: now[0])
-    for number in range(1, 13):
+    for number in range(1, 20):
         gallery.show(Views(number, (matrix(),)))
-        now[0] += 10.0
-    assert drawn == [1, 6, 11]
-    assert len(drawn) - 1 <= SHARE * now[0]
+        now[0] += 20.0
+    assert [at for at, _ in drawn] == [3, 11, 16]
+    assert all(number <= SHARE * at + 1 for number, (_, at) in enumerate(drawn, start=1))
     gallery.close()
     gallery.close()
-    assert drawn == [1, 6, 11, 12]
+    assert [at for at, _ in drawn] == [3, 11, 16, 19]
