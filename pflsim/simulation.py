@@ -48,7 +48,7 @@ class Plan:
         absentees, stragglers: round by round, of the cohort; empty: none in any round.
         straggler_work: the share of its work that a straggler does.
         views_every: make matrices to look at every so many rounds, and in the last.
-        classes: C.
+        classes: C; 0: nothing is counted by class.
     """
 
     method: str
@@ -285,7 +285,7 @@ class Simulation(Generic[Handle]):
         if plan.received:
             other = "trained" if plan.judged_phase == "received" else "received"
             judges.insert(1, Judge("personal", other, who, plan.splits, round_number))
-        if self._is_due(round_number, plan.views_every):
+        if plan.classes and self._is_due(round_number, plan.views_every):
             judges = [replace(j, confusion=(j.model, j.phase) == plan.judged) for j in judges]
         rows: list[EvalRow] = []
         for judge in judges:

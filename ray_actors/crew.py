@@ -18,6 +18,9 @@ from ray_actors.placement import Layout
 from ray_actors.pool import Pool
 from ray_actors.referee import Referee
 
+TOLD = 5.0
+"""Seconds in which Ray has told by now whether an actor was up; of one that is dead or has answered it knows at once,
+but on a busy machine news may come in another order."""
 Call = Callable[[Any, Sequence[tuple[int, ...]]], list[ObjectRef]]
 """From a host's actor and the units that shall work there to what the call returns: what is said of every client (a
 mapping, with a `Failure` for those that failed), and whatever else there is."""
@@ -198,7 +201,7 @@ class Crew:
         """Which actor, for messages."""
         place = "while it was starting"
         with suppress(*DEATHS, RayTaskError):
-            if ray.wait([self._settled[number]], timeout=0)[0]:
+            if ray.wait([self._settled[number]], timeout=TOLD)[0]:
                 place = "process {} on node {}".format(*ray.get(self._settled[number]))
         return f"client actor {number}, {place}"
 
