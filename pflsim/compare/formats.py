@@ -1,0 +1,113 @@
+"""Tables as text, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO, get_args
+
+from tabulate import LATEX_ESCAPE_RULES, tabulate
+
+from pflsim.compare.comparison import Comparison
+from pflsim.compare.tables import Table, records, tables
+from pflsim.console import WIDTH
+from pflsim.errors import SettingsError
+from pflsim.streams import can_print
+
+Format = Literal["text", "markdown", "latex", "csv"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
+LATEX = {"±": r"$\pm$", "–": "--", "—": "---"}
+ASCII = {"±": "+-", "–": "-", "—": "-"}
+
+
+def render(comparison: Comparison, kind: Format) -> str:
+    """A comparison in one of the formats, without a line end."""
+    if kind == "csv":
+        return _csv(records(comparison))
+    write = {"text": text, "markdown": markdown, "latex": latex}[kind]
+    return "\n\n".join(write(table) for table in tables(comparison))
+
+
+def text(table: Table, width: int = WIDTH) -> str:
+    """For a terminal; where a line would be too long, the settings of a label go below each other."""
+    grid = _grid(table.headers, table.rows, "simple")
+    if max(map(len, grid.splitlines())) > width:
+        grid = _grid(table.headers, [(row[0].replace(" ", "\n  "), *row[1:]) for row in table.rows], "simple")
+    lines = [line.rstrip() for line in grid.splitlines()]
+    notes = [line for note in table.notes for line in _wrapped(note, width)]
+    return "\n".join([*_wrapped(table.title, width), "", *lines, "", *notes])
+
+
+def markdown(table: Table) -> str:
+    """For a page; the notes are a list."""
+    headers = [_markdown(header.replace("\n", " ")) for header in table.headers]
+    rows = [[_markdown(cell) for cell in row] for row in table.rows]
+    notes = [f"- {_markdown(note)}" for note in table.notes]
+    return "\n".join([_markdown(table.title), "", _grid(headers, rows, "pipe"), "", *notes])
+
+
+def latex(table: Table) -> str:
+    """A table environment; needs the package booktabs."""
+    headers = [header.replace("\n", " ") for header in table.headers]
+    tabular = _typeset(_grid(headers, table.rows, "latex_booktabs"))
+    caption = _typeset(". ".join(_latex(part) for part in (table.title, *table.notes)))
+    lines = ["% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering", tabular, rf"\caption{{{caption}.}}"]
+    return "\n".join([*lines, r"\end{table}"])
+
+
+def format_of(path: Path | None) -> Format:
+    """What a file's name says; text where there is no file.
+
+    Raises:
+        SettingsError: it says nothing.
+    """
+    if path is not None and path.suffix not in SUFFIXES:
+        raise SettingsError(f"--out {path}: expected a name that ends in {', '.join(SUFFIXES)}, or a --format")
+    return "text" if path is None else SUFFIXES[path.suffix]
+
+
+def printable(rendered: str, stream: TextIO) -> str:
+    """The same in characters that a stream has."""
+    return rendered if can_print(rendered, stream) else _translated(rendered, ASCII)
+
+
+def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
+    align = ["left", *["right"] * (len(headers) - 1)]
+    if len(headers) > 1 and headers[1].startswith("judged"):
+        align[1] = "left"
+    return tabulate(rows, headers, tablefmt=kind, disable_numparse=True, colalign=align, preserve_whitespace=True)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().removesuffix("\n")
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _markdown(cell: str) -> str:
+    return re.sub(r"([\\|*<>`])", r"\\\1", cell)
+
+
+def _latex(text: str) -> str:
+    """As tabulate escapes its cells."""
+    return "".join(LATEX_ESCAPE_RULES.get(character, character) for character in text)
+
+
+def _typeset(escaped: str) -> str:
+    """What LaTeX has commands for; and minus signs that are no hyphens."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", _translated(escaped, LATEX))
+
+
+def _translated(rendered: str, table: dict[str, str]) -> str:
+    return rendered.translate(str.maketrans(table))
