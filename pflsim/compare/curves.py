@@ -26,7 +26,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def accuracy_curve(group: Group, against: Against) -> Curve:
-    """Mean test accuracy of the judged model: mean over seeds ± sample standard deviation, in rounds that all seeds have.
+    """Mean test accuracy of the judged model: mean over seeds ± sample standard deviation, in rounds all have.
 
     Against bytes or seconds a round is where its mean over seeds is.
     """

@@ -34,18 +34,17 @@ def render(comparison: Comparison, kind: Format) -> str:
 
 
 def text(table: Table, width: int = WIDTH) -> str:
-    """For a terminal; where a line would be too long, the settings of a label go below each other."""
-    grid = _grid(table.headers, table.rows, "simple")
-    if max(map(len, grid.splitlines())) > width:
-        grid = _grid(table.headers, [(row[0].replace(" ", "\n  "), *row[1:]) for row in table.rows], "simple")
-    lines = [line.rstrip() for line in grid.splitlines()]
+    """For a terminal; where a line would be too long, the settings of a label go below it."""
+    forms = (table.rows, _broken(table.rows, 1), _broken(table.rows, -1))
+    made = [_plain(table.headers, rows) for rows in forms]
+    lines = next((lines for lines in made if max(map(len, lines)) <= width), made[-1])
     notes = [line for note in table.notes for line in _wrapped(note, width)]
     return "\n".join([*_wrapped(table.title, width), "", *lines, "", *notes])
 
 
 def markdown(table: Table) -> str:
     """For a page; the notes are a list."""
-    headers = [_markdown(header.replace("\n", " ")) for header in table.headers]
+    headers = [_markdown(header) for header in table.headers]
     rows = [[_markdown(cell) for cell in row] for row in table.rows]
     notes = [f"- {_markdown(note)}" for note in table.notes]
     return "\n".join([_markdown(table.title), "", _grid(headers, rows, "pipe"), "", *notes])
@@ -53,8 +52,7 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A table environment; needs the package booktabs."""
-    headers = [header.replace("\n", " ") for header in table.headers]
-    tabular = _typeset(_grid(headers, table.rows, "latex_booktabs"))
+    tabular = _typeset(_grid(table.headers, table.rows, "latex_booktabs"))
     caption = _typeset(". ".join(_latex(part) for part in (table.title, *table.notes)))
     lines = ["% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering", tabular, rf"\caption{{{caption}.}}"]
     return "\n".join([*lines, r"\end{table}"])
@@ -77,10 +75,24 @@ def printable(rendered: str, stream: TextIO) -> str:
 
 
 def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
-    align = ["left", *["right"] * (len(headers) - 1)]
-    if len(headers) > 1 and headers[1].startswith("judged"):
-        align[1] = "left"
-    return tabulate(rows, headers, tablefmt=kind, disable_numparse=True, colalign=align, preserve_whitespace=True)
+    names = [header.replace("\n", " ") for header in headers]
+    return tabulate(rows, names, tablefmt=kind, disable_numparse=True, colalign=_align(headers))
+
+
+def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns are no wider than what is in them, as tabulate makes them below headers."""
+    high = max(header.count("\n") for header in headers)
+    head = ["\n" * (high - header.count("\n")) + header for header in headers]
+    widths = [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(head, *rows, strict=True)
+    ]
+    grid = [head, ["-" * width for width in widths], *rows]
+    made = tabulate(grid, tablefmt="plain", disable_numparse=True, colalign=_align(headers), preserve_whitespace=True)
+    return [line.rstrip() for line in made.splitlines()]
+
+
+def _align(headers: Sequence[str]) -> list[str]:
+    return ["left" if number == 0 or header == "judged\nmodel" else "right" for number, header in enumerate(headers)]
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -89,6 +101,11 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue().removesuffix("\n")
+
+
+def _broken(rows: Sequence[Sequence[str]], times: int) -> list[list[str]]:
+    """Labels over so many lines more, or with every setting in a line of its own."""
+    return [[row[0].replace(" ", "\n  ", times), *row[1:]] for row in rows]
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -55,7 +55,7 @@ def figures(comparison: Comparison) -> Table:
     ]
     if target is not None:
         columns += [
-            (f"rounds\nto {target:g}", [_spread(row.rounds_to_target, 1) for row in rows]),
+            (f"rounds\nto {target:g}", [_number(row.rounds_to_target) for row in rows]),
             (f"{unit}\nto {target:g}", [_bytes(row.bytes_to_target, scale) for row in rows]),
         ]
     headers, cells = zip(*columns, strict=True)
@@ -148,6 +148,11 @@ def _spread(spread: Spread | None, decimals: int, scale: float = 1) -> str:
         return NONE
     mean = f"{spread.mean / scale:.{decimals}f}"
     return mean if spread.std is None else f"{mean} ± {spread.std / scale:.{decimals}f}"
+
+
+def _number(spread: Spread | None) -> str:
+    """Of whole numbers."""
+    return _spread(spread, 0 if spread is not None and spread.std is None else 1)
 
 
 def _bytes(spread: Spread | None, scale: float) -> str:

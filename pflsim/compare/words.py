@@ -22,6 +22,7 @@ def title(comparison: Comparison) -> str:
     runs = _runs(comparison)
     clients, rounds = _common(runs, "clients"), _common(runs, "rounds_planned")
     seeds = {group.seeds for group in comparison.groups}
+    same = f"seed{'s' if len(comparison.groups[0].seeds) > 1 else ''} {numbers(*seeds)}" if len(seeds) == 1 else None
     data = _common(runs, "data")
     what = [
         f"Test accuracy on {data}" if data else "Test accuracy",
@@ -29,7 +30,7 @@ def title(comparison: Comparison) -> str:
         clients and _count(clients, "client"),
         _common(runs, "model"),
     ]
-    how = [rounds and _count(rounds, "round"), f"seeds {numbers(*seeds)}" if len(seeds) == 1 else None]
+    how = [rounds and _count(rounds, "round"), same]
     parts = [", ".join(str(word) for word in words if word) for words in (what, how)]
     return "; ".join(part for part in parts if part)
 
@@ -67,7 +68,7 @@ def paired_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def numbers(values: Sequence[int]) -> str:
-    """Ascending numbers, three or more in sequence as a range: `0–2, 5`."""
+    """Ascending numbers, three or more in sequence as a range: `0–2,5`."""
     stretches: list[list[int]] = []
     for value in values:
         if stretches and value == stretches[-1][-1] + 1:
@@ -75,7 +76,7 @@ def numbers(values: Sequence[int]) -> str:
         else:
             stretches.append([value])
     parts = [[f"{s[0]}–{s[-1]}"] if len(s) > 2 else [str(value) for value in s] for s in stretches]
-    return ", ".join(text for part in parts for text in part)
+    return ",".join(text for part in parts for text in part)
 
 
 def _runs(comparison: Comparison) -> list[Run]:

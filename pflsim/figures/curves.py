@@ -52,6 +52,7 @@ def draw_curves(
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     beside = len(curves) > ALONE
     longest = max((len(curve.label) for curve in curves), default=0)
@@ -66,6 +67,8 @@ def draw_curves(
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    if all(float(x).is_integer() for curve in curves for x in curve.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
     if len(curves) > 1:

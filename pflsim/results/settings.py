@@ -14,9 +14,9 @@ from pflsim.settings import Settings
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",
     "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
-    "lockstep", "lockstep_clients", "eval.batch_size", "eval.received",
+    "eval.batch_size", "eval.received",
 )  # fmt: skip
-"""What makes no other experiment: the seed, names and places; how a run is carried out, which can change the last bits
+"""What makes no other experiment: the seed, names and places; where a run is carried out, which can change the last bits
 at most; and what is written down besides."""
 
 
