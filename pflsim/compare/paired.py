@@ -105,7 +105,14 @@ def client_differences(group: Group, reference: Group, choice: Choice) -> Iterat
 
 def _counts(run: Run, choice: Choice) -> dict[int, ClientCounts]:
     line = run.at(choice)
-    return {} if line is None else run.counts(line.round)
+    if line is None:
+        return {}
+    found, expected = run.counts(line.round), line.accuracy[run.judged].clients
+    if len(found) != expected:
+        raise SettingsError(
+            f"{run.folder}: per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
+        )
+    return found
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:

@@ -16,8 +16,8 @@ IGNORED = (
     "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
     "eval.batch_size", "eval.received",
 )  # fmt: skip
-"""What makes no other experiment: the seed, names and places; where a run is carried out, which can change the last bits
-at most; and what is written down besides."""
+"""What makes no other experiment: the seed, names and places; where a run is carried out, which can change the last
+bits at most; and what is written down besides."""
 
 
 def run_settings(run: Run) -> dict[str, Any]:
