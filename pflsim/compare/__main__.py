@@ -80,7 +80,7 @@ def _share(text: str) -> float:
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.compare.comparison import compare
     from pflsim.compare.curves import check_picture, draw
-    from pflsim.compare.formats import format_of, printable, render
+    from pflsim.compare.formats import format_of, render
     from pflsim.results import check_comparable, find_runs, group_runs, read_run
 
     kind = options.format or format_of(options.out)
@@ -96,12 +96,11 @@ def _compare(options: argparse.Namespace) -> None:
     comparison = compare(
         groups, choice=options.at, target=options.target, reference=options.reference, objections=objections
     )
-    rendered = render(comparison, kind)
     if options.out:
-        options.out.write_text(rendered + "\n", encoding="utf-8")
+        options.out.write_text(render(comparison, kind) + "\n", encoding="utf-8")
         print(f"written to {options.out}")
     else:
-        print(printable(rendered, sys.stdout), flush=True)
+        print(render(comparison, kind, sys.stdout), flush=True)
     if options.curves:
         draw(comparison, options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)

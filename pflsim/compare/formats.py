@@ -25,12 +25,16 @@ LATEX = {"±": r"$\pm$", "–": "--", "—": "---"}
 ASCII = {"±": "+-", "–": "-", "—": "-"}
 
 
-def render(comparison: Comparison, kind: Format) -> str:
-    """A comparison in one of the formats, without a line end."""
+def render(comparison: Comparison, kind: Format, stream: TextIO | None = None) -> str:
+    """A comparison in one of the formats, without a line end; in characters that a stream has, where one is given."""
     if kind == "csv":
-        return _csv(records(comparison))
-    write = {"text": text, "markdown": markdown, "latex": latex}[kind]
-    return "\n\n".join(write(table) for table in tables(comparison))
+        found = _csv(records(comparison))
+    else:
+        write = {"text": text, "markdown": markdown, "latex": latex}[kind]
+        plain = stream is not None and not can_print("".join(ASCII), stream)
+        found = "\n\n".join(write(_ascii(table) if plain else table) for table in tables(comparison))
+    encoding = "utf-8" if stream is None else stream.encoding or "utf-8"
+    return found.encode(encoding, "replace").decode(encoding)
 
 
 def text(table: Table, width: int = WIDTH) -> str:
@@ -67,11 +71,6 @@ def format_of(path: Path | None) -> Format:
     if path is not None and path.suffix not in SUFFIXES:
         raise SettingsError(f"--out {path}: expected a name that ends in {', '.join(SUFFIXES)}, or a --format")
     return "text" if path is None else SUFFIXES[path.suffix]
-
-
-def printable(rendered: str, stream: TextIO) -> str:
-    """The same in characters that a stream has."""
-    return rendered if can_print(rendered, stream) else _translated(rendered, ASCII)
 
 
 def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
@@ -124,6 +123,12 @@ def _latex(text: str) -> str:
 def _typeset(escaped: str) -> str:
     """What LaTeX has commands for; and minus signs that are no hyphens."""
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", _translated(escaped, LATEX))
+
+
+def _ascii(table: Table) -> Table:
+    title, *notes = (_translated(line, ASCII) for line in (table.title, *table.notes))
+    rows = tuple(tuple(_translated(cell, ASCII) for cell in row) for row in table.rows)
+    return Table(title, table.headers, rows, tuple(notes))
 
 
 def _translated(rendered: str, table: dict[str, str]) -> str:

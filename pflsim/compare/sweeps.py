@@ -41,13 +41,13 @@ def print_comparisons(folders: Sequence[Path]) -> None:
         return
     with suppress(OSError):  # nobody reads it any more
         try:
-            _say(f"\n{comparisons(complete)}\n\nmore formats and curves: python -m pflsim.compare --help")
+            print(f"\n{comparisons(complete)}\n\nmore formats and curves: python -m pflsim.compare --help", flush=True)
         except (SettingsError, ValueError, KeyError, TypeError) as error:
             print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)
 
 
 def comparisons(folders: Sequence[Path]) -> str:
-    """The tables of these runs, as text.
+    """The tables of these runs, as text that standard output can show.
 
     Groups with the same examples and evaluation make a table. Where no two have, as in a sweep over partitions with one
     method, all are in one table, without differences client by client.
@@ -59,11 +59,11 @@ def comparisons(folders: Sequence[Path]) -> str:
     groups = group_runs(read_run(folder) for folder in folders)
     sets = comparable_sets(groups)
     if all(len(members) == 1 for members in sets):
-        return render(compare(groups, objections=check_comparable(groups), paired=False), "text")
+        return render(compare(groups, objections=check_comparable(groups), paired=False), "text", sys.stdout)
     texts = []
     for members in sets:
         again = group_runs(run for group in members for run in group.runs)  # their labels have what differs among them
-        texts.append(render(compare(again, objections=check_comparable(again)), "text"))
+        texts.append(render(compare(again, objections=check_comparable(again)), "text", sys.stdout))
     return "\n\n\n".join(texts)
 
 
@@ -80,9 +80,3 @@ def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
         else:
             members.append(group)
     return sets
-
-
-def _say(text: str) -> None:
-    from pflsim.compare.formats import printable
-
-    print(printable(text, sys.stdout), flush=True)

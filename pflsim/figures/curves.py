@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALONE = 6
-"""So many curves have their legend inside; more, beside the axes."""
+INSIDE = 6
+"""So many curves have their legend inside; more, beside the axes, with fainter bands."""
+LINE = 0.2
+"""Inches from one line of a legend to the next."""
 DASHES = ("-", "--", ":", "-.")
 
 
@@ -54,9 +57,10 @@ def draw_curves(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    beside = len(curves) > ALONE
+    beside = len(curves) > INSIDE
+    columns = math.ceil(len(curves) / max(1, int(size[1] / LINE) - 1)) if beside else 0
     longest = max((len(curve.label) for curve in curves), default=0)
-    figure = Figure(figsize=(size[0] + (0.075 * longest + 0.5 if beside else 0), size[1]), layout="constrained")
+    figure = Figure(figsize=(size[0] + columns * (0.075 * longest + 0.5), size[1]), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
@@ -64,7 +68,7 @@ def draw_curves(
         marker = "o" if len(curve.x) == 1 else None
         axes.plot(curve.x, curve.y, color=colour, linestyle=dashes, marker=marker, linewidth=1.4, label=curve.label)
         if curve.low is not None and curve.high is not None:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.08 if beside else 0.18, linewidth=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     if all(float(x).is_integer() for curve in curves for x in curve.x):
@@ -73,7 +77,7 @@ def draw_curves(
     axes.margins(x=0.02)
     if len(curves) > 1:
         if beside:
-            figure.legend(loc="outside right upper", fontsize="small", frameon=False)
+            figure.legend(loc="outside right upper", ncols=columns, fontsize="small", frameon=False)
         else:
             axes.legend(fontsize="small", framealpha=0.6)
     if title:

@@ -186,4 +186,5 @@ def _values(key: str, groups: Sequence[Group]) -> str:
 
 def _labels(groups: Sequence[Group]) -> str:
     labels = [group.label for group in groups]
-    return ", ".join(labels) if len(labels) <= 4 else f"{', '.join(labels[:3])} and {len(labels) - 3} more"
+    told = next(n for n in (len(labels), 3, 1) if n == 1 or (n < 5 and len(", ".join(labels[:n])) < 80))
+    return ", ".join(labels[:told]) + (f" and {len(labels) - told} more" if told < len(labels) else "")

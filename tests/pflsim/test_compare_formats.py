@@ -9,7 +9,7 @@ import pytest
 from made_runs import made
 
 from pflsim.compare.comparison import Comparison, compare
-from pflsim.compare.formats import format_of, latex, printable, render, text
+from pflsim.compare.formats import format_of, latex, render, text
 from pflsim.compare.tables import Table
 from pflsim.compare.words import numbers
 from pflsim.errors import SettingsError
@@ -155,12 +155,15 @@ def test_seeds_are_told_where_they_differ(runs: list[Run]) -> None:
     assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
 
 
-def test_a_terminal_without_the_characters() -> None:
+def test_a_terminal_without_the_characters(runs: list[Run], comparison: Comparison) -> None:
     class Old(io.StringIO):
         encoding = "ascii"  # type: ignore[assignment]
 
-    assert printable("1 ± 2, 3–4 —", Old()) == "1 +- 2, 3-4 -"
-    assert printable("1 ± 2, 3–4 —", io.StringIO()) == "1 ± 2, 3–4 —"
+    written = render(compare(group_runs(runs), target=0.99, objections=["déjà vu"]), "text", Old())
+    assert written.isascii() and "0.825 +- 0.035" in written and "CAUTION: d?j? vu" in written
+    lines = written.splitlines()
+    assert {len(line) for line in lines[3:6]} == {len(lines[4])}  # in line
+    assert render(comparison, "text", io.StringIO()) == render(comparison, "text")
 
 
 @pytest.mark.parametrize(
