@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import re
 import shlex
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TextIO
+from typing import Any, ClassVar, Literal
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -42,6 +41,7 @@ from pflsim.interrupts import Stopped
 from pflsim.names import nearest, shortened, unknown_key
 from pflsim.plain import settings_from
 from pflsim.settings import Settings
+from pflsim.streams import let_go
 from pflsim.usage import groups_in, usage
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -106,22 +106,26 @@ def _quoted(text: str) -> str:
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, then run one after the other; one that fails does not keep the others from running."""
+    """Check all runs, then run one after the other; one that fails does not keep the others from running.
+
+    Those that are complete are printed side by side in the end.
+    """
     from pflsim.checks import check, check_sweep
 
     for settings in runs:
         check(settings)
     check_sweep(runs)
+    from pflsim.compare.sweeps import compared
     from ray_actors.run import Runner
 
     failed: list[str] = []
-    with Runner() as runner:
+    with compared() as done, Runner() as runner:
         for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
             name = f"[{number}/{len(runs)}] {' '.join(job)}"
             if len(runs) > 1:
                 print(name, flush=True)
             try:
-                runner.run(settings)
+                done.append(runner.run(settings))
             except (SettingsError, RunError) as error:
                 if isinstance(error, Stopped) and number < len(runs):
                     print(f"runs of the sweep that were not begun: {len(runs) - number}", file=sys.stderr)
@@ -438,16 +442,8 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _let_go(stream: TextIO) -> None:
-    """Where nobody reads it any more, have Python not stumble over that at its end."""
-    try:
-        stream.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 if __name__ == "__main__":
     status = main()
     for stream in (sys.stdout, sys.stderr):
-        _let_go(stream)
+        let_go(stream)
     sys.exit(status)

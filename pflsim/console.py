@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, get_args
 from pflsim.history import RoundMetrics
 from pflsim.live import Live, Status
 from pflsim.metrics import Model, Scope
+from pflsim.streams import can_print
 from pflsim.summary import Figure, NewcomerFigures, RunMeta, Summary
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Console:
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
-        self.dash = "—" if _can_print("—", self.stream) else "-"
+        self.dash = "—" if can_print("—", self.stream) else "-"
         self._seconds: list[float] = []
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._status = Status(meta.rounds)
@@ -286,11 +287,3 @@ def tensorboard_command(folder: Path) -> str:
         here = Path.cwd()
         program = str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
     return f"{shlex.quote(program)} --logdir {shlex.quote(str(folder))}"
-
-
-def _can_print(text: str, stream: TextIO) -> bool:
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

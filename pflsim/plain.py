@@ -33,6 +33,17 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= dotted(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schema:
     """An instance of a dataclass from a mapping, its nested dataclasses too."""
     known = {f.name: f for f in fields(schema)}  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.errors import SettingsError
-from pflsim.plain import settings_from
+from pflsim.plain import dotted, settings_from
 from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
 
@@ -68,22 +68,12 @@ def saved_settings(folder: Path) -> Settings:
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
     """By dotted key, all settings that belong to what a run is; a checkpoint has them, so that others are noticed."""
-    found: dict[str, Any] = {}
-    _flatten(asdict(settings), "", found)
-    return {key: value for key, value in found.items() if not _is_free(key)}
+    return {key: value for key, value in dotted(asdict(settings)).items() if not _is_free(key)}
 
 
 def _is_free(key: str) -> bool:
     free = key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names", "run_dir")
     return free and key not in FIXED
-
-
-def _flatten(values: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            _flatten(value, f"{prefix}{name}.", found)
-        else:
-            found[f"{prefix}{name}"] = value
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:

@@ -46,8 +46,8 @@ class Runner:
         self._open = ExitStack()
         self._ray: LocalRay | None = None
 
-    def run(self, settings: Settings) -> Summary:
-        """Run the settings and leave a run folder; returns what summary.json says.
+    def run(self, settings: Settings) -> Path:
+        """Run the settings and leave a run folder, which it returns.
 
         Raises:
             SettingsError: something in the settings cannot be run; no actor was started.
@@ -62,7 +62,8 @@ class Runner:
         with run_lock(folder):
             with _written("this run"):
                 _write_head(folder, job)
-            return self._go(Session(job, folder, Journal(folder)), started)
+            self._go(Session(job, folder, Journal(folder)), started)
+        return folder
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
         """Take up a run where its last checkpoint is, or begin it again where it has none.

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -16,6 +17,7 @@ from pflsim.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.summary import Choice, chosen_round
 from pflsim.tracking.run_folder import CONFIG
 
+PER_CLIENT = "per_client.csv"
 CHOICES: tuple[Choice, ...] = get_args(Choice)
 """The rounds that a figure may be taken from; the first is the headline's where the run has validation data."""
 
@@ -104,18 +106,24 @@ class Run:
 
         Clients without examples of the split are left out, as they are from every figure.
         """
-        return self._counts.get((round_number, scope or self.judged), {})
+        wanted, found = scope or self.judged, {}
+        try:
+            for row in csv.DictReader([self._rows[0], *self._rows[1].get(str(round_number), [])]):
+                if (row["model"], row["split"], row["phase"]) == wanted and int(row["total"]) > 0:
+                    found[int(row["client"])] = ClientCounts(int(row["correct"]), int(row["total"]), float(row["loss"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SettingsError(f"{self.folder / PER_CLIENT} cannot be read: {_first_line(error)}") from error
+        return found
 
     @cached_property
-    def _counts(self) -> dict[tuple[int, Scope], dict[int, ClientCounts]]:
-        found: dict[tuple[int, Scope], dict[int, ClientCounts]] = {}
-        with (self.folder / "per_client.csv").open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["split"] and int(row["total"]) > 0:
-                    scope = Scope(cast(Any, row["model"]), cast(Any, row["split"]), cast(Any, row["phase"]))
-                    counts = ClientCounts(int(row["correct"]), int(row["total"]), float(row["loss"]))
-                    found.setdefault((int(row["round"]), scope), {})[int(row["client"])] = counts
-        return found
+    def _rows(self) -> tuple[str, dict[str, list[str]]]:
+        """The header of per_client.csv and its lines by round, unread; a last one that was cut off is left out."""
+        try:
+            text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{self.folder / PER_CLIENT} cannot be read: {_first_line(error)}") from error
+        header, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+        return header, {number: list(rows) for number, rows in groupby(lines, lambda line: line.partition(",")[0])}
 
 
 def read_run(folder: Path) -> Run:

@@ -1,0 +1,113 @@
+"""`python -m pflsim.compare RUNS…`: runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pflsim.errors import SettingsError
+from pflsim.streams import let_go
+
+EXAMPLES = """examples:
+  python -m pflsim.compare 'runs/20261122-*'                      what a pattern stands for
+  python -m pflsim.compare runs --reference fedavg --target 0.9   all runs in a folder, held against FedAvg
+  python -m pflsim.compare runs --out table.tex                   for a paper; .md, .csv and .txt likewise
+  python -m pflsim.compare runs --curves acc.pdf --against bytes  accuracy by traffic
+
+Runs that differ in nothing but their seed make a group, a line of the table. Groups can be compared where every seed
+has the same partition (its hash), all have the same seeds, models are judged on the same clients equally often, and
+all runs are complete; anything else is refused. What may differ (rounds, lr, model, ...) is in the labels.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare what the command line says.
+
+    Returns:
+        The exit status: 2, it cannot be done.
+    """
+    options = _options(arguments)
+    try:
+        _compare(options)
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read it has seen enough
+        return 0
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pflsim.compare",
+        description="Puts runs side by side: accuracy over seeds, traffic, and differences client by client.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of run folders, or patterns")
+    add("--at", choices=["best_val", "last", "best_test_oracle"], help="the round that figures are taken from: the "
+        "best by validation (default where all runs have validation data), the last (default otherwise), or the best "
+        "by test data, which is an oracle's")  # fmt: skip
+    add("--target", type=_share, metavar="ACC", help="an accuracy in [0, 1] to reach; default: the highest that every "
+        "run reaches, rounded down to a hundredth")  # fmt: skip
+    add("--reference", metavar="LABEL", help="what the others are held against: a label of the table, or a method; "
+        "default: local where it is there, else the first")  # fmt: skip
+    add("--format", choices=["text", "markdown", "latex", "csv"], help="default: what the name of --out says, or text")
+    add("--out", type=Path, metavar="FILE", help="write into a file (.txt, .md, .tex, .csv) instead of printing")
+    add("--curves", type=Path, metavar="FILE", help="draw accuracy by round into a .png, .svg or .pdf")
+    add("--against", choices=["rounds", "bytes", "seconds"], help="what the curves are drawn against; default: rounds")
+    add("--anyway", action="store_true", help="compare runs that should not be compared, and say why they should not")
+    options = parser.parse_args(arguments)
+    if options.against and not options.curves:
+        parser.error("--against goes with --curves FILE")
+    return options
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a share in [0, 1], like 0.9")
+    return value
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from pflsim.compare.comparison import compare
+    from pflsim.compare.curves import check_picture, draw
+    from pflsim.compare.formats import format_of, render
+    from pflsim.results import check_comparable, find_runs, group_runs, read_run
+
+    kind = options.format or format_of(options.out)
+    if options.curves:
+        check_picture(options.curves)
+    groups = group_runs(read_run(folder) for folder in find_runs(options.runs))
+    objections = check_comparable(groups)
+    if objections and not options.anyway:
+        listed = "\n".join(f"  {objection}" for objection in objections)
+        raise SettingsError(f"these runs cannot be compared as they are (--anyway does it all the same):\n{listed}")
+    for objection in objections:
+        print(f"warning: {objection}", file=sys.stderr)
+    comparison = compare(
+        groups, choice=options.at, target=options.target, reference=options.reference, objections=objections
+    )
+    if options.out:
+        options.out.write_text(render(comparison, kind) + "\n", encoding="utf-8")
+        print(f"written to {options.out}")
+    else:
+        print(render(comparison, kind, sys.stdout), flush=True)
+    if options.curves:
+        draw(comparison, options.curves, options.against or "rounds")
+        print(f"curves in {options.curves}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        let_go(stream)
+    sys.exit(status)

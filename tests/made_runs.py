@@ -1,0 +1,107 @@
+"""Run folders with counts of our own choice, written by what writes real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pflsim.metrics import Model, Phase
+from pflsim.results import Run, read_run
+from pflsim.settings import Settings
+from pflsim.summary import RunMeta
+from pflsim.tracking.run_folder import write_config
+from pflsim.tracking.tracker import Tracker
+from pflsim.types import EvalRow, RoundRecord, TrainReport
+
+Counts = Sequence[tuple[int, int]]
+"""(correct, total) of client 0, 1, …"""
+PARTS: dict[str, dict[str, Any]] = {
+    "method": {"client": {"_target_": "a.Client"}, "server": {"_target_": "a.Server"}},
+    "data": {"_target_": "b.load"},
+    "partition": {"_target_": "c.rule", "alpha": 0.1},
+    "split": {"_target_": "d.rule", "validation": 0.1},
+    "model": {"_target_": "e.Net", "hidden": [100]},
+}
+
+
+def make_run(
+    folder: Path,
+    test: Sequence[Counts],
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    val: Sequence[Counts] | None = None,
+    up: int = 10,
+    down: int = 20,
+    seconds: float = 2.0,
+    digest: str | None = None,
+    judged: tuple[Model, Phase] = ("personal", "trained"),
+    complete: bool = True,
+    names: Mapping[str, str] | None = None,
+    parts: Mapping[str, Mapping[str, Any]] | None = None,
+    on: Literal["all", "participants"] = "all",
+    every: int = 1,
+    **settings: Any,
+) -> Path:
+    """Write a run.
+
+    Args:
+        folder: where to.
+        test: how every client does in every evaluated round, on test data.
+        method: its name.
+        seed: its seed.
+        val: the same on validation data.
+        up: bytes that each client sends in a round.
+        down: and gets.
+        seconds: what a round takes.
+        digest: the partition's hash; by default the same for runs of a seed.
+        judged: model and phase.
+        complete: whether all rounds were done.
+        names: what parts were called.
+        parts: further settings of parts.
+        on: whose models are evaluated.
+        every: how often.
+        settings: others, by name.
+    """
+    clients = len(test[0])
+    chosen = {part: {**PARTS[part], **(parts or {}).get(part, {})} for part in PARTS}
+    called = {"method": method, "data": "digits", "partition": "dirichlet", "split": "official", "model": "mlp"}
+    rounds = len(test) * every
+    config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings})
+    config.names = {**called, **(names or {})}
+    config.eval = replace(config.eval, every=every, on=on)
+    hashed = digest or f"{seed:064d}"
+    meta = RunMeta(
+        method, config.names["data"], "dirichlet(alpha=0.1)", hashed, config.names["model"], config.clients,
+        config.rounds, seed, *judged, evaluated_on=on,
+    )  # fmt: skip
+    folder.mkdir(parents=True)
+    write_config(folder, asdict(config))
+    (folder / "partition.json").write_text(json.dumps({"hash": hashed}))
+    with Tracker(folder, meta) as tracker:
+        for number in range(1, rounds + 1):
+            place, rest = divmod(number, every)
+            rows = [] if rest else [*_rows(test[place - 1], "test", *judged)]
+            if val is not None and not rest:
+                rows += _rows(val[place - 1], "val", *judged)
+            reports = tuple(TrainReport(client, 1, 1, up_bytes=up) for client in range(clients))
+            sent = {client: down for client in range(clients)}
+            tracker.round(
+                RoundRecord(
+                    number, tuple(range(clients)), reports, sent, tuple(rows), {"train": seconds, "total": seconds}
+                )
+            )
+        tracker.close(complete)
+    return folder
+
+
+def _rows(counts: Counts, split: Literal["test", "val"], model: Model, phase: Phase) -> list[EvalRow]:
+    return [EvalRow(i, split, model, phase, right, total, 0.5) for i, (right, total) in enumerate(counts)]
+
+
+def made(folder: Path, test: Sequence[Counts], **settings: Any) -> Run:
+    """A run, written and read back."""
+    return read_run(make_run(folder, test, **settings))
