@@ -1,0 +1,98 @@
+"""A matplotlib figure as SVG for a page: text stays text, colours follow the page's light and dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from contextlib import AbstractContextManager
+from html import escape
+from typing import Any
+
+INK, MUTED, GRID = "#1b1f24", "#59636e", "#d8dee4"
+"""Text and axes; what is said beside it; lines behind."""
+PALETTE = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
+"""Colours of what is compared: matplotlib's own cycle, for which the page has its shades."""
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for n, c in enumerate(PALETTE, start=1)}}
+"""Which custom property of the page stands for which colour."""
+
+
+FONT_SIZE = 11.5
+"""In points, so that charts can be read on a telephone."""
+
+
+def colour_of(number: int) -> str:
+    """The colour of the so-many-th of what is compared, from 0; they begin again after the last."""
+    return PALETTE[number % len(PALETTE)]
+
+
+def drawing() -> AbstractContextManager[None]:
+    """Inside the block matplotlib draws as the page wants it."""
+    from matplotlib import rc_context
+
+    return rc_context({"font.size": FONT_SIZE})
+
+
+def dress(axes: Any) -> None:
+    """Give axes the colours and the plainness of the page."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=MUTED, labelcolor=INK)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
+        text.set_color(INK)
+
+
+def to_svg(figure: Any, name: str, label: str) -> str:
+    """An `<svg>` element for the inside of a page.
+
+    Args:
+        figure: a matplotlib `Figure`.
+        name: stands before every id in it, so that charts of one page do not meet.
+        label: what it shows, for those who do not see it.
+    """
+    import matplotlib as mpl
+
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: ([^;\"]*?)([\d.]+px)[^;\"]*", r"font: \1\2 var(--font)", text)
+    text = re.sub(r' d="([^"]*)"', lambda found: f' d="{_rounded(found[1])}"', text)
+    for colour, variable in VARIABLES.items():
+        text = re.sub(colour, f"var({variable})", text, flags=re.IGNORECASE)
+    text = text.replace("#000000", "var(--ink)")
+    size = re.search(r'viewBox="[^"]*"', text)
+    head = f'<svg class="chart" role="img" aria-label="{escape(label)}" {size[0] if size else ""}'
+    return re.sub(r"<svg[^>]*>", f"{head}>", text, count=1).strip()
+
+
+def _rounded(path: str) -> str:
+    short = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path)
+    return " ".join(short.split())
+
+
+def to_png(figure: Any, dpi: int = 110) -> str:
+    """A picture as a data URI, in at most 256 colours."""
+    from PIL import Image
+
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    buffer.seek(0)
+    Image.open(buffer).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
+    return png_uri(small.getvalue())
+
+
+def png_uri(data: bytes) -> str:
+    """A PNG file's content as a data URI."""
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"

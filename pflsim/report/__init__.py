@@ -1,0 +1,1 @@
+"""One page about one or several runs: `python -m pflsim.report RUN...`."""
