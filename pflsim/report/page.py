@@ -19,6 +19,7 @@ from pflsim.report.price import price_chart
 from pflsim.report.rows import Row, Value, row_of
 from pflsim.report.words import ROUND, in_short, listed, plural, spans
 from pflsim.results import Group, Run, check_comparable, group_runs, read_run
+from pflsim.results.groups import check_evaluation
 from pflsim.summary import Choice
 
 CHOSEN: dict[Choice, str] = {
@@ -39,25 +40,35 @@ def page(folders: Sequence[Path], anyway: bool = False) -> str:
     for run in (run for group in groups for run in group.runs):
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: no round of this run is evaluated yet")
+        _check_counts(run)
     reasons = check_comparable(groups) if len(groups) > 1 else []
     if reasons and not anyway:
         raise SettingsError(f"these runs cannot be compared: {'; '.join(reasons)}. --anyway reports them all the same")
     return _render(_context(groups, reasons))
 
 
+def _check_counts(run: Run) -> None:
+    """See that per_client.csv can be read, which is put off until it is needed."""
+    try:
+        run.counts(0)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SettingsError(f"{run.folder / 'per_client.csv'} cannot be read: {reason}") from error
+
+
 def _context(groups: Sequence[Group], reasons: Sequence[str]) -> dict[str, Any]:
     choice = common_choice(groups)
+    reference, alike = find_reference(groups, None), not check_evaluation(groups)
     target = common_target(groups) if len(groups) > 1 else None
     runs = [run for group in groups for run in group.runs]
-    rows = [row for group in groups if (row := row_of(group, choice)) is not None]
+    rows = [row for group in groups if (row := row_of(group, choice)) is not None]  # all of them: see `page`
     return {
-        "title": f"{listed([group.label for group in groups]) if len(groups) <= 6 else f'{len(groups)} groups of runs'}"
-        f" on {_common(runs, 'data')}",
+        "title": _title(groups),
         "about": _about(groups),
         "groups": groups,
         "runs": runs,
         "banners": _banners(groups, reasons),
-        "points": in_short(rows, choice),
+        "points": in_short(rows, choice, alike),
         "choice": choice,
         "chosen": CHOSEN[choice],
         "round_words": ROUND[choice],
@@ -70,8 +81,8 @@ def _context(groups: Sequence[Group], reasons: Sequence[str]) -> dict[str, Any]:
         "losses": loss_charts(groups),
         "clients": client_charts(groups, choice),
         "shown": shown_runs(groups),
-        "reference": find_reference(groups, None).label if len(groups) > 1 else "",
-        "differences": differences(groups, find_reference(groups, None), choice) if len(groups) > 1 else [],
+        "reference": reference.label,
+        "differences": differences(groups, reference, choice) if alike and len(groups) > 1 else [],
         "target": target,
         "communication": [facts.communication(group, choice, target) for group in groups],
         "partitions": partition_pictures(groups),
@@ -84,6 +95,12 @@ def _context(groups: Sequence[Group], reasons: Sequence[str]) -> dict[str, Any]:
         "environments": facts.environments(runs),
         "commands": facts.commands(runs),
     }
+
+
+def _title(groups: Sequence[Group]) -> str:
+    methods = list(dict.fromkeys(group.method for group in groups))
+    what = listed(methods) if len(methods) <= 6 else f"{len(methods)} methods"
+    return f"{what} on {_common([run for group in groups for run in group.runs], 'data')}"
 
 
 def _about(groups: Sequence[Group]) -> str:

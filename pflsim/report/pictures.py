@@ -10,16 +10,17 @@ from pflsim.figures.svg import png_uri, to_png
 from pflsim.report.clients import shown_runs
 from pflsim.results import Run
 from pflsim.results.groups import Group
-from pflsim.views import Matrix, read_views
+from pflsim.views import read_views
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as a data URI, what it shows in words, and what is written under it."""
+    """A picture as a data URI, what it shows in words, what is written under it, and whether it wants all the width."""
 
     uri: str
     alt: str
     caption: str
+    wide: bool = False
 
 
 def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
@@ -34,6 +35,7 @@ def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
             f"Examples of every client by split, and by class: {run.partition['clients']} clients, "
             f"{run.partition['classes']} classes",
             f"Seed {run.seed}: {run.partition['data']}, {run.partition['partition']}; partition {digest[:8]}.",
+            wide=True,
         )
         for digest, run in seen.items()
     ]
@@ -47,22 +49,8 @@ def view_pictures(groups: Sequence[Group]) -> list[Picture]:
         if views is None:
             continue
         for matrices in by_kind(views.matrices).values():
-            alike = matrices[0]
-            what = f"{group.label}, seed {run.seed}, round {views.round}: {_title(matrices)}"
-            alt = f"Heat map, {alike.rows.label} by {alike.columns.label}. {what}"
-            pictures.append(Picture(to_png(draw_heatmaps(matrices, title=_title(matrices)), dpi=100), alt, f"{what}."))
+            first = matrices[0]
+            what = f"{group.label}, seed {run.seed}, round {views.round}: {first.title}"
+            alt = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
+            pictures.append(Picture(to_png(draw_heatmaps(matrices), dpi=100), alt, f"{what}.", len(matrices) > 1))
     return pictures
-
-
-def _title(matrices: Sequence[Matrix]) -> str:
-    """What all have in common: the title of one, or the beginnings of all titles that are the same."""
-    titles = [matrix.title for matrix in matrices]
-    if len(set(titles)) == 1:
-        return titles[0]
-    words = [title.split() for title in titles]
-    common = []
-    for same in zip(*words, strict=False):
-        if len(set(same)) > 1:
-            break
-        common.append(same[0])
-    return " ".join(common).rstrip(" ,:;(") or matrices[0].name.partition("/")[0]

@@ -29,6 +29,10 @@ def price_chart(rows: Sequence[Row]) -> Chart:
         axes.set_xlabel(f"{unit} up to that round, both ways, all clients")
         axes.set_ylabel("accuracy, worst tenth")
         axes.margins(0.08, 0.15)
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.03), min(high, 1.03))
+        end = max(sent) / scale or 1.0
+        axes.set_xlim(-0.04 * end, 1.05 * end)
         dress(axes)
         caption = "The worst tenth of the clients against the price: upper left is better."
         if any(row.stats["worst_decile"].spread is not None for row in rows):

@@ -56,17 +56,21 @@ def rate(value: Value | float) -> str:
     return f"{value.mean if isinstance(value, Value) else value:.3f}"
 
 
-def in_short(rows: Sequence[Row], choice: Choice) -> list[Point]:
-    """What the page comes to, from its numbers."""
+def in_short(rows: Sequence[Row], choice: Choice, alike: bool = True) -> list[Point]:
+    """What the page comes to, from its numbers; where the groups are not evaluated alike, without a verdict."""
     if len(rows) == 1:
         return _alone(rows[0], choice)
-    worst, level = _ranked(rows, "worst_decile", "the worst tenth of the clients", _by_worst(choice, len(rows)))
-    mean, _ = _ranked(rows, "mean", "all clients on the mean", _by_mean([row.group for row in rows], choice))
+    worst, level = _ranked(
+        rows, "worst_decile", "the worst tenth of the clients", _by_worst(choice, len(rows)) if alike else _nothing
+    )
+    mean, _ = _ranked(
+        rows, "mean", "all clients on the mean", _by_mean([row.group for row in rows], choice) if alike else _nothing
+    )
     return [
         Point("Worst clients", worst),
         Point("Price", _price(rows, level)),
         Point("All clients", mean),
-        Point("How sure", _how_sure(rows, choice)),
+        Point("How sure", _how_sure(rows, choice, alike)),
     ]
 
 
@@ -121,7 +125,10 @@ def _ranked(rows: Sequence[Row], figure: str, whom: str, gaps: Gaps) -> tuple[st
     if level:
         text += f" Whether {pronoun} better than {against(level)} is not clear."
     if unknown:
-        text += f" Against {against(unknown)} nothing is said: no seed has the same clients in both."
+        text += (
+            f" Whether {pronoun} better than {against(unknown)} is not said, for they cannot be "
+            "held together client by client."
+        )
     return text, [*tied, *(row for row, _ in level)]
 
 
@@ -140,7 +147,7 @@ def _price(rows: Sequence[Row], best: Sequence[Row]) -> str:
         text += f" Perhaps as good for the worst clients: {_took(peers, leader)}."
     rest = [row for row in rows if all(row is not other for other in best)]
     if rest:
-        text += f" The others: {_took(rest, leader)}."
+        text += f" The other{'s' if len(rest) > 1 else ''}: {_took(rest, leader)}."
     return text
 
 
@@ -163,10 +170,16 @@ def _times(row: Row, leader: Row) -> str:
     return f" ({times:.{1 if times < 9.95 else 0}f} times as much)"
 
 
-def _how_sure(rows: Sequence[Row], choice: Choice) -> str:
+def _nothing(one: Group, other: Group) -> Gap | None:
+    """No difference is taken."""
+
+
+def _how_sure(rows: Sequence[Row], choice: Choice, alike: bool) -> str:
     fewest, most = min(len(row.rounds) for row in rows), max(len(row.rounds) for row in rows)
-    text = f"the figures are those of {ROUND[choice]}, on every client's own test examples"
+    text = f"the figures are of {ROUND[choice]}"
     text += f", mean of {plural(most, 'seed')}." if most > 1 else ", of one seed."
+    if not alike:
+        return f"{text} They are not about the same examples or clients (see above), so no method is called better."
     text += (
         " Differences are taken client by client; an interval (95 %) comes from drawing clients again. One method is "
         "called better where the interval leaves out 0 and, for all clients, Wilcoxon's signed-rank test has p < 0.05; "
