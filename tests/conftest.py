@@ -11,6 +11,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from ray_actors.pool import Pool
 
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
@@ -33,3 +35,12 @@ def pool() -> Iterator[Pool]:
         yield made
         made.close()
         local_ray.stop(folder)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium; without one the test is skipped, which says how to get it."""
+    from browsers import chromium
+
+    with chromium() as started:
+        yield started

@@ -40,20 +40,10 @@ def page(folders: Sequence[Path], anyway: bool = False) -> str:
     for run in (run for group in groups for run in group.runs):
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: no round of this run is evaluated yet")
-        _check_counts(run)
     reasons = check_comparable(groups) if len(groups) > 1 else []
     if reasons and not anyway:
         raise SettingsError(f"these runs cannot be compared: {'; '.join(reasons)}. --anyway reports them all the same")
     return _render(_context(groups, reasons))
-
-
-def _check_counts(run: Run) -> None:
-    """See that per_client.csv can be read, which is put off until it is needed."""
-    try:
-        run.counts(0)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise SettingsError(f"{run.folder / 'per_client.csv'} cannot be read: {reason}") from error
 
 
 def _context(groups: Sequence[Group], reasons: Sequence[str]) -> dict[str, Any]:

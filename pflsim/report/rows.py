@@ -25,7 +25,7 @@ class Value:
     spread: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """What a group came to.
 

@@ -116,7 +116,7 @@ def _ranked(rows: Sequence[Row], figure: str, whom: str, gaps: Gaps) -> tuple[st
 
     names = listed([row.group.label for row in tied])
     if len(tied) == len(rows):
-        return f"for {whom} there is no difference: {names} all come to {rate(best)}.", list(tied)
+        return f"for {whom}, {names} have the same accuracy, {rate(best)}.", list(tied)
     pronoun, verb = ("they are", "have") if len(tied) > 1 else ("it is", "has")
     if not level and not unknown:
         return f"for {whom}, {names} {pronoun.split()[1]} best: {rate(best)} against {against(beaten)}.", list(tied)

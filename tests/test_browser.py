@@ -1,0 +1,99 @@
+"""Pages as a browser shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pytest
+from browsers import attributes, contrast, opened
+from made_runs import make_run
+
+from pflsim.report.__main__ import main
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+LONG = "a_method_with_a_name_that_is_longer_than_any_telephone_is_wide_and_has_no_place_to_break"
+TEXTS = ("h1", ".about", ".short p", "nav a", "td", "thead th", "figcaption", "dd", "pre", ".banner")
+COLOURS = 10
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a report about three methods, one of a very long name, one that is not complete."""
+    from pflsim.data.picture import draw_partition
+
+    root = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    for method in ("local", "fedavg", LONG):
+        counts = [[(int(n), 20) for n in rng.integers(5, 21, 30)] for _ in range(5)]
+        folder = make_run(root / method, counts, val=counts, method=method, up=0 if method == "local" else 5000)
+        held = np.arange(30)[:, None] % np.arange(1, 5)
+        draw_partition(folder / "partition.png", {"train": held, "val": held, "test": held})
+        about = '{"hash": "%s", "data": "digits", "partition": "iid", "clients": 30, "classes": 4}' % ("0" * 64)
+        (folder / "partition.json").write_text(about)
+    summary = root / "fedavg" / "summary.json"
+    summary.write_text(summary.read_text().replace('"complete": true', '"complete": false'))
+    out = root / "report.html"
+    assert main([str(root), "--anyway", "--out", str(out)]) == 0
+    return Path(out).as_uri()
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_a_report_fits_the_window_and_asks_for_nothing(browser: Browser, report: str, width: int) -> None:
+    with opened(browser, report, width=width) as seen:
+        assert seen.too_wide <= 0
+        assert not seen.refused and not seen.said
+        assert seen.page.inner_text("h1").endswith(", fedavg and local on digits")
+        assert seen.page.locator(".short").is_visible() and seen.page.locator("svg.chart").first.is_visible()
+        wide = "found => found.filter(x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML)"
+        assert seen.page.eval_on_selector_all("figure, p, dl, h2, pre, .table, li", wide) == []
+        for picture in seen.page.locator("img").all():
+            assert picture.evaluate("image => image.naturalWidth") > 100
+
+
+def test_text_in_charts_can_be_read_on_a_telephone(browser: Browser, report: str) -> None:
+    """A text's size on the screen is its own times the scale of the chart."""
+    size = """found => Math.min(...found.map(x => {
+        const scale = x.getScreenCTM();
+        return parseFloat(getComputedStyle(x).fontSize) * Math.hypot(scale.a, scale.b);
+    }))"""
+    with opened(browser, report, width=360) as seen:
+        assert seen.page.eval_on_selector_all("svg.chart text", size) >= 8.5
+
+
+def test_light_and_dark(browser: Browser, report: str) -> None:
+    found = {}
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        with opened(browser, report, scheme=scheme) as seen:
+            paper = seen.style("body", "backgroundColor")
+            behind = {".short p": ".short", "pre": "pre", ".banner": ".banner"}
+            for text in TEXTS:
+                ground = seen.style(behind[text], "backgroundColor") if text in behind else paper
+                assert contrast(seen.style(text, "color"), ground) >= 4.5, (scheme, text)
+            assert contrast(seen.style("svg.chart text", "fill"), paper) >= 4.5
+            for number in range(COLOURS):
+                shade = seen.page.evaluate(
+                    "name => { const x = document.createElement('p'); x.style.color = `var(${name})`;"
+                    " document.body.append(x); return getComputedStyle(x).color }",
+                    f"--c{number + 1}",
+                )
+                assert contrast(shade, paper) >= 3, (scheme, number)
+            found[scheme] = paper, seen.style("svg.chart text", "fill"), seen.style("svg.chart path", "stroke")
+    assert all(light != dark for light, dark in zip(found["light"][:2], found["dark"][:2], strict=True))
+    assert contrast(found["light"][0], found["dark"][0]) > 10
+
+
+def test_a_report_is_a_page_for_everyone(browser: Browser, report: str) -> None:
+    with opened(browser, report) as seen:
+        assert attributes(seen.page, "html", "lang") == ["en"]
+        levels = seen.page.eval_on_selector_all("h1, h2, h3", "found => found.map(each => +each.tagName[1])")
+        assert levels[0] == 1 and levels.count(1) == 1
+        assert all(b - a <= 1 for a, b in zip(levels, levels[1:], strict=False))
+        assert all(attributes(seen.page, "img", "alt"))
+        assert all(attributes(seen.page, "svg.chart", "aria-label"))
+        assert set(attributes(seen.page, "th", "scope")) <= {"col", "row", "colgroup"}
+        assert all(attributes(seen.page, ".table", "tabindex"))  # can be scrolled without a mouse
