@@ -38,6 +38,8 @@ def accuracy_charts(rows: Sequence[Row]) -> list[Chart]:
     charts = []
     for figure, words in (("mean", "mean over clients"), ("worst_decile", "worst tenth of the clients")):
         for along in ("rounds", "bytes", "seconds"):
+            if along == "bytes" and not any(row.bytes for row in rows):
+                continue  # nobody sends anything
             curves, unit = _scaled([_accuracy(row.group, figure, along) for row in rows], along)
             against = {"rounds": "round", "bytes": f"{unit}, both ways", "seconds": "seconds"}[along]
             caption, silent = f"Test accuracy, {words}, against {along}.", []

@@ -17,7 +17,8 @@ from pflsim.report.curves import accuracy_charts, loss_charts
 from pflsim.report.pictures import partition_pictures, view_pictures
 from pflsim.report.price import price_chart
 from pflsim.report.rows import Row, Value, row_of
-from pflsim.report.words import ROUND, in_short, listed, plural, spans
+from pflsim.report.verdict import in_short
+from pflsim.report.words import ROUND, listed, plural, spans
 from pflsim.results import Group, Run, check_comparable, group_runs, read_run
 from pflsim.results.groups import check_evaluation
 from pflsim.summary import Choice

@@ -9,7 +9,8 @@ import pytest
 from made_runs import made, make_run
 
 from pflsim.report.rows import row_of
-from pflsim.report.words import in_short, listed, plural, spans
+from pflsim.report.verdict import in_short
+from pflsim.report.words import listed, plural, spans
 from pflsim.report.worst import worst_decile, worst_gap
 from pflsim.results import Group, group_runs
 
@@ -127,6 +128,19 @@ def test_three_methods(tmp_path: Path) -> None:
     )
     assert "one and two are best: " in text["Worst clients"]
     assert "against three" in text["Worst clients"]
+
+
+def test_many_methods_are_not_listed_one_by_one(tmp_path: Path) -> None:
+    rights = np.arange(30) + 40
+    groups = [
+        group(tmp_path, (rights - 3 * n).tolist(), method=f"m{n}", up=0 if n == 5 else 10 + n, down=0) for n in range(8)
+    ]
+    text = said(*groups)
+    assert text["Worst clients"].endswith(
+        "m1 (0.380; difference 0.030 to 0.030), m2 (0.350; difference 0.060 to 0.060), "
+        "m3 (0.320; difference 0.090 to 0.090) and 4 more, down to 0.200."
+    )
+    assert text["Price"].endswith("The others: m5 took nothing and 6 methods between 330 B (m1) and 510 B (m7).")
 
 
 def test_equal_figures(tmp_path: Path) -> None:
