@@ -42,7 +42,7 @@ def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
 
 
 def view_pictures(groups: Sequence[Group]) -> list[Picture]:
-    """The views of every group's shown run, one picture for each kind of matrix."""
+    """The views of every group's shown run, one picture for each kind of matrix; wide ones first."""
     pictures = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
         views = read_views(run.folder)
@@ -53,4 +53,4 @@ def view_pictures(groups: Sequence[Group]) -> list[Picture]:
             what = f"{group.label}, seed {run.seed}, round {views.round}: {first.title}"
             alt = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
             pictures.append(Picture(to_png(draw_heatmaps(matrices), dpi=100), alt, f"{what}.", len(matrices) > 1))
-    return pictures
+    return sorted(pictures, key=lambda picture: not picture.wide)
