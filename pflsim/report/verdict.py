@@ -49,12 +49,13 @@ def in_short(rows: Sequence[Row], choice: Choice, alike: bool = True) -> list[Po
 def _alone(row: Row, choice: Choice) -> list[Point]:
     stats, several = row.stats, len(row.rounds) > 1
     over = f", mean of {plural(len(row.rounds), 'seed')}" if several else ""
+    model = "a client's own model" if row.model == "personal" else "the global model"
     where = ROUND[choice] if several else f"round {row.rounds[0]}, {_why(choice)}"
     return [
         Point(
             "All clients",
-            f"a client's {row.model} model classifies {rate(stats['mean'])} of its test examples rightly on the mean "
-            f"over clients ({where}{over}).",
+            f"{model} classifies {rate(stats['mean'])} of a client's test examples rightly, on the mean over clients "
+            f"({where}{over}).",
         ),
         Point(
             "Worst clients",

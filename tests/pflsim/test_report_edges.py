@@ -34,7 +34,7 @@ def test_losses_that_are_not_finite(tmp_path: Path) -> None:
 
 def test_clients_without_test_examples(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
-    assert "0.500 of its test examples" in page(folder)
+    assert "0.500 of a client&#39;s test examples" in page(folder)
 
 
 def test_seldom_evaluated_by_participants(tmp_path: Path) -> None:

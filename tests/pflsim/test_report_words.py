@@ -153,7 +153,7 @@ def test_one_method_alone(tmp_path: Path) -> None:
     from pflsim.results import read_run
 
     text = said(*group_runs([read_run(tmp_path / "a")]))
-    assert "0.800 of its test examples" in text["All clients"] and "round 2, the last" in text["All clients"]
+    assert "0.800 of a client's test examples" in text["All clients"] and "round 2, the last" in text["All clients"]
     assert "0.600, the best tenth 1.000" in text["Worst clients"]
     assert text["Price"].startswith("120 B up to that round")
 
