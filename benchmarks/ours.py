@@ -59,6 +59,12 @@ class Stopwatch:
         self.accuracy = 0.0
         self._last = time.perf_counter()
 
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        """Nothing is shown."""
+
+    def heard(self, clients: int) -> None:
+        """Nothing is shown."""
+
     def round(self, record: RoundRecord) -> None:
         """A round is over."""
         start = time.perf_counter()
