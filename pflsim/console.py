@@ -135,7 +135,7 @@ class Console:
                 self._best = by.mean, metrics.round, stats.mean
             chosen = "by validation" if by is not stats else "on test data (oracle)"
             lines = [
-                f"round {metrics.round}: {judged} accuracy {stats.mean:.3f}, worst tenth of the clients "
+                f"round {metrics.round}: {judged} accuracy {stats.mean:.3f}, worst tenth "
                 f"{stats.worst_decile:.3f}; best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
             ]
         up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)

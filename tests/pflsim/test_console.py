@@ -234,7 +234,7 @@ def test_the_live_display_says_where_the_run_is():
         console.round(metrics(3, {**FULL, **validation}), 1234.0)
         console.round(metrics(4, {PERSONAL: stats(0.95), Scope("personal", "val", "trained"): stats(0.7)}), 2000.0)
         text = shown(console)
-    assert "round 4: personal accuracy 0.950, worst tenth of the clients 0.850" in text
+    assert "round 4: personal accuracy 0.950, worst tenth 0.850" in text
     assert "best so far by validation 0.913 in round 3" in text
     assert "memory 2.00 GB" in text
     assert "to go" in text
