@@ -92,6 +92,8 @@ def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_p
     assert compared(folder).choice == "best_val"
     without = made(tmp_path / "w", [[(1, 2)]], method="fedavg")
     assert compare(group_runs([without])).choice == "last"
+    with_it = made(tmp_path / "v", [[(1, 2)]], val=[[(1, 2)]], method="local")
+    assert compare(group_runs([with_it, without])).choice == "last"
     with pytest.raises(SettingsError, match="has no validation accuracy to choose a round by; take --at last"):
         compare(group_runs([without]), choice="best_val")
 
@@ -221,6 +223,7 @@ def test_holm() -> None:
 
 def test_the_reference(folder: Path, tmp_path: Path) -> None:
     assert compared(folder, "fedavg*", "ditto*").reference.label == "fedavg"
+    assert compare(compared(folder).groups[::-1]).reference.label == "local"
     with pytest.raises(SettingsError, match="--reference fedavgg: did you mean fedavg"):
         compared(folder, reference="fedavgg")
     two = group_runs([made(tmp_path / f"{lr}", [[(1, 2)]], lr=lr) for lr in (0.1, 0.2)])

@@ -108,7 +108,10 @@ def test_a_repeated_run_counts_once(make: Make) -> None:
     part, first, again = make(ONE, complete=False, rounds=2), make(two), make(two, executor="inline")
     (group,) = group_runs([part, first, again])
     assert group.runs == (first,)
-    assert set(run.folder for run in group.left_out) == {part.folder, again.folder}
+    assert {run.folder for run in group.left_out} == {part.folder, again.folder}
+    longer = make([*two, *two], complete=False, rounds=9)
+    (group,) = group_runs([make(two, complete=False, rounds=9), longer])
+    assert group.runs == (longer,)
 
 
 @pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"digest": "f" * 64}, {"up": 11}])
