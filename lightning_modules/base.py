@@ -128,6 +128,17 @@ class ClientModule(LightningModule):
         """Scores [B, C] of the server's model, whose values are loaded; for methods whose `predict` is of another."""
         return self.predict(inputs)
 
+    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
+        """The network whose scores alone make the prediction, so that it is the whole model; None: it takes more.
+
+        By default the net, where the method predicts by nothing else. It only matters for what is exported.
+        """
+        own = type(self)
+        by_the_net = own.predict is ClientModule.predict and (
+            model == "personal" or own.predict_global is ClientModule.predict_global
+        )
+        return self.net if by_the_net else None
+
     def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
         """Leave the gradient of a step in `.grad` of the parameters and return the loss terms for the log.
 

@@ -217,18 +217,30 @@ class ClientHost:
             messages: downlinks (personal model as received) or the global weights (global model).
         """
         chosen = [messages[at] for at in positions] if positions else [Message()] * len(clients)
-        seed, round_number = self.recipe.seed, judge.round_number
         rows: list[EvalRow] = []
         for client, message in zip(clients, chosen, strict=True):
-            with (
-                _told(client, round_number, "evaluation"),
-                torch_threads(self.recipe.threads),
-                seeded_global(seed, "evaluate", client, round_number),
-            ):
-                self._wake(client, round_number)
-                self._dress(judge, self.shards[client], message)
+            with self.judged(judge, client, message):
                 rows.extend(self._count(judge, client, split) for split in judge.splits)
         return rows
+
+    @contextmanager
+    def judged(self, judge: Judge, client: int, message: Message) -> Iterator[ClientModule]:
+        """The module as a client's judged model, ready to predict, inside the block.
+
+        Args:
+            judge: which model, when.
+            client: one of those that live here.
+            message: see `evaluate`.
+        """
+        round_number = judge.round_number
+        with (
+            _told(client, round_number, "evaluation"),
+            torch_threads(self.recipe.threads),
+            seeded_global(self.recipe.seed, "evaluate", client, round_number),
+        ):
+            self._wake(client, round_number)
+            self._dress(judge, self.shards[client], message)
+            yield self.module
 
     def _dress(self, judge: Judge, own: Shard, message: Message) -> None:
         """Give the module the values it is judged with."""

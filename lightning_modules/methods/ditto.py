@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Literal
 
 from torch import Tensor
 
@@ -62,3 +63,7 @@ class Ditto(ClientModule):
     def predict_global(self, inputs: Tensor) -> Tensor:
         """The common model w."""
         return self.net(inputs)
+
+    def plain_net(self, model: Literal["personal", "global"]) -> Net:
+        """The personal model v, or w."""
+        return self.personal if model == "personal" else self.net

@@ -104,6 +104,10 @@ class FedFCD(ClientModule):
         """The fused decision."""
         return self.decide(self.net.body(inputs))
 
+    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
+        """The net, where nothing is fused with its own head's decision."""
+        return self.net if self.global_head is None else None
+
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the training examples (eq. 3), where the server has a use for them."""
         if self.feature_alignment or self.global_head is not None:

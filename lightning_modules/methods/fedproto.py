@@ -73,6 +73,10 @@ class FedProto(ClientModule):
             return self.net(inputs)
         return nearest_scores(self.net.body(inputs).flatten(1), self.means, self.held)
 
+    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
+        """The net, where its own head decides."""
+        return self.net if self.judged_module == "head" else None
+
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the trained body (eq. 3)."""
         return reply_means(self.net.body, shard)

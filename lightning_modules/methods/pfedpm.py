@@ -135,6 +135,10 @@ class PFedPM(ClientModule):
             return self.net(inputs)
         return self._scores(self.net.body(inputs))
 
+    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
+        """The net, where the decision module decides."""
+        return self.net if self.judged_module == "decision" else None
+
     def reply(self, shard: Shard) -> Uplink:
         """The class means of the trained body (eq. 6), which the client also keeps as its own for the next round."""
         own = class_means(self.net.body, shard.train, shard.num_classes)

@@ -1,5 +1,6 @@
 """The state of a run between two rounds, as one folder that appears whole or not at all."""
 
+from pflsim.checkpoint.choose import choose_checkpoint
 from pflsim.checkpoint.meta import FORMAT, BadCheckpoint
 from pflsim.checkpoint.read import Checkpoint, check_header, newest_checkpoint, read_state
 from pflsim.checkpoint.state import plain, restored
@@ -12,6 +13,7 @@ __all__ = [
     "CheckpointError",
     "Staged",
     "check_header",
+    "choose_checkpoint",
     "newest_checkpoint",
     "plain",
     "read_state",

@@ -15,6 +15,7 @@ EXAMPLES = """examples:
   python -m pflsim.compare runs --reference fedavg --target 0.9   all runs in a folder, held against FedAvg
   python -m pflsim.compare runs --out table.tex                   for a paper; .md, .csv and .txt likewise
   python -m pflsim.compare runs --curves acc.pdf --against bytes  accuracy by traffic
+  python -m pflsim.compare --experiment pfedcfr_table2_mnist      runs of an experiment beside the paper's figures
 
 Runs that differ in nothing but their seed make a group, a line of the table. Groups can be compared where every seed
 has the same partition (its hash), all have the same seeds, models are judged on the same clients equally often, and
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _options(arguments)
     try:
-        _compare(options)
+        _beside_the_paper(options) if options.experiment else _compare(options)
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +52,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of run folders, or patterns")
+    add("runs", nargs="*", metavar="RUNS", help="run folders, folders of run folders, or patterns; with --experiment "
+        "the default is runs/")  # fmt: skip
+    add("--experiment", metavar="NAME", help="put runs of this experiment beside what its paper has printed, with the "
+        "round that the paper reports")  # fmt: skip
     add("--at", choices=["best_val", "last", "best_test_oracle"], help="the round that figures are taken from: the "
         "best by validation (default where all runs have validation data), the last (default otherwise), or the best "
         "by test data, which is an oracle's")  # fmt: skip
@@ -67,6 +71,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.against and not options.curves:
         parser.error("--against goes with --curves FILE")
+    others = [f"--{name}" for name in ("at", "target", "reference", "curves") if getattr(options, name) is not None]
+    if options.experiment and others:
+        parser.error(f"{others[0]} does not go with --experiment, which compares as the paper does")
+    if not options.runs and not options.experiment:
+        parser.error("the following arguments are required: RUNS")
     return options
 
 
@@ -96,14 +105,36 @@ def _compare(options: argparse.Namespace) -> None:
     comparison = compare(
         groups, choice=options.at, target=options.target, reference=options.reference, objections=objections
     )
-    if options.out:
-        options.out.write_text(render(comparison, kind) + "\n", encoding="utf-8")
-        print(f"written to {options.out}")
-    else:
-        print(render(comparison, kind, sys.stdout), flush=True)
+    _put(render(comparison, kind, None if options.out else sys.stdout), options.out)
     if options.curves:
         draw(comparison, options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
+
+
+def _beside_the_paper(options: argparse.Namespace) -> None:
+    from pflsim.compare.formats import format_of
+    from pflsim.compare.paper import paper_table
+    from pflsim.compare.paper_formats import render_paper
+    from pflsim.results import find_runs, read_run
+
+    kind = options.format or format_of(options.out)
+    folders = find_runs(options.runs) if options.runs else find_runs(["runs"]) if any(Path("runs").glob("*/*")) else []
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except SettingsError as error:  # one that cannot be read does not keep the others from being compared
+            print(f"warning: {error}", file=sys.stderr)
+    found = paper_table(options.experiment, runs, options.anyway)
+    _put(render_paper(found, kind, None if options.out else sys.stdout), options.out)
+
+
+def _put(rendered: str, out: Path | None) -> None:
+    if out:
+        out.write_text(rendered + "\n", encoding="utf-8")
+        print(f"written to {out}")
+    else:
+        print(rendered, flush=True)
 
 
 if __name__ == "__main__":

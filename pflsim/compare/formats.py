@@ -21,20 +21,27 @@ from pflsim.streams import can_print
 Format = Literal["text", "markdown", "latex", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
-LATEX = {"±": r"$\pm$", "–": "--", "—": "---"}
-ASCII = {"±": "+-", "–": "-", "—": "-"}
+GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
+LATEX = {"±": r"$\pm$", "–": "--", "—": "---", **{letter: rf"$\{name}$" for letter, name in GREEK.items()}}
+ASCII = {"±": "+-", "–": "-", "—": "-", **GREEK}
 
 
 def render(comparison: Comparison, kind: Format, stream: TextIO | None = None) -> str:
     """A comparison in one of the formats, without a line end; in characters that a stream has, where one is given."""
-    if kind == "csv":
-        found = _csv(records(comparison))
-    else:
-        write = {"text": text, "markdown": markdown, "latex": latex}[kind]
-        plain = stream is not None and not can_print("".join(ASCII), stream)
-        found = "\n\n".join(write(_ascii(table) if plain else table) for table in tables(comparison))
+    return printable(_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind, stream), stream)
+
+
+def drawn(made: Sequence[Table], kind: Format, stream: TextIO | None = None) -> str:
+    """Tables below each other; with none but ASCII's characters, of those that tables have, for a stream without."""
+    write = {"text": text, "markdown": markdown, "latex": latex}[kind]
+    plain = stream is not None and not can_print("".join(ASCII), stream)
+    return "\n\n".join(write(_ascii(table) if plain else table) for table in made)
+
+
+def printable(rendered: str, stream: TextIO | None) -> str:
+    """The same with question marks for what a stream has no characters for."""
     encoding = "utf-8" if stream is None else stream.encoding or "utf-8"
-    return found.encode(encoding, "replace").decode(encoding)
+    return rendered.encode(encoding, "replace").decode(encoding)
 
 
 def text(table: Table, width: int = WIDTH) -> str:
