@@ -97,7 +97,7 @@ class Live:
             Text(self._phase()),
             Text(self._time(now), style="dim"),
         )
-        return Group(row, *(Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in status.lines))
+        return Group(row, *(Text(line, no_wrap=True, overflow="ellipsis") for line in status.lines))
 
     def _phase(self) -> str:
         status = self.status
