@@ -67,12 +67,18 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
 
 
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
-    """The scale; between clients it is that of different ones, for a client's own weight may dwarf all others."""
+    """The scale; between clients it is that of different ones, for a client's own weight may dwarf all others.
+
+    Weights begin at 0, which is where nothing is given; similarities need not come near it.
+    """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
     shown = [_others(m) if _own(m) else m.values for m in matrices]
     values = np.concatenate([v[np.isfinite(v)] for v in shown])
-    return (min(float(values.min()), 0.0), float(values.max())) if len(values) else (0.0, 1.0)
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(values.min()), float(values.max())
+    return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
 
 
 def _own(matrix: Matrix) -> bool:

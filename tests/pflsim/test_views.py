@@ -49,6 +49,12 @@ def test_the_scale_is_of_the_weights_between_clients() -> None:
     assert (image.norm.vmin, image.norm.vmax) == pytest.approx((0.0, 0.1))
 
 
+def test_the_scale_of_similarities_is_of_those_there_are() -> None:
+    values = np.array([[1, 0.8, np.nan], [0.8, 1, 0.9], [np.nan, 0.9, 1]], np.float32)
+    image = draw_heatmaps([Matrix("s", "Similarity", Axis("client"), Axis("client"), values)]).axes[0].images[0]
+    assert (image.norm.vmin, image.norm.vmax) == pytest.approx((0.8, 0.9))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (100, 100), (3, 40), (60, 2)])
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_pictures_of_any_size_can_be_drawn(size: tuple[int, int], count: int) -> None:
