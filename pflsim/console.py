@@ -6,14 +6,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO, get_args
+from typing import TYPE_CHECKING, Literal, TextIO, cast, get_args
 
 from pflsim.history import RoundMetrics
 from pflsim.live import Live, Status
 from pflsim.metrics import Model, Scope
-from pflsim.streams import can_print
+from pflsim.streams import Patient, can_print
 from pflsim.summary import Figure, NewcomerFigures, RunMeta, Summary
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Console:
         self, meta: RunMeta, stream: TextIO | None = None, width: int | None = None, progress: Progress = "auto"
     ):
         self.meta = meta
-        self.stream = stream or sys.stdout
+        self.stream = cast(TextIO, Patient(stream or sys.stdout))  # the run goes on where nobody reads it any more
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
@@ -268,11 +267,10 @@ class Console:
         return max(left, 0) * sum(recent) / len(recent) if recent else None
 
     def _print(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads it any more; the run goes on
-            if self._live is not None:
-                self._live.print(text)
-            else:
-                print(text, file=self.stream, flush=True)
+        if self._live is not None:
+            self._live.print(text)
+        else:
+            print(text, file=self.stream, flush=True)
 
 
 def _three_digits(value: float) -> str:

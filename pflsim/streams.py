@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from contextlib import suppress
+from typing import Any, TextIO
 
 
 def can_print(text: str, stream: TextIO) -> bool:
@@ -21,3 +22,24 @@ def let_go(stream: TextIO) -> None:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Patient:
+    """A stream whose reader may go away, like a terminal that is closed: what it does not take any more is dropped."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write it, or nothing."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush it, or nothing."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -252,3 +252,26 @@ def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
     text = stream.getvalue()
     assert [n for n in range(1, 1001) if re.search(rf"round +{n}/1000 ", text)] == list(range(50, 1001, 50))
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back
+
+
+class Closed(Terminal):
+    """A terminal that is closed after the first lines."""
+
+    gone = False
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
+def test_a_terminal_that_is_closed_does_not_end_the_run():
+    stream = Closed()
+    console = Console(META, stream)
+    console.start(Path("runs/x"))
+    history = [metrics(1, FULL), metrics(2, FULL)]
+    console.round(history[0])
+    stream.gone = True
+    console.round(history[1])
+    console.end(summarise(META, history, False, 20.0, 512.0), Path("runs/x"))
+    console.close()
