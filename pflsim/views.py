@@ -98,6 +98,16 @@ def read_views(folder: Path) -> Views | None:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
+def cut_views(folder: Path, after: int) -> None:
+    """Remove those of a round later than that one, and what cannot be read; the next ones take their place."""
+    try:
+        found = read_views(folder)
+    except SettingsError:
+        found = None
+    if found is None or found.round > after:
+        (folder / FILE).unlink(missing_ok=True)
+
+
 def _matrix(about: str, values: np.ndarray) -> Matrix:
     given = json.loads(about)
     rows, columns = (Axis(given[side]["label"], tuple(given[side]["names"])) for side in ("rows", "columns"))

@@ -48,8 +48,10 @@ class ServerHost:
         """
         ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
         with torch_threads(self.threads):
-            self.state = self.rule.fuse(self.state, ordered)
-            return observe(self.rule, self.state, ordered, len(self.federation.clients), matrices)
+            state = self.rule.fuse(self.state, ordered)
+            seen = observe(self.rule, state, ordered, len(self.federation.clients), matrices)
+        self.state = state  # now that nothing can fail any more
+        return seen
 
     def global_message(self) -> Message | None:
         """The one model for all, or None where the method has none."""

@@ -10,6 +10,7 @@ from typing import Any
 from pflsim.accounting import Ledger
 from pflsim.history import RoundMetrics
 from pflsim.tracking import event_files, records
+from pflsim.views import cut_views
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Earlier:
 
 
 def take_up(folder: Path, after: int) -> Earlier:
-    """Cut metrics.jsonl, per_client.csv and the curves back to a round, and say what stays.
+    """Cut metrics.jsonl, per_client.csv, the curves and the matrices back to a round, and say what stays.
 
     All is read and checked before anything is cut; each file is replaced at once, so that a run that is ended in the
     middle of this can be taken up again.
@@ -56,6 +57,7 @@ def take_up(folder: Path, after: int) -> Earlier:
     )
     records.cut(folder, kept)
     event_files.cut(folder / "tb", kept.history)
+    cut_views(folder, after)
     return earlier
 
 

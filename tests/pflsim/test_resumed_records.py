@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from pflsim.accounting import Traffic
@@ -21,6 +22,7 @@ from pflsim.metrics import Model, Phase
 from pflsim.summary import RunMeta
 from pflsim.tracking import Tracker, event_files, read_records
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split, TrainReport
+from pflsim.views import Axis, Matrix, Views, read_views, write_views
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 5, 0, newcomers=1)
 JUDGED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
@@ -121,6 +123,16 @@ def test_it_is_as_if_nothing_had_happened(whole: Path, tmp_path: Path, after: in
     assert curves(folder) == curves(whole)
     with Tracker(folder, META, resume_after=LAST) as another:
         assert tracker.ledger.clients == another.ledger.clients
+
+
+@pytest.mark.parametrize(("after", "kept"), [(2, None), (3, 3), (4, 3)])
+def test_matrices_of_rounds_that_are_gone_go_too(tmp_path: Path, after: int, kept: int | None) -> None:
+    folder = start(tmp_path / "run", 4, complete=False)
+    matrix = Matrix("alpha", "weights", Axis("receiver"), Axis("sender"), np.zeros((2, 2), np.float32))
+    write_views(folder, Views(3, (matrix,)))
+    Tracker(folder, META, resume_after=after).close(complete=False)
+    found = read_views(folder)
+    assert (found and found.round) == kept
 
 
 def test_again_and_again(whole: Path, tmp_path: Path) -> None:

@@ -376,6 +376,21 @@ def test_the_order_of_arrival_does_not_matter() -> None:
     assert all(same({0: results[0]}, {0: result}) for result in results[1:])
 
 
+def test_a_fusion_that_cannot_be_looked_at_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fusion changes the state wholly or not at all."""
+
+    def views(state: Any) -> Any:
+        raise MemoryError
+
+    made = make()
+    ups, home = train(host(made), made, ALL), ServerHost(made.rule, made.federation)
+    before = home.state
+    monkeypatch.setattr(home.rule, "views", views)
+    with pytest.raises(MemoryError):
+        home.fuse(ups, matrices=True)
+    assert home.state is before
+
+
 def test_a_message_for_all_is_known_as_one() -> None:
     home = ServerHost(FedAvg(), make().federation)
     messages = home.downlinks(ALL)
