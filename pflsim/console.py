@@ -91,6 +91,11 @@ class Console:
         if self.progress == "live":
             self._live = Live(self._status, self.stream, self.width, format_seconds)
 
+    def earlier(self, history: Sequence[RoundMetrics]) -> None:
+        """Rounds of the sessions before this one, for the best so far; nothing is printed."""
+        for metrics in history:
+            self._status.lines = self._newest(metrics, 0.0)
+
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """A phase of a round begins, for so many clients."""
         status = self._status

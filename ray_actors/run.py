@@ -93,6 +93,7 @@ class Runner:
             console.start(folder, session.done if session.take_up else None)
             with _written("this run"):
                 tracker = _tracker(session)
+            console.earlier(tracker.history)
             session.journal.counted = tracker.restarted
             try:
                 return self._run_to_the_end(session, started, tracker, console)

@@ -240,6 +240,14 @@ def test_the_live_display_says_where_the_run_is():
     assert "to go" in text
 
 
+def test_the_best_so_far_may_be_of_an_earlier_session():
+    with closing(Console(META, Terminal())) as console:
+        console.start(Path("runs/x"), 2)
+        console.earlier([metrics(1, FULL), metrics(2, {PERSONAL: stats(0.5)})])
+        console.round(metrics(3, {PERSONAL: stats(0.7)}))
+        assert "best so far on test data (oracle) 0.913 in round 1" in shown(console)
+
+
 def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
     stream, meta = Terminal(), replace(META, rounds=1000)
     console = Console(meta, stream)
