@@ -79,7 +79,7 @@ def _ranked(rows: Sequence[Row], figure: str, whom: str, gaps: Gaps) -> tuple[st
     order = sorted(rows, key=lambda row: -row.stats[figure].mean)
     best = order[0].stats[figure].mean
     tied = [row for row in order if best - row.stats[figure].mean < SAME]
-    found = [(row, gaps(order[0].group, row.group)) for row in order if row not in tied]
+    found = [(row, _least([gaps(leader.group, row.group) for leader in tied])) for row in order if row not in tied]
     beaten = [(row, gap) for row, gap in found if gap is not None and gap.clear]
     level = [(row, gap) for row, gap in found if gap is not None and not gap.clear]
     unknown = [(row, None) for row, gap in found if gap is None]
@@ -107,6 +107,12 @@ def _ranked(rows: Sequence[Row], figure: str, whom: str, gaps: Gaps) -> tuple[st
             "held together client by client."
         )
     return text, [*tied, *(row for row, _ in level)]
+
+
+def _least(found: Sequence[Gap | None]) -> Gap | None:
+    """What can be said of all that lead: the gap that is least clear; None where one of them has none."""
+    known = [gap for gap in found if gap is not None]
+    return min(known, key=lambda gap: (gap.clear, gap.low)) if len(known) == len(found) else None
 
 
 def _between(gap: Gap | None) -> str:
@@ -164,9 +170,10 @@ def _how_sure(rows: Sequence[Row], choice: Choice, alike: bool) -> str:
     if not alike:
         return f"{text} They are not about the same examples or clients (see above), so no method is called better."
     text += (
-        " Differences are taken client by client; an interval (95 %) comes from drawing clients again. One method is "
-        "called better where the interval leaves out 0 and, for all clients, Wilcoxon's signed-rank test has p < 0.05; "
-        "both are corrected for the number of methods."
+        " Differences are taken client by client; an interval (95 %) comes from drawing clients again. For the worst "
+        "clients one method is called better where the interval, widened for the number of methods, leaves out 0; for "
+        "all clients where the interval leaves out 0 and Wilcoxon's signed-rank test, corrected for the number of "
+        "methods, has p < 0.05."
     )
     if fewest < 3:
         text += " So few seeds say little of what another partition or another start would have made of it."

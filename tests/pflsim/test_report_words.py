@@ -130,6 +130,17 @@ def test_three_methods(tmp_path: Path) -> None:
     assert "against three" in text["Worst clients"]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_two_that_lead_are_better_only_where_both_are(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """The same worst decile, but one of them has it from clients that do well with the third method."""
+    third = [20] * 5 + [60] * 15
+    rights = {"steady": [30] * 5 + [70] * 15, "changed": [100] * 5 + [30] * 15, "third": third}
+    groups = [group(tmp_path, found, method=method) for method, found in rights.items()]
+    text = said(*(groups[n] for n in order))["Worst clients"]
+    assert "have the highest accuracy, 0.300" in text
+    assert "better than third" in text and "is not clear" in text
+
+
 def test_many_methods_are_not_listed_one_by_one(tmp_path: Path) -> None:
     rights = np.arange(30) + 40
     groups = [
