@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pflsim.checkpoint import Staged, stage_checkpoint
 from pflsim.errors import RunError
@@ -17,82 +17,12 @@ from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
 from pflsim.metrics import validation_score
 from pflsim.observe import Observation, mean_confusion
+from pflsim.plan import Plan
 from pflsim.trace import write_message, write_server
-from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split
+from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 from pflsim.views import Matrix
 
 Handle = TypeVar("Handle")
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is decided before the first round.
-
-    Args:
-        method: its name.
-        cohorts: who takes part, round by round.
-        clients: N, those that train.
-        splits: which splits are judged: test, and val where there is one.
-        judged_phase: when a personal model is judged.
-        received: judge personal models both as received and after local training.
-        eval_every: evaluate every so many rounds, and in the last.
-        eval_all: judge all clients, not only those of the round.
-        trace_rounds: rounds whose messages are written out.
-        checkpoint_every, checkpoint_seconds, checkpoint_keep: as in the settings, minutes as seconds.
-        opening: all clients reply once before round 1.
-        header: what a checkpoint says of the run.
-        units: names of the fusion units, in their order, for the trace.
-        newcomers: clients that join after the last round.
-        finetune_epochs: how long they then train.
-        judged_by: the model that the method is judged by.
-        absentees, stragglers: round by round, of the cohort; empty: none in any round.
-        straggler_work: the share of its work that a straggler does.
-        views_every: make matrices to look at every so many rounds, and in the last.
-        classes: C; 0: nothing is counted by class.
-    """
-
-    method: str
-    cohorts: tuple[tuple[int, ...], ...]
-    clients: int
-    splits: tuple[Split, ...] = ("test",)
-    judged_phase: Literal["trained", "received"] = "trained"
-    received: bool = False
-    eval_every: int = 1
-    eval_all: bool = True
-    trace_rounds: tuple[int, ...] = ()
-    checkpoint_every: int = 0
-    checkpoint_seconds: float = 0.0
-    checkpoint_keep: int = 1
-    opening: bool = False
-    header: Mapping[str, Any] | None = None
-    units: tuple[str, ...] = ()
-    newcomers: tuple[int, ...] = ()
-    finetune_epochs: int = 1
-    judged_by: Literal["personal", "global"] = "personal"
-    absentees: tuple[tuple[int, ...], ...] = ()
-    stragglers: tuple[tuple[int, ...], ...] = ()
-    straggler_work: float = 0.5
-    views_every: int = 10
-    classes: int = 0
-
-    def absent(self, round_number: int) -> tuple[int, ...]:
-        """Who of a round's cohort is not heard of."""
-        return self.absentees[round_number - 1] if self.absentees else ()
-
-    def slow(self, round_number: int) -> tuple[int, ...]:
-        """Who of those that are heard of does a share of its work."""
-        here = self.stragglers[round_number - 1] if self.stragglers else ()
-        return tuple(client for client in here if client not in self.absent(round_number))
-
-    @property
-    def judged(self) -> tuple[str, str]:
-        """Which model is judged, and when: as in `EvalRow`."""
-        return self.judged_by, self.judged_phase if self.judged_by == "personal" else "received"
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return len(self.cohorts)
 
 
 class Listener(Protocol):

@@ -19,11 +19,11 @@ from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.on_error import OnError
+from pflsim.plan import Plan
 from pflsim.resume import fixed_settings
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.settings import Settings
-from pflsim.simulation import Plan
 from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 import psutil
 
-from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.checks import check
 from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
 from pflsim.environment import write_environment
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import RunError
 from pflsim.execution import Executor
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
@@ -26,13 +24,13 @@ from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.summary import Summary
 from pflsim.tracking.hyperparameters import hyperparameters
-from pflsim.tracking.records import read_records
 from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
 from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
 from ray_actors.parts import describe
 from ray_actors.prepare import Job, prepare
+from ray_actors.session import Session, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import LocalRay
@@ -181,76 +179,6 @@ class Runner:
         self.interrupts.release()
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A run from where it is begun or taken up.
-
-    Args:
-        job: the run.
-        folder: its folder.
-        journal: in that folder.
-        take_up: whether there was a session before.
-        checkpoint: where it goes on; None: at the beginning.
-    """
-
-    job: Job
-    folder: Path
-    journal: Journal
-    take_up: bool = False
-    checkpoint: Checkpoint | None = None
-
-    @property
-    def done(self) -> int | None:
-        """The last round that is done; None where not even the opening is."""
-        return None if self.checkpoint is None else self.checkpoint.round
-
-    @property
-    def resume_after(self) -> int | None:
-        """The last round whose records stay, -1 for none of them; None where there are no records."""
-        if not self.take_up or not _has_records(self.folder):
-            return None
-        return -1 if self.done is None else self.done
-
-    def restore(self, executor: Executor) -> None:
-        """Give the executor the states that the run goes on with.
-
-        Raises:
-            SettingsError: they are not of this version of the method.
-        """
-        if self.checkpoint is not None:
-            try:
-                executor.restore(self.checkpoint.server(), self.checkpoint.clients())
-            except ValueError as error:
-                raise SettingsError(f"{self.checkpoint.path} does not fit this run: {error}") from error
-
-
-def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
-    """The newest checkpoint that is whole and whose rounds are in the records; None: begin again.
-
-    Raises:
-        SettingsError: it is of another run.
-    """
-    records = read_records(folder) if _has_records(folder) else None
-    until = -1 if records is None else records.last
-    found = newest_checkpoint(folder / "checkpoints", journal.say, until)
-    if (
-        found is None
-        and any((folder / "checkpoints").glob("round_*"))
-        and newest_checkpoint(folder / "checkpoints", lambda line: None)
-    ):
-        why = f" ({records.reason})" if records is not None and records.reason else ""
-        raise SettingsError(
-            f"metrics.jsonl and per_client.csv of {folder} are whole up to round {max(until, 0)} only{why}, and all "
-            f"checkpoints are later: bring the files back, or remove {folder / 'checkpoints'} to begin again"
-        )
-    if found is None:
-        _remove_empty_records(folder)
-        journal.say(f"{folder} has no checkpoint to go on from: the run begins again")
-    else:
-        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, journal.say)
-    return found
-
-
 def store_mb(job: Job) -> int:
     """MiB of shared memory for the data set, all states and the most messages at once, with as much again to spare.
 
@@ -305,20 +233,6 @@ def _tracker(session: Session) -> Tracker:
         hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
         per_client=settings.tracking.per_client,
     )
-
-
-def _has_records(folder: Path) -> bool:
-    """Whether a round was written down."""
-    lines = folder / "metrics.jsonl"
-    return lines.exists() and lines.stat().st_size > 0
-
-
-def _remove_empty_records(folder: Path) -> None:
-    """A run that was killed before its first round has begun its files perhaps; they are begun again."""
-    if not _has_records(folder):
-        for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(folder / "tb", ignore_errors=True)
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Executor, Trained
+from pflsim.plan import Plan
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.simulation import Plan
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 from ray_actors.inline import InlineExecutor
 from ray_actors.recipe import Recipe

@@ -20,7 +20,8 @@ from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
 from pflsim.observe import Observation
-from pflsim.simulation import Plan, Simulation
+from pflsim.plan import Plan
+from pflsim.simulation import Simulation
 from pflsim.trace import read_message, read_server
 from pflsim.types import EvalRow, Tensors, TrainReport
 from pflsim.views import Axis, Matrix
