@@ -9,7 +9,7 @@ from pflsim.compare.paired import Difference, differences
 from pflsim.console import format_bytes
 from pflsim.report.rows import Row
 from pflsim.report.words import ROUND, listed, plural, rate
-from pflsim.report.worst import Gap, worst_gap
+from pflsim.report.worst import Gap, clients_needed, worst_gap
 from pflsim.results.groups import Group
 from pflsim.summary import Choice
 
@@ -119,7 +119,8 @@ def _between(gap: Gap | None) -> str:
     if gap is None:
         return ""
     p = "" if gap.p is None else ", p < 0.001" if gap.p < 0.001 else f", p = {gap.p:.2g}"
-    return f"; difference {gap.low:.3f} to {gap.high:.3f}{p}".replace("-0.", "−0.")
+    low, high = (round(end, 3) + 0.0 for end in (gap.low, gap.high))  # no −0.000
+    return f"; difference {low:.3f} to {high:.3f}{p}".replace("-0.", "−0.")
 
 
 def _price(rows: Sequence[Row], best: Sequence[Row]) -> str:
@@ -171,9 +172,9 @@ def _how_sure(rows: Sequence[Row], choice: Choice, alike: bool) -> str:
         return f"{text} They are not about the same examples or clients (see above), so no method is called better."
     text += (
         " Differences are taken client by client; an interval (95 %) comes from drawing clients again. For the worst "
-        "clients one method is called better where the interval, widened for the number of methods, leaves out 0; for "
-        "all clients where the interval leaves out 0 and Wilcoxon's signed-rank test, corrected for the number of "
-        "methods, has p < 0.05."
+        "clients one method is called better where the interval, widened for the number of methods, leaves out 0 and "
+        f"is of {clients_needed(len(rows) - 1)} clients or more; for all clients where the interval leaves out 0 and "
+        "Wilcoxon's signed-rank test, corrected for the number of methods, has p < 0.05."
     )
     if fewest < 3:
         text += " So few seeds say little of what another partition or another start would have made of it."

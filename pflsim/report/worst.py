@@ -18,17 +18,29 @@ AT_ONCE = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A figure of one group less that of another, mean over the seeds they share, its interval, and p of a test."""
+    """A figure of one group less that of another, mean over the seeds they share, its interval, p of a test, and
+    whether there are clients enough for the interval to be believed.
+    """
 
     mean: float
     low: float
     high: float
     p: float | None = None
+    enough: bool = True
 
     @property
     def clear(self) -> bool:
         """Whether the first group is better beyond doubt: the interval is above 0, and the test says so too."""
-        return self.low > 0 and (self.p is None or self.p < 1 - CONFIDENCE)
+        return self.enough and self.low > 0 and (self.p is None or self.p < 1 - CONFIDENCE)
+
+
+def clients_needed(comparisons: int) -> int:
+    """How many clients it takes to show a difference at all.
+
+    Drawing again from fewer, of which all happen to do better, never gives anything but an interval above 0, though n
+    clients all do so by chance with probability 2 · 2⁻ⁿ: that must be less than the error of one comparison.
+    """
+    return 1 + math.ceil(math.log2(comparisons / (1 - CONFIDENCE)))
 
 
 def worst_gap(group: Group, other: Group, choice: Choice, comparisons: int = 1) -> Gap | None:
@@ -44,7 +56,8 @@ def worst_gap(group: Group, other: Group, choice: Choice, comparisons: int = 1) 
     drawn = np.mean([_drawn(rates, np.random.default_rng(n)) for n, rates in enumerate(pairs)], axis=0)
     tail = (1 - CONFIDENCE) / 2 / comparisons
     low, high = np.quantile(drawn, [tail, 1 - tail])
-    return Gap(float(np.mean([_gap(rates) for rates in pairs])), float(low), float(high))
+    enough = sum(rates.shape[1] for rates in pairs) >= clients_needed(comparisons)
+    return Gap(float(np.mean([_gap(rates) for rates in pairs])), float(low), float(high), enough=enough)
 
 
 def worst_decile(rates: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from made_runs import made, make_run
 from pflsim.report.rows import row_of
 from pflsim.report.verdict import in_short
 from pflsim.report.words import listed, plural, spans
-from pflsim.report.worst import worst_decile, worst_gap
+from pflsim.report.worst import clients_needed, worst_decile, worst_gap
 from pflsim.results import Group, group_runs
 
 
@@ -81,6 +81,26 @@ def test_more_comparisons_widen_the_interval(tmp_path: Path) -> None:
     one, many = worst_gap(*groups, "last"), worst_gap(*groups, "last", 9)
     assert one is not None and many is not None
     assert many.low < one.low and many.high > one.high
+
+
+@pytest.mark.parametrize(("clients", "clear"), [(2, False), (5, False), (6, True)])
+def test_a_few_clients_prove_nothing(tmp_path: Path, clients: int, clear: bool) -> None:
+    """All of them do better, as two clients do by chance every other time."""
+    groups = [group(tmp_path, list(range(n, n + clients)), method=method) for n, method in ((60, "one"), (20, "two"))]
+    gap = worst_gap(groups[0], groups[1], "last")
+    assert gap is not None and gap.low > 0 and gap.clear is clear
+    assert ("one is best" in said(*groups)["Worst clients"]) is clear
+
+
+@pytest.mark.parametrize("comparisons", [1, 2, 8, 23])
+def test_how_many_clients_it_takes(comparisons: int) -> None:
+    n, error = clients_needed(comparisons), 0.05 / comparisons
+    assert 2 * 0.5**n < error <= 2 * 0.5 ** (n - 1)
+
+
+def test_an_interval_begins_at_0_and_not_below(tmp_path: Path) -> None:
+    groups = [group(tmp_path, [n, 50, 50, 50], method=method) for n, method in ((60, "one"), (40, "two"))]
+    assert "difference 0.000 to " in said(*groups)["All clients"]
 
 
 def test_clients_that_are_not_the_same_are_not_held_together(tmp_path: Path) -> None:
