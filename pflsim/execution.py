@@ -63,7 +63,7 @@ class Judge:
 class Executor(Protocol[Handle]):
     """Runs clients and server; inline or on Ray actors. Client ids come and go in ascending order.
 
-    `heard` is called with the number of clients that are done, as they are, during training and evaluation.
+    `heard` is called with the number of clients that are done, as they are, in the opening, training and evaluation.
 
     Between two calls its state is the server's and every client's; `fuse` and `finetune` alone change it, both of them
     wholly or not at all. So a call that was broken off can be made again.

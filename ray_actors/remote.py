@@ -116,7 +116,7 @@ class RayExecutor:
             _, brought = self._brought(units)
             return host.open.options(num_returns=2).remote(units, [], *brought)
 
-        return self._trained(self.crew.run(self._tasks(_alone(clients), 0, "opening"), call))
+        return self._trained(self.crew.run(self._tasks(_alone(clients), 0, "opening"), call, self.heard))
 
     def fuse(self, trained: Trained[ObjectRef], matrices: bool = False) -> Observation:
         """Hand the references to the server and wait for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pflsim.compare.words import numbers
 from pflsim.report.rows import Value
 
 ROUND = {
@@ -25,13 +26,7 @@ def plural(count: int, name: str) -> str:
 
 def spans(values: Sequence[int]) -> str:
     """Ascending numbers, three or more in sequence as a range: `0–2, 5`."""
-    runs: list[list[int]] = []
-    for value in values:
-        if runs and value == runs[-1][-1] + 1:
-            runs[-1].append(value)
-        else:
-            runs.append([value])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return numbers(values).replace(",", ", ")
 
 
 def rate(value: Value | float) -> str:

@@ -93,6 +93,27 @@ def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(list((tmp_path / "trace" / "round_0000").glob("up_*"))) == 6
 
 
+def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: Pool, tmp_path: Path) -> None:
+    """In every phase that says how many are due, as many are; the actors get Local, as below."""
+    made = of(Means, monkeypatch=monkeypatch)
+    parts = made.dataset, made.partition, _local_rule(), made.federation
+    spread = RayExecutor(_as_local(made), *parts, Layout(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
+    spread.start()
+    for number, executor in enumerate((inline(made), spread)):
+        listener = Records()
+        Simulation(executor, made.plan, tmp_path / str(number), listener).run()
+        counted: list[list[Any]] = []
+        for said in listener.phases:
+            if isinstance(said, int):
+                counted[-1][2] += said
+            else:
+                counted.append([said[1], said[2], 0])
+        assert ["opening", 6, 6] in counted
+        assert [found for found in counted if found[0] == "train"] == [["train", n, n] for n in (3, 6, 3)]
+        assert all(due == done for name, due, done in counted if name != "evaluate")
+        assert sum(name == "evaluate" and due == done == 6 for name, due, done in counted) == 3
+
+
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
     alone = inline(made)
