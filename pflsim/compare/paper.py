@@ -154,7 +154,7 @@ def _protocol(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
     used = {run.folder: run for row in rows for run in row.runs.values()}
     if any(len(row.runs) > 1 for row in rows):
         yield "± of ours: sample standard deviation over seeds"
-    every = {run.folder.name: run.config["eval"]["every"] for run in used.values()}
+    every = {run.folder.name: run_settings(run)["eval.every"] for run in used.values()}
     if _oracle(published) and max(every.values(), default=1) > 1:
         seen = ", ".join(f"{name}: every {n} rounds" for name, n in every.items() if n > 1)
         yield f"of ours fewer rounds are there to choose from ({seen})"
@@ -164,7 +164,7 @@ def _protocol(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
 def _unused(rows: Sequence[_Row], anyway: bool) -> Iterator[str]:
     """Runs of the experiment that are not what the paper's were."""
     told = {run.folder: (run, why) for row in rows for why, found in row.deviating.items() for run in found.values()}
-    if told and not any(row.runs for row in rows) and all("quick" in run.config["names"] for run, _ in told.values()):
+    if told and not any(row.runs for row in rows) and all("quick" in (run.config.get("names") or {}) for run, _ in told.values()):
         yield "all runs there are were made with +quick, which is smaller than the paper's experiment"
     for folder, (_, why) in told.items():
         yield f"{'not the setting of the paper' if anyway else 'not used (--anyway shows it)'}: {folder}: {_named(why)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from pflsim.compare.comparison import Comparison
 from pflsim.results import Run
+from pflsim.results.settings import run_settings
 from pflsim.summary import Choice
 
 CHOSEN: dict[Choice, str] = {
@@ -102,5 +103,5 @@ def _whom(runs: Sequence[Run]) -> str:
 
 
 def _seen(runs: Sequence[Run]) -> str:
-    every = sorted({run.config["eval"]["every"] for run in runs})
+    every = sorted({run_settings(run)["eval.every"] for run in runs})
     return "" if every == [1] else f" (looked at every {' or '.join(map(str, every))} rounds)"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from made_runs import make_run
 
 from pflsim.compare.__main__ import main
@@ -147,3 +148,10 @@ def test_help_is_fast_and_a_closed_pipe_is_no_error(folder: Path) -> None:
     command = f"set -o pipefail; {sys.executable} -m pflsim.compare {folder} --format csv | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_settings_that_are_not_in_the_file_have_their_defaults(said: Said, folder: Path) -> None:
+    config = next(folder.glob("*/config.yaml"))
+    content = {key: value for key, value in yaml.safe_load(config.read_text()).items() if key != "eval"}
+    config.write_text(yaml.safe_dump(content))  # of an older version, or cut short
+    assert said(folder)[0] == 0
