@@ -170,9 +170,8 @@ def incidents(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 def _incidents(run: Run) -> Iterable[str]:
     summary = run.summary
     if not run.complete:
-        done = run.history[-1].round if run.history else 0
         yield (
-            f"not complete: {done} of {summary['rounds_planned']} rounds are done; "
+            f"not complete: {run.done} of {summary['rounds_planned']} rounds are done; "
             "all of its figures are of these rounds"
         )
     after = summary.get("resumed_after") or []

@@ -116,8 +116,8 @@ def _banners(groups: Sequence[Group], reasons: Sequence[str]) -> list[str]:
     """What a reader must know before any figure."""
     said = [f"These runs should not be compared: {reason}." for reason in reasons]
     for run in (run for group in groups for run in group.runs if not run.complete):
-        done, planned = run.history[-1].round, run.summary["rounds_planned"]
-        line = f"{run.name} is not complete: {done} of {planned} rounds are done, and its figures are of these."
+        planned = run.summary["rounds_planned"]
+        line = f"{run.name} is not complete: {run.done} of {planned} rounds are done, and its figures are of these."
         said += [line] if not any(f"{run.folder} is not complete" in reason for reason in reasons) else []
     left = [run.name for group in groups for run in group.left_out]
     if left:

@@ -37,7 +37,7 @@ class Row:
         up, down: bytes of all clients up to that round.
         up_total, down_total: bytes of all rounds.
         seconds: wall seconds of the rounds up to that one.
-        seconds_total: of the run, its start included.
+        seconds_total: of the run, its start included; of one that was killed, its rounds at least.
     """
 
     group: Group
@@ -81,7 +81,7 @@ def row_of(group: Group, choice: Choice, model: Model | None = None) -> Row | No
         up_total=over(lambda run, _: run.history[-1].traffic_total.up_bytes),
         down_total=over(lambda run, _: run.history[-1].traffic_total.down_bytes),
         seconds=over(lambda run, line: sum(x.total_seconds for x in run.history if x.round <= line.round)),
-        seconds_total=over(lambda run, _: run.summary["seconds"]),
+        seconds_total=over(lambda run, _: max(run.summary["seconds"], sum(x.total_seconds for x in run.history))),
     )
 
 

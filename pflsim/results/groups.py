@@ -169,8 +169,7 @@ def _seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 def _incomplete(groups: Sequence[Group]) -> Iterator[str]:
     for run in (run for group in groups for run in group.runs if not run.complete):
-        done, planned = run.summary["rounds"], run.summary["rounds_planned"]
-        yield f"{run.folder} is not complete: {done} of {planned} rounds are done"
+        yield f"{run.folder} is not complete: {run.done} of {run.summary['rounds_planned']} rounds are done"
 
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:

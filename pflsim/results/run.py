@@ -77,6 +77,11 @@ class Run:
         return self.summary.get("complete") is True
 
     @property
+    def done(self) -> int:
+        """The last round that is done; summary.json is written at a stop, and has none of a run that was killed."""
+        return self.history[-1].round if self.history else 0
+
+    @property
     def partition_hash(self) -> str:
         """The hash of every client's examples."""
         return self.partition["hash"]

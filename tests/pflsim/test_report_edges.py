@@ -9,6 +9,8 @@ import pytest
 from made_runs import make_run
 
 from pflsim.report.__main__ import main
+from pflsim.report.rows import row_of
+from pflsim.results import check_comparable, group_runs, read_run
 
 
 def page(*arguments: object) -> str:
@@ -72,3 +74,13 @@ def test_many_seeds_of_one_method(tmp_path: Path) -> None:
         make_run(tmp_path / f"{seed}", [[(3 + seed, 10), (4, 10)]], seed=seed)
     text = page(tmp_path / "0", tmp_path / "1", tmp_path / "2")
     assert "0.400 ± 0.050" in text and "mean of 3 seeds" in text and "Client by client" not in text
+
+
+def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False, seconds=2.0)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 0, "seconds": 0.0}))  # as a start writes it
+    groups = group_runs([read_run(folder)])
+    assert check_comparable(groups) == [f"{folder} is not complete: 3 of 8 rounds are done"]
+    row = row_of(groups[0], "last")
+    assert row is not None and row.seconds_total.mean == 6.0
