@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -106,7 +107,7 @@ def _write(source: Source, host: ClientHost, messages: Mapping[int, Message], ta
     return [
         f"{job.meta.method} after round {source.checkpoint.round}: {_what(source.judge)}",
         *lines,
-        f"python {target / 'example.py'}",
+        f"python {shlex.quote(str(target / 'example.py'))}",
     ]
 
 

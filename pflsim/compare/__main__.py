@@ -80,7 +80,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a share in [0, 1], like 0.9")
     return value

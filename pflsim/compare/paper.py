@@ -164,7 +164,8 @@ def _protocol(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
 def _unused(rows: Sequence[_Row], anyway: bool) -> Iterator[str]:
     """Runs of the experiment that are not what the paper's were."""
     told = {run.folder: (run, why) for row in rows for why, found in row.deviating.items() for run in found.values()}
-    if told and not any(row.runs for row in rows) and all("quick" in (run.config.get("names") or {}) for run, _ in told.values()):
+    quick = all("quick" in (run.config.get("names") or {}) for run, _ in told.values())
+    if told and not any(row.runs for row in rows) and quick:
         yield "all runs there are were made with +quick, which is smaller than the paper's experiment"
     for folder, (_, why) in told.items():
         yield f"{'not the setting of the paper' if anyway else 'not used (--anyway shows it)'}: {folder}: {_named(why)}"

@@ -73,9 +73,9 @@ def read_published(name: str, configs: Path = CONFIGS) -> Published:
     Raises:
         SettingsError: there is no such experiment, or its file is not as the module says.
     """
-    path = configs / "experiment" / f"{name}.toml"
-    if not path.is_file():
-        known = sorted(file.stem for file in path.parent.glob("*.toml"))
+    folder = configs / "experiment"
+    path, known = folder / f"{name}.toml", sorted(file.stem for file in folder.glob("*.toml"))
+    if name not in known or not path.is_file():
         raise SettingsError(f"--experiment {name}: there is no such experiment; {nearest(name, known)}")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

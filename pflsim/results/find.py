@@ -23,7 +23,8 @@ def find_runs(arguments: Sequence[str]) -> list[Path]:
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
         runs = [run for path in paths for run in _runs(path)]
         if not runs:
-            why = "is no run folder and has none in it" if paths else "there is no such folder"
+            missing = "there is no such folder" if glob.escape(argument) == argument else "there is no folder that fits"
+            why = "is no run folder and has none in it" if paths else missing
             raise SettingsError(f"{argument}: {why}")
         found += runs
     return list({path.resolve(): path for path in found}.values())

@@ -112,8 +112,9 @@ class Run:
         Clients without examples of the split are left out, as they are from every figure.
         """
         wanted, found = scope or self.judged, {}
+        header, rows = self._rows
         try:
-            for row in csv.DictReader([self._rows[0], *self._rows[1].get(str(round_number), [])]):
+            for row in csv.DictReader([header, *rows.get(str(round_number), [])]):
                 if (row["model"], row["split"], row["phase"]) == wanted and int(row["total"]) > 0:
                     found[int(row["client"])] = ClientCounts(int(row["correct"]), int(row["total"]), float(row["loss"]))
         except (ValueError, KeyError, TypeError) as error:

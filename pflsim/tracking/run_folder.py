@@ -137,7 +137,9 @@ def last_run(root: str | Path = "runs") -> Path:
     """
     found = runs(root)
     if not found:
-        raise SettingsError(f"there is no run folder in {root}")
+        others = sorted((path.parent for path in Path(root).glob(f"*/{CONFIG}")), key=lambda path: path.name)
+        named = f"; give the folder's name, for example resume={others[-1]}" if others else ""
+        raise SettingsError(f"there is no run folder in {root}{' that is named by its time' if others else ''}{named}")
     return found[-1]
 
 

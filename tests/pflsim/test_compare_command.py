@@ -83,7 +83,8 @@ def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: 
         (["--out", "table.doc"], "error: --out table.doc: expected a name that ends in"),
         (["--out", "/not/there.md"], "error: /not/there.md: No such file or directory"),
         (["--target", "90"], "argument --target: 90: expected a share in [0, 1], like 0.9"),
-        (["--target", "high"], "argument --target"),
+        (["--target", "high"], "argument --target: high: expected a share in [0, 1], like 0.9"),
+        (["nothing-*"], "error: nothing-*: there is no folder that fits"),
         (["--against", "bytes"], "--against goes with --curves FILE"),
     ],
 )
@@ -155,3 +156,10 @@ def test_settings_that_are_not_in_the_file_have_their_defaults(said: Said, folde
     content = {key: value for key, value in yaml.safe_load(config.read_text()).items() if key != "eval"}
     config.write_text(yaml.safe_dump(content))  # of an older version, or cut short
     assert said(folder)[0] == 0
+
+
+def test_a_missing_file_is_told_once(said: Said, folder: Path) -> None:
+    path = folder / "local-0" / "per_client.csv"
+    path.unlink()
+    status, out, err = said(folder)
+    assert (status, out) == (2, "") and err.count("cannot be read") == 1 and str(path) in err

@@ -189,6 +189,8 @@ def test_a_file_that_is_not_as_it_should_be(tmp_path: Path) -> None:
             read_published("x", tmp_path)
     with pytest.raises(SettingsError, match="no such experiment"):
         read_published("y", tmp_path)
+    with pytest.raises(SettingsError, match="no such experiment; valid: x"):
+        read_published("../experiment/x", tmp_path)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

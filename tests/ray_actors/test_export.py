@@ -115,9 +115,9 @@ def test_of_all_clients_and_kinds_of_models(
 
 def test_the_example_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path / "run", "method=fedfcd", "model.hidden=[8]", "data.standardize=true", "split=merged")
-    assert main([str(folder), "--client", "2,3", "--out", str(tmp_path / "out")]) == 0
-    example = tmp_path / "out" / "example.py"
-    assert capsys.readouterr().out.splitlines()[-1] == f"python {example}"
+    example = tmp_path / "out of it" / "example.py"
+    assert main([str(folder), "--client", "2,3", "--out", str(example.parent)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"python '{example}'"
     root = str(Path(__file__).resolve().parents[2])
     done = [
         subprocess.run([sys.executable, example, *a], capture_output=True, text=True, env={"PYTHONPATH": root})
@@ -126,7 +126,10 @@ def test_the_example_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(run.returncode == 0 and run.stdout.count("predicted") == 8 for run in done), done
     assert done[0].stdout != done[1].stdout
     assert len(example.read_text().splitlines()) < 50
-    assert not list((tmp_path / "out").glob(".part*"))
+    assert not list(example.parent.glob(".part*"))
+    (tmp_path / "file").touch()
+    assert main([str(folder), "--client", "2", "--out", str(tmp_path / "file" / "x")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/x: Not a directory\n"
 
 
 def test_the_server_s_model_and_a_round_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
