@@ -75,6 +75,7 @@ class Console:
         self._status = Status(meta.rounds)
         self._best: tuple[float, int, float] | None = None
         self._live: Live | None = None
+        self._part: int | None = None
 
     def start(self, folder: Path, done: int | None = None) -> None:
         """Say what is about to run, where its results go, and which rounds are done already."""
@@ -118,8 +119,7 @@ class Console:
         if self._live is not None:
             self._status.remaining = self._remaining(metrics.round)
             self._status.lines = self._newest(metrics, memory_mb)
-        every = max(self.meta.rounds // LINES, 1) if self._live is not None else 1
-        if self.progress != "quiet" and (metrics.round % every == 0 or metrics.round == self.meta.rounds):
+        if self.progress != "quiet" and (self._live is None or self._left_behind(metrics)):
             self._print(self.line(metrics))
 
     def close(self) -> None:
@@ -127,6 +127,17 @@ class Console:
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
+
+    def _left_behind(self, metrics: RoundMetrics) -> bool:
+        """Whether a live display leaves the round's line behind: the first evaluated one of every so many, the last."""
+        every = max(self.meta.rounds // LINES, 1)
+        part = metrics.round // every
+        if self._part is None:
+            self._part = (metrics.round - 1) // every
+        if metrics.round < self.meta.rounds and (part == self._part or not metrics.accuracy):
+            return False
+        self._part = part
+        return True
 
     def _newest(self, metrics: RoundMetrics, memory_mb: float) -> list[str]:
         """The newest figures, for the live display."""

@@ -74,6 +74,7 @@ class Live:
     def print(self, text: str) -> None:
         """Print a line above the display."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._live.refresh()  # or what is below would be older than the line
 
     def stop(self) -> None:
         """Take the display away."""

@@ -283,3 +283,23 @@ def test_a_terminal_that_is_closed_does_not_end_the_run():
     console.round(history[1])
     console.end(summarise(META, history, False, 20.0, 512.0), Path("runs/x"))
     console.close()
+
+
+def test_the_live_display_leaves_lines_of_evaluated_rounds_behind():
+    stream, meta = Terminal(), replace(META, rounds=60)
+    with closing(Console(meta, stream)) as console:
+        console.start(Path("runs/x"))
+        for number in range(1, 61):
+            console.round(metrics(number, {} if number % 5 else FULL))
+    found = [int(n) for n in re.findall(r"round +(\d+)/60  personal", stream.getvalue())]
+    assert found == list(range(5, 61, 5))
+
+
+def test_the_live_display_is_as_new_as_the_line_above_it():
+    stream = Terminal()
+    with closing(Console(META, stream)) as console:
+        console.start(Path("runs/x"))
+        console.phase(7, "evaluate", 10)
+        console.round(metrics(7, FULL))
+        painted = stream.getvalue().rpartition("personal 0.913 (worst")[2]
+        assert "7/20" in painted and "round 7: personal accuracy" in painted
