@@ -97,3 +97,11 @@ def test_a_report_is_a_page_for_everyone(browser: Browser, report: str) -> None:
         assert all(attributes(seen.page, "svg.chart", "aria-label"))
         assert set(attributes(seen.page, "th", "scope")) <= {"col", "row", "colgroup"}
         assert all(attributes(seen.page, ".table", "tabindex"))  # can be scrolled without a mouse
+
+
+def test_a_chart_that_is_alone_is_no_larger_than_it_need_be(browser: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [[(n, 20) for n in range(10)]] * 2)
+    assert main([str(folder)]) == 0
+    with opened(browser, (folder / "report.html").as_uri(), width=1400) as seen:
+        widths = "found => found.map(x => x.getBoundingClientRect().width)"
+        assert 300 < max(seen.page.eval_on_selector_all("svg.chart", widths)) < 600
