@@ -159,7 +159,7 @@ class Console:
         return [*lines[:1], f"traffic so far up {up}, down {down}; {held}{took}"]
 
     def line(self, metrics: RoundMetrics) -> str:
-        """The richest form of a round's line that fits: first the two traffics merge, then they go, then the loss."""
+        """The richest form of a round's line that fits: first the two traffics merge, then they go, then more."""
         judged = self.meta.judged_by
         other: Model = "global" if judged == "personal" else "personal"
         head = f"round {metrics.round:>{len(str(self.meta.rounds))}}/{self.meta.rounds}"
@@ -175,6 +175,8 @@ class Console:
             (head, *accuracy, *loss, took, eta),
             (head, *accuracy, took, eta),
             (head, *accuracy, eta),
+            (head, accuracy[0], eta),
+            (head, accuracy[0]),
         )
         lines = ["  ".join(form) for form in forms]
         return next((line for line in lines if len(line) <= self.width), lines[-1][: self.width]).rstrip()

@@ -303,3 +303,11 @@ def test_the_live_display_is_as_new_as_the_line_above_it():
         console.round(metrics(7, FULL))
         painted = stream.getvalue().rpartition("personal 0.913 (worst")[2]
         assert "7/20" in painted and "round 7: personal accuracy" in painted
+
+
+@pytest.mark.parametrize("width", [54, 60])
+def test_no_part_of_a_line_is_cut_on_a_narrow_terminal(width):
+    stream = io.StringIO()
+    Console(META, stream, width).round(metrics(3, FULL))
+    line = stream.getvalue().rstrip()
+    assert len(line) <= width and re.search(r"eta [\d.]+ s$", line), line
