@@ -28,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         export = importlib.import_module(IMPLEMENTATION).export
         for line in export(given.run, given.client, given.round, given.model, given.out, given.data):
             print(line)
-    except (SettingsError, RunError, OSError) as error:
-        named = isinstance(error, OSError) and error.filename
-        print(f"error: {error.filename}: {error.strerror}" if named else f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
+        return 2
+    except (SettingsError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, RunError) else 2
     return 0
 
