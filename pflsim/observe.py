@@ -97,13 +97,16 @@ def prototype_similarity(sent: Mapping[int, Prototypes], clients: int) -> Matrix
         clients: N.
     """
     ids = sorted(sent)
-    means = torch.stack([sent[i].means.flatten(1).double() for i in ids])  # [K, C, D]
-    held = torch.stack([sent[i].counts > 0 for i in ids])
-    unit = torch.where(held[:, :, None], torch.nn.functional.normalize(means, dim=2), 0.0)
+    held = torch.stack([sent[i].counts > 0 for i in ids]).cpu()  # [K, C]
     shared = held.double() @ held.double().T
-    cosines = torch.einsum("icd,jcd->ij", unit, unit) / shared
+    cosines = torch.zeros_like(shared)
+    for c in range(held.shape[1]):
+        own = torch.stack([sent[i].means[c].flatten().double().cpu() for i in ids])  # [K, D]
+        unit = torch.nn.functional.normalize(own, dim=1).where(held[:, c, None], 0.0)
+        cosines.addmm_(unit, unit.T)
+    cosines /= shared
     values = np.full((clients, clients), np.nan, np.float32)
-    values[np.ix_(ids, ids)] = torch.where(shared > 0, cosines, float("nan")).cpu().numpy()
+    values[np.ix_(ids, ids)] = torch.where(shared > 0, cosines, float("nan")).numpy()
     title = "Similarity of class prototypes: cosine, mean over the classes that both clients have"
     return Matrix("prototype_similarity", title, Axis("client"), Axis("client"), values)
 

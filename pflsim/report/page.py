@@ -100,7 +100,7 @@ def _about(groups: Sequence[Group]) -> str:
     clients, rounds = _common(runs, "clients"), _common(runs, "rounds_planned")
     parts = [
         f"{_common(runs, 'partition')}, {_common(runs, 'model')}",
-        f"{clients} clients",
+        f"{clients} client{'' if clients == '1' else 's'}",
         f"{rounds} rounds",
         f"seed{'s' if len(seeds) > 1 else ''} {spans(seeds)}",
     ]

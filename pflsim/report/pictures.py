@@ -32,7 +32,7 @@ def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
     return [
         Picture(
             png_uri((run.folder / "partition.png").read_bytes()),
-            f"Examples of every client by split, and by class: {run.partition['clients']} clients, "
+            f"Examples of every client by split, and by class: number of clients {run.partition['clients']}, "
             f"{run.partition['classes']} classes",
             f"Seed {run.seed}: {run.partition['data']}, {run.partition['partition']}; partition {digest[:8]}.",
             wide=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -47,7 +48,16 @@ class Gallery:
         if views is None:
             return
         begun = self._clock()
-        for kind, matrices in by_kind(views.matrices).items():
-            self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {views.round}"), views.round)
+        try:
+            for kind, matrices in by_kind(views.matrices).items():
+                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {views.round}"), views.round)
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ArithmeticError,
+            LookupError,
+        ) as error:  # no run ends for a picture
+            print(f"warning: matrices of round {views.round} could not be drawn: {error}", file=sys.stderr, flush=True)
         self._expected = self._clock() - begun
         self._spent += self._expected

@@ -93,3 +93,13 @@ def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn() -> No
     gallery.close()
     gallery.close()
     assert [at for at, _ in drawn] == [3, 11, 16, 19]
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    def put(kind: str, figure: object, round_number: int) -> None:
+        raise ValueError("no such font")
+
+    gallery = Gallery(put)
+    gallery.show(Views(4, (matrix(),)))
+    gallery.close()
+    assert "matrices of round 4 could not be drawn: no such font" in capsys.readouterr().err
