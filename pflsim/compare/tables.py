@@ -180,4 +180,4 @@ def _signed(value: float) -> str:
 
 
 def _p(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.0095 else f"{value:.0e}"
+    return f"{value:.3f}" if value >= 0.0095 else f"{value:.2g}"
