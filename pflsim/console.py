@@ -218,10 +218,9 @@ class Console:
     def _extremes(self, rates: Mapping[int, float]) -> list[str]:
         """The best and the worst clients, where there are enough of them."""
         some = min(SHOWN, len(rates) // 2)
-        ascending = sorted(rates.items(), key=lambda pair: (pair[1], pair[0]))
-        descending = sorted(rates.items(), key=lambda pair: (-pair[1], pair[0]))
-        named = (("best clients ", descending), ("worst clients", ascending))
-        return [f"{name}  {', '.join(f'{c}: {rate:.4f}' for c, rate in found[:some])}" for name, found in named if some]
+        ranked = sorted(rates.items(), key=lambda pair: (-pair[1], pair[0]))
+        named = (("best clients ", ranked[:some]), ("worst clients", ranked[::-1][:some]))
+        return [f"{name}  {', '.join(f'{c}: {rate:.4f}' for c, rate in found)}" for name, found in named if some]
 
     def _time(self, summary: Summary, rounds: float) -> str:
         """Where the time went; of a run that was taken up, all sessions together and the rounds of this one."""

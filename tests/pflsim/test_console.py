@@ -178,6 +178,15 @@ def test_the_best_and_the_worst_clients():
     assert "best clients   4: 1.0000, 1: 0.7500\nworst clients  2: 0.2500, 0: 0.5000\n" in stream.getvalue()
 
 
+def test_nobody_is_among_the_best_and_the_worst():
+    stream, rates = io.StringIO(), dict.fromkeys(range(6), 0.5)
+    Console(META, stream).end(summarise(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
+    best, worst = (
+        set(re.findall(r"(\d): 0.5000", line)) for line in stream.getvalue().splitlines() if " clients" in line[:13]
+    )
+    assert best | worst == set("012345") and not best & worst
+
+
 @pytest.mark.parametrize("rates", [{}, {0: 0.5}, None])
 def test_no_best_and_worst_among_fewer_than_two(rates):
     stream = io.StringIO()
