@@ -17,7 +17,7 @@ from pflsim.history import from_line, read_history, round_metrics, to_line
 from pflsim.metrics import Model, Phase
 from pflsim.settings import Settings
 from pflsim.summary import RunMeta
-from pflsim.tracking import Tracker, create_run_folder, write_config
+from pflsim.tracking import Tracker, create_run_folder, event_files, write_config
 from pflsim.tracking.hyperparameters import hyperparameters
 from pflsim.types import EvalRow, RoundRecord, Split, TrainReport
 from pflsim.views import Axis, Matrix, read_views
@@ -249,6 +249,9 @@ def test_histograms_of_the_clients_rates(tmp_path):
     rates = [r.correct / r.total for r in entry.evaluations if (r.model, r.split) == ("personal", "test")]
     assert found.histogram_value.num == 6
     assert found.histogram_value.sum == pytest.approx(sum(rates))
+    value, (expected, edges) = found.histogram_value, np.histogram(rates, np.linspace(0, 1, 31))
+    counted = {round(limit, 9): count for limit, count in zip(value.bucket_limit, value.bucket, strict=True) if count}
+    assert counted == {round(e, 9): n for e, n in zip(edges[1:].tolist(), expected.tolist(), strict=True) if n}
 
 
 def test_curves_of_clients_where_they_are_asked_for(tmp_path):
@@ -292,6 +295,24 @@ def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
     assert last is not None
     assert events.Scalars("final/accuracy")[0].value == pytest.approx(last.stats.mean)
     assert events.Scalars("final/worst_decile")[0].value == pytest.approx(last.stats.worst_decile)
+
+
+def test_a_run_that_is_taken_up_has_its_hyper_parameters_once(tmp_path):
+    """Also one that begins with an opening, whose round has the step that they are written with."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for resume_after in (None, 1):
+        with Tracker(tmp_path, META, resume_after=resume_after, hyperparameters={"lr": 0.1}) as tracker:
+            for number in (2,) if resume_after else (0, 1):
+                tracker.round(record(number))
+    found = [
+        value.tag
+        for path in (tmp_path / "tb").iterdir()
+        for data in event_files._events(path.read_bytes())
+        for value in Event.FromString(data).summary.value
+    ]
+    assert found.count("_hparams_/experiment") == found.count("_hparams_/session_start_info") == 1
+    assert found.count("final/accuracy") == 1
 
 
 def test_the_best_and_worst_clients_are_those_that_were_judged_last(tmp_path):
