@@ -28,10 +28,10 @@ def title(comparison: Comparison) -> str:
     what = [
         f"Test accuracy on {data}" if data else "Test accuracy",
         _common(runs, "partition"),
-        clients and _count(clients, "client"),
+        clients and plural(clients, "client"),
         _common(runs, "model"),
     ]
-    how = [rounds and _count(rounds, "round"), same]
+    how = [rounds and plural(rounds, "round"), same]
     parts = [", ".join(str(word) for word in words if word) for words in (what, how)]
     return "; ".join(part for part in parts if part)
 
@@ -90,8 +90,9 @@ def _common(runs: Sequence[Run], key: str) -> Any:
     return values.pop() if len(values) == 1 else None
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
+def plural(count: int, name: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def _whom(runs: Sequence[Run]) -> str:

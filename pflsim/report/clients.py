@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pflsim.compare.words import plural
 from pflsim.figures.clients import draw_clients
 from pflsim.figures.svg import colour_of, drawing, to_svg
 from pflsim.report.curves import Chart
-from pflsim.report.words import plural
 from pflsim.results import Run
 from pflsim.results.groups import Group
 from pflsim.summary import Choice

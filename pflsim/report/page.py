@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pflsim.compare.paired import differences, find_reference
 from pflsim.compare.rows import common_choice, common_target
+from pflsim.compare.words import plural
 from pflsim.console import WHEN, format_bytes, format_seconds
 from pflsim.errors import SettingsError
 from pflsim.metrics import Model
@@ -18,7 +19,7 @@ from pflsim.report.pictures import partition_pictures, view_pictures
 from pflsim.report.price import price_chart
 from pflsim.report.rows import Row, Value, row_of
 from pflsim.report.verdict import in_short
-from pflsim.report.words import ROUND, listed, plural, spans
+from pflsim.report.words import ROUND, listed, spans
 from pflsim.results import Group, Run, check_comparable, group_runs, read_run
 from pflsim.results.groups import check_evaluation
 from pflsim.summary import Choice

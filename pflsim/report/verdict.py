@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pflsim.compare.paired import Difference, differences
+from pflsim.compare.words import plural
 from pflsim.console import format_bytes
 from pflsim.report.rows import Row
-from pflsim.report.words import ROUND, listed, plural, rate
+from pflsim.report.words import ROUND, listed, rate
 from pflsim.report.worst import Gap, clients_needed, worst_gap
 from pflsim.results.groups import Group
 from pflsim.summary import Choice

@@ -19,11 +19,6 @@ def listed(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
 
 
-def plural(count: int, name: str) -> str:
-    """`1 client`, `2 clients`."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
 def spans(values: Sequence[int]) -> str:
     """Ascending numbers, three or more in sequence as a range: `0–2, 5`."""
     return numbers(values).replace(",", ", ")

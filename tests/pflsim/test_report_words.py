@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from made_runs import made, make_run
 
+from pflsim.compare.words import plural
 from pflsim.report.rows import row_of
 from pflsim.report.verdict import in_short
-from pflsim.report.words import listed, plural, spans
+from pflsim.report.words import listed, spans
 from pflsim.report.worst import clients_needed, worst_decile, worst_gap
 from pflsim.results import Group, group_runs
 
