@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -21,6 +22,7 @@ CHOICES = {
     "lockstep": ("true", "false", "auto"),
     "eval.on": ("all", "participants"),
     "placement.device": ("auto", "cpu", "cuda"),
+    "placement.strategy": ("pack", "spread"),
 }
 AT_LEAST_ONE = (
     "clients",
@@ -42,6 +44,7 @@ AT_LEAST_ZERO = (
     "weight_decay",
     "checkpoint.every",
     "checkpoint.minutes",
+    "placement.wait_s",
     "placement.gpus",
     "eval.holdout_clients",
     "eval.finetune_epochs",
@@ -53,6 +56,7 @@ AT_MOST = {
     "local_steps": 1_000_000,
     "eval.finetune_epochs": 1_000_000,
     "placement.threads": 256,
+    "placement.wait_s": 86_400,
     "lr": 1e30,
     "weight_decay": 1e30,
 }
@@ -75,7 +79,13 @@ def check(settings: Settings) -> None:
     problems += [p for p in _ranges(values) if p.partition("=")[0] not in broken]
     problems += [*_choices(values), *_length(settings), *_lockstep(settings), *_cohort(settings, broken)]
     problems += _rate(settings, broken)
-    problems += [*_place(settings.placement, settings), *_rounds(settings), *_quick(settings), *_holdout(settings)]
+    problems += [
+        *_address(settings.ray_address),
+        *_place(settings.placement, settings),
+        *_rounds(settings),
+        *_quick(settings),
+        *_holdout(settings),
+    ]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -185,6 +195,18 @@ def _cohort(settings: Settings, broken: set[str]) -> Iterator[str]:
         cohort_size(trained, settings.fraction)
     except SettingsError as error:
         yield str(error)
+
+
+def _address(address: str | None) -> Iterator[str]:
+    if address is None or address == "auto" or re.fullmatch(r"[^:/\s]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+        return
+    if "://" in address:
+        yield (
+            f"ray_address={address}: expected auto or HOST:PORT of a cluster that this machine is a node of; from "
+            "elsewhere use python launch.py submit"
+        )
+    else:
+        yield f"ray_address={address}: expected auto or HOST:PORT"
 
 
 def _place(placement: Placement, settings: Settings) -> Iterator[str]:

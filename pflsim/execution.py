@@ -6,12 +6,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
 from pflsim.observe import Observation
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 Handle = TypeVar("Handle")
 """Stands for messages that live elsewhere: an object reference under Ray, the messages themselves inline."""
+
+
+class Displaced(RunError):
+    """Part of what the executor stands on is gone, a node for example, and what was asked for with it. `recover` goes
+    on with what is left.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +73,28 @@ class Executor(Protocol[Handle]):
     `heard` is called with the number of clients that are done, as they are, in the opening, training and evaluation.
 
     Between two calls its state is the server's and every client's; `fuse` and `finetune` alone change it, both of them
-    wholly or not at all. So a call that was broken off can be made again.
+    wholly or not at all. So a call that was broken off can be made again. Every call may raise `Displaced`.
     """
 
     heard: Callable[[int], None]
 
     def start(self) -> None:
         """Bring up server and hosts."""
+        ...
+
+    def refresh(self) -> None:
+        """Between two rounds: make use of what has come, where that is asked for."""
+        ...
+
+    def recover(self) -> bool:
+        """After `Displaced`: go on with what is left.
+
+        Returns:
+            Whether the state is what it was; else part of it was lost, and it is that of the beginning.
+
+        Raises:
+            RunError: there is not enough left.
+        """
         ...
 
     def send(self, clients: Sequence[int]) -> Sent[Handle]:

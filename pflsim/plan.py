@@ -69,6 +69,14 @@ class Plan:
         here = self.stragglers[round_number - 1] if self.stragglers else ()
         return tuple(client for client in here if client not in self.absent(round_number))
 
+    def work(self, round_number: int) -> dict[int, float]:
+        """The share of its work that each of those does."""
+        return dict.fromkeys(self.slow(round_number), self.straggler_work)
+
+    def following(self, done: int | None) -> int:
+        """The round after one, or the first one; round 0 is the opening."""
+        return (0 if self.opening else 1) if done is None else done + 1
+
     @property
     def judged(self) -> tuple[str, str]:
         """Which model is judged, and when: as in `EvalRow`."""

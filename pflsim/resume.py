@@ -16,6 +16,7 @@ CHANGEABLE = (
     "placement",
     "checkpoint",
     "executor",
+    "ray_address",
     "on_client_error",
     "on_nonfinite",
     "progress",

@@ -19,7 +19,7 @@ class Placement:
     actors: int | None = None
     """Exactly this many client actors, instead of clients_per_actor."""
     cpus: int | None = None
-    """CPUs that Ray may use; null: all of this machine."""
+    """CPUs that Ray may use; null: all of this machine, or all that are free on the cluster."""
     gpus: int = 0
     """GPUs that Ray may use; clients train on them when above 0."""
     actors_per_gpu: int = 1
@@ -28,6 +28,12 @@ class Placement:
     """auto (cuda where gpus > 0, else cpu), cpu or cuda."""
     threads: int = 1
     """Torch threads per client computation, the same inline and under Ray. Another number may change the last bits."""
+    strategy: str = "pack"
+    """On a cluster: pack fills one node after the other, the driver's first; spread uses all nodes alike."""
+    wait_s: float = 5.0
+    """On a cluster: how many seconds to wait for nodes and for room on them, before giving up."""
+    elastic: bool = False
+    """On a cluster: use nodes that join from the next round on."""
     object_store_mb: int | None = None
     """Size of Ray's shared memory store on this machine, in MiB; null: as the data and the messages need."""
 
@@ -138,6 +144,8 @@ class Settings:
     progress: str = "auto"
     """What the terminal shows: live (a display that stays up to date), plain (a line a round), quiet (the result only),
     auto (live on a terminal, else plain)."""
+    ray_address: str | None = None
+    """A Ray cluster to join: auto (the one this machine is a node of) or HOST:PORT; null: a Ray of our own, here."""
     run_dir: str | None = None
     """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>."""
     placement: Placement = field(default_factory=Placement)

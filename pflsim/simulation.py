@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,17 +12,19 @@ from typing import Generic, Protocol, TypeVar
 
 from pflsim.checkpoint import Staged, stage_checkpoint
 from pflsim.errors import RunError
-from pflsim.execution import Executor, Judge, Sent, Trained
+from pflsim.execution import Displaced, Executor, Judge, Sent, Trained
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
 from pflsim.metrics import validation_score
 from pflsim.observe import Observation, mean_confusion
 from pflsim.plan import Plan
+from pflsim.recovery import Recovery
 from pflsim.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 from pflsim.views import Matrix
 
 Handle = TypeVar("Handle")
+Result = TypeVar("Result")
 
 
 class Listener(Protocol):
@@ -78,6 +80,7 @@ class Simulation(Generic[Handle]):
         self._saved, self._saved_at = done, time.monotonic()
         self._score: float | None = None
         executor.heard = listener.heard
+        self._recovery = Recovery(executor, plan, folder, self.journal, listener.phase, done)
         self._ahead = False  # whether the executor's state is that of a round that is not written down yet
 
     def run(self) -> None:
@@ -88,20 +91,13 @@ class Simulation(Generic[Handle]):
             Stopped: a signal has asked for it; the state after the last whole round is saved.
         """
         try:
-            if self.plan.opening and self.done is None:
-                self._finish(self._opening())
-            for round_number in range((self.done or 0) + 1, self.plan.rounds + 1):
-                self._finish(self._round(round_number, self.plan.cohorts[round_number - 1]))
+            while (following := self.plan.following(self.done)) <= self.plan.rounds:
+                self._on_what_is_left(partial(self._go_through, following))
             if self.plan.newcomers:
                 self.listener.phase(self.plan.rounds, "newcomers")
-                with self.interrupts.abandonable():
-                    record = self._welcome()
-                self.listener.newcomers(record)
+                self.listener.newcomers(self._on_what_is_left(self._welcome))
         except (RunError, OSError) as error:
-            try:
-                self._save_what_is_done()
-            except RunError as another:  # what was to be saved is where something is wrong
-                self.journal.say(f"the state after the last whole round is not saved: {another}")
+            self._save_what_is_done()
             if isinstance(error, RunError):
                 raise
             raise RunError(f"a file of the run could not be written: {error}") from error
@@ -111,14 +107,40 @@ class Simulation(Generic[Handle]):
             self._save_what_is_done()
             raise Stopped(self.interrupts.requested) from None
 
+    def _go_through(self, round_number: int) -> None:
+        with self.interrupts.abandonable():
+            self.executor.refresh()
+        self._finish(
+            self._round(round_number, self.plan.cohorts[round_number - 1]) if round_number else self._opening()
+        )
+
+    def _on_what_is_left(self, work: Callable[[], Result]) -> Result:
+        """Do something; and do it again on what is left, where something it stood on is gone."""
+        while True:
+            try:
+                return work()
+            except Displaced as loss:
+                self.journal.restarted(f"{loss}; the run goes on with what is left")
+                self.journal.take_faults()  # of a round that is gone through once more
+                if self._ahead:
+                    self.executor.go_back()
+                    self._ahead = False
+                with self.interrupts.abandonable():
+                    self._recovery.bring_back()
+
     def _save_what_is_done(self) -> None:
         """Save the state after the last whole round, unless it is saved; what had gone on goes back."""
         if self.done is None or self.done == self._saved:
             return
-        if self._ahead:
-            self.executor.go_back()
-        if (staged := self._stage(self.done, self._score)) is not None:
-            self._publish(staged)
+        try:
+            if not self._recovery.complete:
+                raise RunError("part of it was lost with a node")
+            if self._ahead:
+                self.executor.go_back()
+            if (staged := self._stage(self.done, self._score)) is not None:
+                self._publish(staged)
+        except RunError as error:  # what was to be saved is where something is wrong
+            self.journal.say(f"the state after round {self.done} is not saved: {error}")
 
     def _finish(self, record: RoundRecord) -> None:
         """Write a round down, save the state where it is due, and stop where that is asked for.
@@ -138,6 +160,7 @@ class Simulation(Generic[Handle]):
                 staged.discard()
             raise
         self.done, self._score, self._ahead = record.round, score, False
+        self._recovery.note(record)
         self.executor.confirm()
         if staged is not None:
             self._publish(staged)
@@ -156,8 +179,7 @@ class Simulation(Generic[Handle]):
             with phase("downlink"):
                 sent = self.executor.send(cohort)
             with phase("train", len(cohort) - len(absent)):
-                work = dict.fromkeys(slow, self.plan.straggler_work)
-                trained = self.executor.train(round_number, sent.without(absent), work)
+                trained = self.executor.train(round_number, sent.without(absent), self.plan.work(round_number))
         with phase("fuse"):
             seen = self._fuse(trained, self._is_due(round_number, self.plan.views_every))
         seconds |= {"fuse": seconds["fuse"] - seen.seconds, "observe": seen.seconds}
@@ -190,14 +212,15 @@ class Simulation(Generic[Handle]):
 
     def _welcome(self) -> NewcomerRecord:
         plan = self.plan
-        sent = self.executor.join(plan.newcomers)
-        judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
-        received = self.executor.evaluate(judge, sent)
-        self._ahead = True  # their new states are no part of the last round's checkpoint
-        self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
-        down_bytes = sent.down_bytes
-        del sent  # the messages may go now
-        trained = self.executor.evaluate(replace(judge, phase="trained"))
+        with self.interrupts.abandonable():
+            sent = self.executor.join(plan.newcomers)
+            judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
+            received = self.executor.evaluate(judge, sent)
+            self._ahead = True  # their new states are no part of the last round's checkpoint
+            self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
+            down_bytes = sent.down_bytes
+            del sent  # the messages may go now
+            trained = self.executor.evaluate(replace(judge, phase="trained"))
         return NewcomerRecord(plan.rounds, down_bytes, tuple(received), tuple(trained))
 
     def _is_due(self, round_number: int, every: int) -> bool:

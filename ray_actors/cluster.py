@@ -12,8 +12,9 @@ import ray
 
 from pflsim.settings import Placement
 from ray_actors import local_ray
-from ray_actors.placement import ACTOR_MB, Layout, Supply
+from ray_actors.placement import Layout, Supply
 from ray_actors.pool import Pool
+from ray_actors.seats import ACTOR_MB, Seat
 from ray_actors.watch import Watch
 
 
@@ -32,7 +33,7 @@ class LocalRay:
         self._theirs = ray.is_initialized()
         self._size: tuple[int, int, int] | None = None  # CPUs, GPUs, MiB of store of the Ray that we started
         self._folder: Path | None = None
-        self._request: tuple[float, float] | None = None
+        self._request: set[Seat] | None = None
         self._pool = Pool()
 
     def supply(self, placement: Placement) -> Supply:
@@ -46,7 +47,7 @@ class LocalRay:
     def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
         """Where the actors of a run come from; Ray is up then, with declared CPUs and GPUs and at least this store."""
         self._fit(_cpus(placement), placement.gpus, store_mb)
-        request = layout.num_cpus, layout.num_gpus
+        request = set(layout.seats)
         if request != self._request:
             self._pool.close()  # actors that ask for something else would hold what the new ones need
             self._request = request

@@ -9,11 +9,14 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectLostError, RayTaskError
 
 from pflsim.errors import ClientError, RunError
+from pflsim.execution import Displaced
 from ray_actors.attempts import Failure
-from ray_actors.deaths import DEATHS, how_it_died, wait_for_memory
+from ray_actors.deaths import DEATHS, LOOK_S, check_lost, how_it_died, verdict, wait_for_memory
+from ray_actors.nodes import alive_ids
+from ray_actors.origin import Origin, origin
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
 from ray_actors.referee import Referee
@@ -66,10 +69,16 @@ class Crew:
     """
 
     def __init__(self, pool: Pool, layout: Layout, parts: tuple[Any, Any, Any], referee: Referee):
-        self._pool, self._groups, self._referee = pool, layout.groups, referee
+        self._pool, self._referee = pool, referee
         self._recipe, self._dataset, self._partition = parts
-        self._hosts = pool.hosts(len(layout.groups), layout.num_cpus, layout.num_gpus)
+        self._data: tuple[ObjectRef, ObjectRef] | None = None
+        self._move(layout)
+
+    def _move(self, layout: Layout) -> None:
+        self._groups, self._nodes = layout.groups, {seat.node for seat in layout.seats if seat.node}
+        self._hosts = self._pool.hosts(layout.seats)
         self._settled: list[ObjectRef] = []
+        self._met: set[Origin] = set()
 
     @property
     def actors(self) -> list[Any]:
@@ -78,13 +87,27 @@ class Crew:
 
     def settle(self) -> None:
         """Have every actor build its host; `wait` waits for them."""
-        self._data = ray.put(self._dataset), ray.put(self._partition)
+        if self._data is None:
+            self._data = ray.put(self._dataset), ray.put(self._partition)
         self._settled = [self._settle(number) for number in range(len(self._hosts))]
 
     def wait(self) -> None:
-        """Wait until all are up."""
+        """Wait until all are up.
+
+        Raises:
+            RunError: one cannot be built, or runs on other code or other versions than this process.
+            Displaced: a node has left meanwhile.
+        """
         for number in range(len(self._hosts)):
             self._wait_for(number)
+            self._compare(number)
+
+    def move(self, layout: Layout) -> None:
+        """Have the clients live elsewhere; actors that are there already build new hosts. See `wait`."""
+        self._pool.trim(layout.seats)
+        self._move(layout)
+        self.settle()
+        self.wait()
 
     def run(self, tasks: Sequence[Task], call: Call, heard: Callable[[int], None] | None = None) -> list[Task]:
         """Have the work done, again where that is the rule.
@@ -99,25 +122,34 @@ class Crew:
 
         Raises:
             ClientError: a client failed, or an actor died, and the rule says that this ends the run.
+            Displaced: a node has left, or what was on it is missing.
         """
         pending = [self._start(task, call) for task in tasks]
         done: list[Task] = []
         told: set[ObjectRef] = set()
         while pending:
-            if heard is not None:
-                _tell(pending, told, heard)
-            task = pending.pop(0)
             try:
-                said: Mapping[int, Any] = ray.get(task.refs[0])
+                self._await(pending, told, heard)
+                said: Mapping[int, Any] = ray.get(pending[0].refs[0])
             except DEATHS as death:
+                task = pending.pop(0)
+                if self._is_back(task.host, death):
+                    pending.append(self._start(replace(task, tries=task.tries + 1), call))
+                    continue
                 mine = [other for other in pending if other.host == task.host]
                 pending = [other for other in pending if other.host != task.host]
                 again = self._after_death(task, death)
                 pending += [self._start(other, call) for other in [*again, *mine]]
                 continue
+            except ObjectLostError as error:
+                check_lost(error)
+                raise
             except RayTaskError as error:  # outside of any client's work
+                check_lost(error)
+                task = pending.pop(0)
                 pending += [self._start(other, call) for other in self._after_error(task, error)]
                 continue
+            task = pending.pop(0)
             good = {client: result for client, result in said.items() if not isinstance(result, Failure)}
             if good:
                 done.append(replace(task, good=good))
@@ -128,6 +160,37 @@ class Crew:
                     redone = replace(task, units=(rest,), tries=task.tries + 1, before=failure)
                     pending.append(self._start(redone, call))
         return done
+
+    def _await(self, pending: Sequence[Task], told: set[ObjectRef], heard: Callable[[int], None] | None) -> None:
+        """Wait until the first of the tasks is over, and tell meanwhile of all that are."""
+        clients = {task.refs[0]: len(task.clients) for task in pending if task.refs[0] not in told}
+        while clients and pending[0].refs[0] not in told:
+            found, _ = ray.wait(list(clients), num_returns=1, timeout=self._patience, fetch_local=False)
+            if not found:
+                self._check_nodes()
+            for ref in found:
+                done = clients.pop(ref)
+                told.add(ref)
+                if heard is not None:
+                    heard(done)
+
+    @property
+    def _patience(self) -> float | None:
+        """How long to wait before looking after the nodes, of which there are none on a machine of one's own."""
+        return LOOK_S if self._nodes else None
+
+    def _check_nodes(self) -> None:
+        """Raises `Displaced` where a node has left that has client actors: calls to them might never come back."""
+        if self._nodes and (gone := self._nodes - alive_ids()):
+            raise Displaced(f"{len(gone)} of {len(self._nodes)} nodes with client actors left the cluster")
+
+    def _is_back(self, host: int, death: Exception) -> bool:
+        """Whether an actor that could not be reached can be again; raises `Displaced` where its node is gone."""
+        if not self._nodes:
+            return False
+        back = verdict(self._hosts[host], death)
+        self._check_nodes()
+        return back
 
     def _start(self, task: Task, call: Call) -> Task:
         return replace(task, refs=tuple(call(self._hosts[task.host], task.units)))
@@ -168,6 +231,7 @@ class Crew:
         return [replace(task, units=(unit,), tries=task.tries + 1, before=failure) for unit in units]
 
     def _settle(self, number: int) -> ObjectRef:
+        assert self._data is not None
         return self._hosts[number].settle.remote(self._recipe, *self._data, self._groups[number])
 
     def _wait_for(self, number: int) -> None:
@@ -175,8 +239,13 @@ class Crew:
         allowed = self._referee.on_error.tries_without_drop
         for attempt in range(allowed + 1):
             try:
+                while not ray.wait([self._settled[number]], timeout=self._patience)[0]:
+                    self._check_nodes()
                 ray.get(self._settled[number])
             except DEATHS as death:
+                if self._is_back(number, death):
+                    self._settled[number] = self._settle(number)
+                    continue
                 what = f"client actor {number} died while it was starting: {how_it_died(death)}"
                 if attempt == allowed:
                     raise RunError(f"{what} (tried {attempt + 1} times)") from None
@@ -184,12 +253,29 @@ class Crew:
                 wait_for_memory(death)
                 self._replace(number)
             except RayTaskError as error:
+                check_lost(error)
                 cause = error.cause if isinstance(error.cause, BaseException) else error
                 what = f"client actor {number} cannot start: {type(cause).__name__}: {cause}"
                 self._referee.journal.failure(what, str(error))
                 raise RunError(what) from None
             else:
                 return
+
+    def _compare(self, number: int) -> None:
+        """Refuse an actor whose results could not be compared with those of this process."""
+        theirs: Origin = ray.get(self._settled[number])
+        mine, known = origin(), {met.address for met in self._met}
+        if (why := theirs.differs(mine)) and self._nodes:
+            raise RunError(
+                f"client actor {number}, {theirs}, runs on something else than the driver on {mine.address}: {why}; "
+                "results would not be comparable, so install the same on every node"
+            )
+        if theirs.processor != mine.processor and theirs.address not in known:
+            self._referee.journal.say(
+                f"node {theirs.address} computes with {theirs.processor}, the driver's with {mine.processor}: the last "
+                "bits of the results may depend on which clients are where"
+            )
+        self._met.add(theirs)
 
     def _replace(self, number: int) -> None:
         """Start another actor in place of a dead one; what it is asked to do waits until it is up."""
@@ -202,17 +288,8 @@ class Crew:
         place = "while it was starting"
         with suppress(*DEATHS, RayTaskError):
             if ray.wait([self._settled[number]], timeout=TOLD)[0]:
-                place = "process {} on node {}".format(*ray.get(self._settled[number]))
+                place = str(ray.get(self._settled[number]))
         return f"client actor {number}, {place}"
-
-
-def _tell(pending: Sequence[Task], told: set[ObjectRef], heard: Callable[[int], None]) -> None:
-    """Wait until the first of the tasks is over, and tell meanwhile of all that are."""
-    clients = {task.refs[0]: len(task.clients) for task in pending if task.refs[0] not in told}
-    while clients and pending[0].refs[0] not in told:
-        for ref in ray.wait(list(clients), num_returns=1, fetch_local=False)[0]:
-            heard(clients.pop(ref))
-            told.add(ref)
 
 
 def _with(task: Task) -> str:

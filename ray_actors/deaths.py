@@ -5,9 +5,22 @@ from __future__ import annotations
 import os
 import re
 import time
+from typing import Any
 
 import psutil
-from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
+import ray
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from pflsim.execution import Displaced
 
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 THRESHOLD = "RAY_memory_usage_threshold", 0.95
@@ -15,6 +28,10 @@ THRESHOLD = "RAY_memory_usage_threshold", 0.95
 SPARE = 0.01
 """Of the memory: so much less than that share must be in use for another actor to be started."""
 PAUSE_S, PATIENCE_S = 1.0, 60.0
+LOOK_S = 2.0
+"""How often to look whether something is still there that has not answered."""
+VERDICT_S = 120.0
+"""How long an actor may be out of reach, neither alive nor dead as far as Ray knows (a dead node takes about 15 s)."""
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -48,3 +65,31 @@ def wait_for_memory(error: Exception) -> None:
     time.sleep(PAUSE_S)
     while psutil.virtual_memory().percent / 100 > limit and time.monotonic() < until:
         time.sleep(PAUSE_S)
+
+
+def verdict(actor: Any, error: Exception) -> bool:
+    """Whether an actor that could not be reached is alive after all, once Ray knows.
+
+    Args:
+        actor: the actor.
+        error: what came of calling it.
+    """
+    until = time.monotonic() + VERDICT_S
+    while isinstance(error, ActorUnavailableError) and time.monotonic() < until:
+        try:
+            ray.get(actor.pid.remote(), timeout=LOOK_S)
+            return True
+        except ActorUnavailableError:
+            time.sleep(LOOK_S / 4)
+        except GetTimeoutError:  # it is at work
+            pass
+        except DEATHS:
+            return False
+    return False
+
+
+def check_lost(error: Exception) -> None:
+    """Raises `Displaced` where an error says that an object is lost, which a call was given or has made."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, ObjectLostError):
+        raise Displaced("what was on a node that left the cluster is missing") from None

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement
-
-ACTOR_MB = 600
-"""Memory that one actor is reckoned with: about 420 MB of imports, and room to work."""
+from ray_actors.seats import ACTOR_MB, Node, Seat, share, spread_over
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What there is to place on: CPUs, GPUs, and free memory in MiB (None: unknown)."""
+    """What there is to place on: CPUs, GPUs, and free memory in MiB (None: unknown); on a cluster, node by node."""
 
     cpus: float
     gpus: float
     free_mb: float | None = None
+    nodes: tuple[Node, ...] = ()
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], most_cpus: int | None = None) -> Supply:
+        """What is free on some nodes, of which no more CPUs than so many are to be used."""
+        kept, left = [], float("inf") if most_cpus is None else float(most_cpus)
+        for node in sorted(nodes, key=lambda n: (not n.here, -n.cpus, n.address, n.id)):
+            kept.append(replace(node, cpus=min(node.cpus, left)))
+            left -= kept[-1].cpus
+        return cls(sum(n.cpus for n in kept), sum(n.gpus for n in kept), nodes=tuple(kept))
+
+    def __str__(self) -> str:
+        if self.nodes:
+            return "; ".join(str(node) for node in self.nodes)
+        return f"{self.cpus:g} CPUs, {self.gpus:g} GPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +39,12 @@ class Layout:
     """The clients of every actor, and what each actor asks for."""
 
     groups: tuple[tuple[int, ...], ...]
-    num_cpus: float
-    num_gpus: float
+    seats: tuple[Seat, ...]
+
+    @classmethod
+    def even(cls, groups: Sequence[tuple[int, ...]], cpus: float, gpus: float) -> Layout:
+        """Actors that all ask for the same, on a machine of one's own."""
+        return cls(tuple(groups), (Seat(cpus, gpus),) * len(groups))
 
     def host_of(self) -> dict[int, int]:
         """The actor's index for every client."""
@@ -35,7 +52,7 @@ class Layout:
 
 
 def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: Sequence[Sequence[int]] = ()) -> Layout:
-    """Place clients on actors.
+    """Place clients on actors, and actors on nodes.
 
     Args:
         work: for every client its amount of work, e.g. mini-batches a round.
@@ -50,10 +67,10 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: S
     if placement.gpus > supply.gpus:
         raise SettingsError(
             f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs here: "
-            "ask for fewer, or start Ray with more"
+            f"ask for fewer, or start Ray with more{_listed(supply)}"
         )
     if supply.cpus < 1 and not placement.gpus:
-        raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed")
+        raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed{_listed(supply)}")
     parts = [*stacks, *((client,) for client in sorted({*range(clients)} - {c for stack in stacks for c in stack}))]
     actors = _actors(clients, len(parts), placement, supply)
     per_actor = placement.clients_per_actor
@@ -67,8 +84,32 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: S
                 f"placement.actors_per_gpu={placement.actors_per_gpu} gives {slots}: raise one of them, or "
                 "placement.clients_per_actor"
             )
-        return Layout(groups, _share(supply.cpus, actors), 1 / placement.actors_per_gpu)
-    return Layout(groups, _share(supply.cpus, actors), 0)
+    return Layout(groups, _seats(actors, placement, supply))
+
+
+def _seats(actors: int, placement: Placement, supply: Supply) -> tuple[Seat, ...]:
+    """What each actor asks for, and where it is."""
+    gpus = 1 / placement.actors_per_gpu if placement.gpus else 0.0
+    if not supply.nodes:
+        return (Seat(share(supply.cpus, actors), gpus),) * actors
+    per_gpu = placement.actors_per_gpu if placement.gpus else None
+    room = [node.slots(per_gpu) for node in supply.nodes]
+    held = [int(node.memory_mb // ACTOR_MB) for node in supply.nodes]
+    counts = spread_over(supply.nodes, room, actors, placement.strategy) if any(room) else []
+    if not counts or any(count > most for count, most in zip(counts, held, strict=True)):
+        raise SettingsError(
+            f"{actors} client actors need {actors * ACTOR_MB / 1024:.1f} GiB of memory, {ACTOR_MB} MiB each, beside "
+            f"their CPUs: ask for fewer (placement.actors, placement.clients_per_actor){_listed(supply)}"
+        )
+    return tuple(
+        Seat(share(node.cpus, count), gpus, node.id)
+        for node, count in zip(supply.nodes, counts, strict=True)
+        for _ in range(count)
+    )
+
+
+def _listed(supply: Supply) -> str:
+    return f". Free are {supply}" if supply.nodes else ""
 
 
 def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> int:
@@ -85,14 +126,12 @@ def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> i
     if placement.clients_per_actor != "auto":
         return -(-clients // int(placement.clients_per_actor))
     slots = placement.gpus * placement.actors_per_gpu if placement.gpus else int(supply.cpus)
+    if supply.nodes:
+        per_gpu = placement.actors_per_gpu if placement.gpus else None
+        slots = min(slots, sum(node.slots(per_gpu) for node in supply.nodes))
     if supply.free_mb is not None:
         slots = min(slots, int(supply.free_mb // ACTOR_MB))
     return max(1, min(parts, slots))
-
-
-def _share(cpus: float, actors: int) -> float:
-    """CPUs per actor: one, or an even share where there are more actors than CPUs (Ray counts in steps of 0.0001)."""
-    return 1.0 if actors <= cpus else int(cpus / actors * 10_000) / 10_000
 
 
 _LOOSEN = (

@@ -162,7 +162,8 @@ def _device(settings: Settings) -> str:
     choice = settings.placement.device
     if choice == "auto":
         choice = "cuda" if settings.placement.gpus else "cpu"
-    if choice == "cuda" and not torch.cuda.is_available():
+    elsewhere = settings.ray_address is not None and settings.executor == "ray"  # each actor looks for itself there
+    if choice == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise SettingsError(
             f"placement.gpus={settings.placement.gpus}, but torch sees no GPU on this machine: set placement.gpus=0 to "
             "train on the CPU"

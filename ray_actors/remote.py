@@ -7,10 +7,13 @@ them with every call and give new ones back, so that a process that dies takes n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
+from ray.experimental import get_object_locations
 
 from pflsim.checkpoint import plain
 from pflsim.data.dataset import Dataset
@@ -23,6 +26,9 @@ from pflsim.on_error import OnError
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.crew import Crew, Task
+from ray_actors.deaths import check_lost
+from ray_actors.ground import Ground
+from ray_actors.nodes import alive_ids
 from ray_actors.parcel import Parcel
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
@@ -32,6 +38,8 @@ from ray_actors.server_actor import ServerActor
 
 FETCHED = 10
 """Clients whose private states the driver fetches at a time."""
+FOUND_S = 30.0
+"""Seconds in which an object is brought, or is known to be lost."""
 PARTS = 8
 """Calls into which the training of one host is divided, at most: what a dead actor has to do again is the last part."""
 
@@ -48,6 +56,7 @@ class RayExecutor:
         pool: where the actors come from.
         on_error: what becomes of clients that fail, and of actors that die.
         journal: hears of them.
+        ground: how the layout comes to be on nodes that come and go; None: there is one machine.
     """
 
     def __init__(
@@ -61,8 +70,10 @@ class RayExecutor:
         pool: Pool,
         on_error: OnError | None = None,
         journal: Journal | None = None,
+        ground: Ground | None = None,
     ):
         self.recipe, self.layout, self._host_of = recipe, layout, layout.host_of()
+        self._ground = ground
         self.journal = journal or Journal()
         on_error = on_error or OnError("retry", 3)
         self.referee = Referee(on_error, recipe.on_nonfinite, self.journal)
@@ -80,6 +91,40 @@ class RayExecutor:
         self.server.wait()
         self.crew.wait()
 
+    def refresh(self) -> None:
+        """Lay the clients out anew where nodes have joined and that is asked for."""
+        layout = self._ground.grown(self.layout) if self._ground is not None else None
+        if layout is not None:
+            self.journal.say(f"nodes have joined: {len(layout.seats)} client actors from now on")
+            self._move(layout)
+
+    def recover(self) -> bool:
+        """Lay the clients out anew on the nodes that are left, and see which states are."""
+        if self._ground is not None:
+            self._move(self._ground.lay_out())
+        if self._are_there():
+            self.server.settle_again()
+            return True
+        self.states = {}
+        self.server.settle()
+        return False
+
+    def _move(self, layout: Layout) -> None:
+        self.layout, self._host_of = layout, layout.host_of()
+        self.crew.move(layout)
+
+    def _are_there(self) -> bool:
+        """Whether all states are: those with a copy on a node that is alive, and small ones, which the driver has."""
+        held = [*self.states.values(), *([] if self.server.state is None else [self.server.state])]
+        places, alive = get_object_locations(held) if held else {}, alive_ids()
+        for ref in held:
+            if alive.isdisjoint(places.get(ref, {}).get("node_ids", ())):
+                try:
+                    ray.get(ref, timeout=FOUND_S)
+                except (ObjectLostError, GetTimeoutError):
+                    return False
+        return True
+
     def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
         """Have the server make the messages; the driver gets references and sizes."""
         return self._sent(clients)
@@ -90,7 +135,8 @@ class RayExecutor:
 
     def _sent(self, clients: Sequence[int], new: bool = False) -> Sent[ObjectRef]:
         sent, *refs = self.server.ask("send", list(clients), new, returns=1 + len(clients))
-        found = ray.get(sent)
+        with _known():
+            found = ray.get(sent)
         return Sent({c: refs[at] for c, (at, _) in found.items()}, {c: size for c, (_, size) in found.items()})
 
     def train(
@@ -155,8 +201,9 @@ class RayExecutor:
         handles: Mapping[int, ObjectRef] = {}
         if judge.model == "global":
             offered, message = self.server.ask("send_global", returns=2)
-            if not ray.get(offered):
-                return []
+            with _known():
+                if not ray.get(offered):
+                    return []
             handles = dict.fromkeys(judge.clients, message)
         elif judge.phase == "received":
             handles = (self.send(judge.clients) if sent is None else sent).downlinks
@@ -171,20 +218,24 @@ class RayExecutor:
 
     def downlink(self, handle: ObjectRef) -> Message:
         """Fetch a message."""
-        return ray.get(handle)
+        with _known():
+            return ray.get(handle)
 
     def uplinks(self, handle: ObjectRef) -> Sequence[Uplink]:
         """Fetch the uplinks of one call."""
-        return ray.get(handle)
+        with _known():
+            return ray.get(handle)
 
     def server_numbers(self) -> Tensors:
         """Fetch the rule's own numbers."""
-        return ray.get(self.server.ask("numbers")[0])
+        with _known():
+            return ray.get(self.server.ask("numbers")[0])
 
     def server_state(self) -> object:
         """Fetch the rule's state in plain form."""
         held = self.server.state
-        return ray.get(self.server.ask("saved_state")[0]) if held is None else plain(ray.get(held))
+        with _known():
+            return ray.get(self.server.ask("saved_state")[0]) if held is None else plain(ray.get(held))
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """The private states, a few clients fetched at a time, so that memory stays at these."""
@@ -195,7 +246,8 @@ class RayExecutor:
         for first in range(0, len(everyone), FETCHED):
             some = everyone[first : first + FETCHED]
             held = [client for client in some if client in self.states]
-            fetched = dict(zip(held, ray.get([self.states[client] for client in held]), strict=True))
+            with _known():
+                fetched = dict(zip(held, ray.get([self.states[client] for client in held]), strict=True))
             yield from ((client, fetched[client] if client in fetched else initial[client]) for client in some)
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
@@ -228,6 +280,16 @@ class RayExecutor:
         self.referee.tell_kept({c: words for task in done for c, (_, words) in task.good.items() if words})
         uplinks = [task.refs[1] for task in done if task.good]
         return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)), states)
+
+
+@contextmanager
+def _known() -> Iterator[None]:
+    """Raises `Displaced` of an object that is lost with its node."""
+    try:
+        yield
+    except (RayTaskError, ObjectLostError) as error:
+        check_lost(error)
+        raise
 
 
 def _alone(clients: Iterable[int]) -> list[tuple[int, ...]]:

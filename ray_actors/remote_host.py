@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import ray
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -16,6 +13,7 @@ from pflsim.messages import Message
 from pflsim.types import EvalRow, TrainReport
 from ray_actors.attempts import Attempts, Failure, Reply
 from ray_actors.client_host import ClientHost
+from ray_actors.origin import Origin, origin
 from ray_actors.parcel import Parcel
 from ray_actors.recipe import Recipe
 
@@ -30,14 +28,14 @@ class RemoteHost:
     each once, with a state for every client behind them.
     """
 
-    def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> tuple[int, str]:
-        """Build the host of these clients in place of any that was here; returns the process id and the node."""
+    def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> Origin:
+        """Build the host of these clients in place of any that was here; returns where that is."""
         self.host = ClientHost(recipe, dataset, partition, clients)
-        return os.getpid(), ray.util.get_node_ip_address()
+        return origin()
 
     def pid(self) -> int:
         """The process id."""
-        return os.getpid()
+        return origin().pid
 
     def train(
         self, units: Units, positions: Sequence[int], round_number: int, work: Mapping[int, float], *brought: Any

@@ -34,6 +34,7 @@ from ray_actors.session import Session, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import LocalRay
+    from ray_actors.joined import JoinedRay
 
 
 class Runner:
@@ -42,7 +43,7 @@ class Runner:
     def __init__(self) -> None:
         self.interrupts = Interrupts()
         self._open = ExitStack()
-        self._ray: LocalRay | None = None
+        self._ray: LocalRay | JoinedRay | None = None
 
     def run(self, settings: Settings) -> Path:
         """Run the settings and leave a run folder, which it returns.
@@ -158,14 +159,25 @@ class Runner:
         if job.settings.executor == "inline":
             return lambda journal: InlineExecutor(*parts, on_error, journal)
         from ray_actors.cluster import LocalRay
+        from ray_actors.ground import Ground
+        from ray_actors.joined import JoinedRay
         from ray_actors.placement import lay_out
         from ray_actors.remote import RayExecutor
 
-        local = self._ray = self._ray or self._open.enter_context(LocalRay(self.interrupts.give_up))
-        placement = job.settings.placement
-        layout = lay_out(job.work, placement, local.supply(placement), job.recipe.stacks)
+        placement, address = job.settings.placement, job.settings.ray_address
+        if self._ray is None:
+            made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up)
+            self._ray = self._open.enter_context(made)
+        found, ground = self._ray, None
+        if isinstance(found, JoinedRay):
+            ground = Ground(found, job.work, placement, job.recipe.stacks)
+            layout = ground.first()
+        else:
+            layout = lay_out(job.work, placement, found.supply(placement), job.recipe.stacks)
         store = placement.object_store_mb or store_mb(job)
-        return lambda journal: RayExecutor(*parts, layout, local.pool(placement, layout, store), on_error, journal)
+        return lambda journal: RayExecutor(
+            *parts, layout, found.pool(placement, layout, store), on_error, journal, ground
+        )
 
     def __enter__(self) -> Runner:
         self.interrupts.install()

@@ -7,12 +7,12 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectLostError, RayTaskError
 
 from pflsim.errors import ServerError
 from pflsim.journal import Journal
 from pflsim.on_error import OnError
-from ray_actors.deaths import DEATHS, how_it_died, wait_for_memory
+from ray_actors.deaths import DEATHS, check_lost, how_it_died, wait_for_memory
 from ray_actors.pool import Pool
 
 
@@ -38,6 +38,10 @@ class ServerActor:
         """Have the actor build the server, at its beginning; `wait` waits for it."""
         self._state = None
         self._settled = self._actor.settle.remote(*self._parts)
+
+    def settle_again(self) -> None:
+        """The same, in the state that it is known to have: what the actor has done since counts no more."""
+        self._settled = self._actor.settle.remote(*self._parts, self._state)
 
     def wait(self) -> None:
         """Wait until it is up."""
@@ -75,8 +79,9 @@ class ServerActor:
                 wait_for_memory(death)
                 self._actor = self._pool.replace(self._actor)
                 self._settled = self._actor.settle.remote(*self._parts, self._state)
-            except RayTaskError as error:
-                cause = error.cause if isinstance(error.cause, BaseException) else error
+            except (RayTaskError, ObjectLostError) as error:
+                check_lost(error)
+                cause = getattr(error, "cause", None) or error
                 what = f"the server ({self._where}) failed in {method or 'its start'}: {type(cause).__name__}: {cause}"
                 self._journal.failure(what, str(error) or traceback.format_exc())
                 raise ServerError(what) from None

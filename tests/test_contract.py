@@ -235,7 +235,7 @@ def batch_norm_job(method: str, buffers: str) -> Job:
 def test_equal_on_actors(method: str, pool: Pool) -> None:
     made = job(method)
     executor = RayExecutor(
-        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout(((0, 3), (1, 2)), 1, 0), pool
+        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout.even(((0, 3), (1, 2)), 1, 0), pool
     )
     executor.start()
     alone = inline(made)
@@ -249,7 +249,7 @@ def test_newcomers(method: str, pool: Pool, tmp_path: Path) -> None:
     """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
     made = job(method, "eval.holdout_clients=1")
     on_actors = RayExecutor(
-        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout(((0, 3), (1, 2)), 1, 0), pool
+        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout.even(((0, 3), (1, 2)), 1, 0), pool
     )
     on_actors.start()
     alone, heard = inline(made), []

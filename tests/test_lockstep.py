@@ -209,7 +209,7 @@ def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Pa
     made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.recipe.stacks
     alone = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
-    layout = Layout(((*second, 4), first), 1, 0)
+    layout = Layout.even(((*second, 4), first), 1, 0)
     spread = RayExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation, layout, pool)
     found = []
     for executor in (alone, spread):

@@ -102,6 +102,11 @@ class Recorder:
 
     def go_back(self) -> None: ...
 
+    def refresh(self) -> None: ...
+
+    def recover(self) -> bool:
+        return True
+
     def confirm(self) -> None: ...
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from pflsim.settings import Placement
 from ray_actors import cluster
-from ray_actors.placement import ACTOR_MB, Layout
+from ray_actors.placement import Layout
+from ray_actors.seats import ACTOR_MB
 
 
 class FakeRay:
@@ -47,8 +48,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 TWO = Placement(cpus=2)
-SAME = Layout(((0, 1), (2,)), 1.0, 0.0)
-THIN = Layout(((0,), (1,), (2,)), 0.6666, 0.0)
+SAME = Layout.even(((0, 1), (2,)), 1.0, 0.0)
+THIN = Layout.even(((0,), (1,), (2,)), 0.6666, 0.0)
 
 
 def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:

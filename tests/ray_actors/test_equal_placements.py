@@ -84,7 +84,7 @@ def _same_traces(one: Path, other: Path) -> None:
 def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
     """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
     layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))
-    assert len(layout.groups) == 4 and layout.num_gpus == 0.5
+    assert len(layout.groups) == 4 and layout.seats[0].gpus == 0.5
     w = next(worlds())
     executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
     executor.start()

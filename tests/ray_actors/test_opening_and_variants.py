@@ -97,7 +97,7 @@ def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, po
     """In every phase that says how many are due, as many are; the actors get Local, as below."""
     made = of(Means, monkeypatch=monkeypatch)
     parts = made.dataset, made.partition, _local_rule(), made.federation
-    spread = RayExecutor(_as_local(made), *parts, Layout(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
+    spread = RayExecutor(_as_local(made), *parts, Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
     spread.start()
     for number, executor in enumerate((inline(made), spread)):
         listener = Records()
@@ -117,7 +117,7 @@ def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, po
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
     alone = inline(made)
-    layout = Layout(((0, 3, 5), (1, 2, 4)), 1, 0)
+    layout = Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0)
     # A class of this test file cannot travel to a worker by name: the actors get Local, of the same shapes.
     spread = RayExecutor(_as_local(made), made.dataset, made.partition, _local_rule(), made.federation, layout, pool)
     spread.start()

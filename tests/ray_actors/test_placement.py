@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement
-from ray_actors.placement import ACTOR_MB, Layout, Supply, balance, lay_out
+from ray_actors.placement import Layout, Supply, balance, lay_out
+from ray_actors.seats import ACTOR_MB
 
 works = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 
@@ -64,7 +65,7 @@ def place(clients: int, cpus: float = 4, gpus: float = 0, free_mb: float | None 
 )
 def test_auto_without_gpus(clients: int, cpus: float, free_mb: float | None, actors: int) -> None:
     layout = place(clients, cpus, free_mb=free_mb)
-    assert (len(layout.groups), layout.num_cpus, layout.num_gpus) == (actors, 1.0, 0)
+    assert (len(layout.groups), layout.seats[0].cpus, layout.seats[0].gpus) == (actors, 1.0, 0)
     assert layout.host_of() == {c: at for at, group in enumerate(layout.groups) for c in group}
     assert set(layout.host_of()) == set(range(clients))
 
@@ -78,10 +79,10 @@ def test_what_is_asked_for_is_done_whatever_the_memory() -> None:
 def test_cpu_requests_fit(cpus: int, clients: int) -> None:
     """One CPU each, or shares that Ray can count (in ten-thousandths) and that fit together."""
     layout = place(clients, cpus, clients_per_actor=1)
-    parts = layout.num_cpus * 10_000
+    parts = layout.seats[0].cpus * 10_000
     assert parts == pytest.approx(round(parts), abs=1e-6)
     assert round(parts) * clients <= cpus * 10_000
-    assert layout.num_cpus == 1 or cpus / clients - layout.num_cpus < 1.01e-4
+    assert layout.seats[0].cpus == 1 or cpus / clients - layout.seats[0].cpus < 1.01e-4
 
 
 @pytest.mark.parametrize(
@@ -90,20 +91,20 @@ def test_cpu_requests_fit(cpus: int, clients: int) -> None:
 )
 def test_gpu_shares(clients: int, gpus: int, per_gpu: int, actors: int, share: float) -> None:
     layout = lay_out([10] * clients, Placement(gpus=gpus, actors_per_gpu=per_gpu), Supply(cpus=8, gpus=gpus))
-    assert (len(layout.groups), layout.num_gpus, layout.num_cpus) == (actors, pytest.approx(share), 1.0)
+    assert (len(layout.groups), layout.seats[0].gpus, layout.seats[0].cpus) == (actors, pytest.approx(share), 1.0)
 
 
 def test_gpus_that_are_not_asked_for_are_not_used() -> None:
-    assert place(10, cpus=4, gpus=2).num_gpus == 0
+    assert place(10, cpus=4, gpus=2).seats[0].gpus == 0
 
 
 def test_more_gpu_actors_than_cpus_share_them() -> None:
     layout = lay_out([1] * 8, Placement(gpus=1, actors_per_gpu=8), Supply(cpus=2, gpus=1))
-    assert (len(layout.groups), layout.num_cpus) == (8, 0.25)
+    assert (len(layout.groups), layout.seats[0].cpus) == (8, 0.25)
 
 
 def test_a_machine_without_cpus_for_ray_is_not_asked_for_any() -> None:
-    assert lay_out([1] * 2, Placement(gpus=1), Supply(cpus=0, gpus=1)).num_cpus == 0
+    assert lay_out([1] * 2, Placement(gpus=1), Supply(cpus=0, gpus=1)).seats[0].cpus == 0
 
 
 @pytest.mark.parametrize(

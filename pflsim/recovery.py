@@ -1,0 +1,100 @@
+"""Going on after part of what a run stood on is gone: the state after the last whole round is worked out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pflsim.checkpoint import newest_checkpoint
+from pflsim.errors import RunError
+from pflsim.execution import Displaced, Executor
+from pflsim.journal import Journal
+from pflsim.plan import Plan
+from pflsim.types import RoundRecord
+
+Handle = TypeVar("Handle")
+
+
+class Recovery(Generic[Handle]):
+    """Knows which round's state the executor has, and how to bring back that of the last whole round.
+
+    What is lost is worked out again from the last checkpoint on, or from the beginning. Everything follows from the
+    seed, so it comes out as it was, and the records of those rounds stay as they are.
+
+    Args:
+        executor, plan, folder, journal: of the run.
+        phase: is told which round is gone through again.
+        done: the last round that is done when the session begins; None: not even the opening is.
+    """
+
+    def __init__(
+        self,
+        executor: Executor[Handle],
+        plan: Plan,
+        folder: Path,
+        journal: Journal,
+        phase: Callable[[int, str, int], None],
+        done: int | None,
+    ):
+        self._executor, self._plan, self._folder, self._journal, self._phase = executor, plan, folder, journal, phase
+        self._heard: dict[int, tuple[int, ...]] = {}
+        self._done = self._at = done
+        self.complete = True
+        """Whether the executor has the state after the last whole round, or one beyond it."""
+
+    def note(self, record: RoundRecord) -> None:
+        """A round is done."""
+        self._done = self._at = record.round
+        self._heard[record.round] = tuple(report.client for report in record.reports)
+
+    def bring_back(self) -> None:
+        """Have the executor go on with what is left, in the state after the last whole round.
+
+        Raises:
+            RunError: what is left is not enough, or what was lost cannot be worked out.
+        """
+        self.complete = False
+        while not self.complete:
+            try:
+                if not self._executor.recover():
+                    self._at = None
+                if self._at is None and self._done is not None:
+                    self._at = self._restored()
+                while self._at != self._done:
+                    self._repeat(self._plan.following(self._at))
+                self.complete = True
+            except Displaced as loss:
+                self._journal.restarted(f"{loss}; the run goes on with what is left")
+
+    def _restored(self) -> int | None:
+        """Give the executor, which is at the beginning, the newest state that is saved; returns its round."""
+        folder = self._folder / "checkpoints"
+        found = newest_checkpoint(folder, self._journal.say, self._done)
+        at = None if found is None else found.round
+        first = self._plan.following(at)
+        if at != self._done and first not in self._heard:
+            raise RunError(
+                f"states were lost with a node, and those of round {self._done} cannot be worked out again: there is "
+                f"no checkpoint of this session in {folder}"
+            )
+        if found is not None:
+            self._executor.restore(found.server(), found.clients())
+        since = "the beginning" if found is None else f"{found.path}"
+        again = "" if at == self._done else f"; rounds {first} to {self._done} are gone through again"
+        self._journal.say(f"states were lost with a node, the run goes on from {since}{again}")
+        return at
+
+    def _repeat(self, round_number: int) -> None:
+        """Go through a round that is in the records, with those whose replies were fused then."""
+        heard, plan, executor = self._heard[round_number], self._plan, self._executor
+        self._phase(round_number, "again", len(heard))
+        if round_number == 0:
+            trained = executor.open(heard)
+        else:
+            cohort = plan.cohorts[round_number - 1]
+            sent = executor.send(cohort).without(set(cohort) - set(heard))
+            trained = executor.train(round_number, sent, plan.work(round_number))
+        executor.fuse(trained)
+        executor.confirm()
+        self._at = round_number

@@ -1,0 +1,71 @@
+"""How the clients of a run come to be on nodes of a cluster, which come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pflsim.errors import RunError, SettingsError
+from pflsim.settings import Placement
+from ray_actors.joined import JoinedRay, in_time
+from ray_actors.nodes import alive_ids
+from ray_actors.placement import Layout, lay_out
+
+
+class Ground:
+    """Lays clients out on the nodes that there are.
+
+    Args:
+        cluster: has the nodes.
+        work, stacks: of the run, see `lay_out`.
+        placement: the settings.
+    """
+
+    def __init__(
+        self, cluster: JoinedRay, work: Sequence[int], placement: Placement, stacks: Sequence[Sequence[int]] = ()
+    ):
+        self._cluster, self._work, self._placement, self._stacks = cluster, work, placement, stacks
+        self._known: frozenset[str] = frozenset()
+
+    def first(self) -> Layout:
+        """The layout to begin with.
+
+        Raises:
+            SettingsError: the placement cannot be met, though nodes were waited for as long as the settings say.
+        """
+        layout = in_time(self._now, self._placement.wait_s)
+        self._known = alive_ids()
+        return layout
+
+    def lay_out(self) -> Layout:
+        """Another one, when nodes are gone.
+
+        Raises:
+            RunError: what is left is not enough.
+        """
+        try:
+            return self.first()
+        except SettingsError as error:
+            raise RunError(
+                f"nodes have left the cluster, and what is left has no place for the clients: {error}"
+            ) from None
+
+    def grown(self, layout: Layout) -> Layout | None:
+        """A layout on more actors, where nodes have joined since the last one and that is asked for."""
+        if not self._placement.elastic:
+            return None
+        alive = alive_ids()
+        joined, self._known = alive - self._known, alive
+        if not joined:
+            return None
+        try:
+            new = self._now()
+        except SettingsError:
+            return None  # it stays as it is
+        return new if len(new.seats) > len(layout.seats) or _nodes(new) > _nodes(layout) else None
+
+    def _now(self) -> Layout:
+        return lay_out(self._work, self._placement, self._cluster.supply(self._placement), self._stacks)
+
+
+def _nodes(layout: Layout) -> int:
+    return len({seat.node for seat in layout.seats})

@@ -1,0 +1,107 @@
+"""A cluster that is running already: joined for some runs, and left running."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import ray
+
+from pflsim.errors import SettingsError
+from pflsim.settings import Placement
+from ray_actors.nodes import LOOK_S, alive_nodes
+from ray_actors.placement import Layout, Supply
+from ray_actors.pool import Pool
+
+REACHED_S = 5.0
+"""How long a machine may take to answer at all; Ray itself would try for minutes."""
+
+
+class JoinedRay:
+    """The actors of runs on a cluster. Nothing is started there but actors, and these end with the last run.
+
+    Args:
+        address: auto, or HOST:PORT of its head.
+    """
+
+    def __init__(self, address: str):
+        self.address = address
+        self._pool = Pool()
+        if not ray.is_initialized():
+            join(address)
+
+    def supply(self, placement: Placement) -> Supply:
+        """What is free on the nodes that are alive; what the actors here hold would be given back."""
+        return Supply.of(alive_nodes(self._pool.seats), placement.cpus)
+
+    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
+        """Where the actors of a run come from; those that it has no use for end."""
+        del store_mb  # whoever started the cluster has decided that
+        self._pool.patience_s = placement.wait_s
+        self._pool.trim(layout.seats)
+        return self._pool
+
+    def close(self) -> None:
+        """End the actors."""
+        self._pool.close()
+
+    def __enter__(self) -> JoinedRay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            ray.shutdown()
+
+
+def join(address: str) -> None:
+    """Connect this process to the cluster at an address.
+
+    Raises:
+        SettingsError: there is none, or this machine is no part of it.
+    """
+    _check_reachable(address)
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise SettingsError(
+            f"ray_address={address}: the cluster cannot be joined from here ({why}). Only a machine that is a node of "
+            "it can join (ray start --address=HOST:PORT); from elsewhere: python launch.py submit ..."
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host:
+        return  # auto: Ray looks on this machine
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S).close()
+    except OSError as error:
+        raise SettingsError(
+            f"ray_address={address}: nothing answers there ({error.strerror or error}); start a cluster with ray start "
+            "--head, or leave ray_address out for a Ray of this run's own"
+        ) from error
+
+
+def in_time(find: Callable[[], Layout], patience_s: float) -> Layout:
+    """What is found as soon as it is: nodes may be on their way.
+
+    Raises:
+        SettingsError: the last one, when the time is over.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return find()
+        except SettingsError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(LOOK_S)

@@ -1,0 +1,66 @@
+"""What an actor runs on: so that nodes with other code or other versions are noticed before they change a result."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import ray
+import torch
+
+PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+
+
+class Origin(NamedTuple):
+    """Where an actor is and what it runs on.
+
+    Args:
+        pid: of its process.
+        address: of its node.
+        code: a digest of the source of this project.
+        versions: of what computes.
+        processor: the instructions that torch uses there, on which the last bits of a sum may depend.
+    """
+
+    pid: int
+    address: str
+    code: str
+    versions: str
+    processor: str
+
+    def differs(self, other: Origin) -> str:
+        """What would make its results not comparable with the other's, in words; empty: nothing."""
+        if self.versions != other.versions:
+            return f"{self.versions} there, {other.versions} here"
+        if self.code != other.code:
+            return "another version of this project there than here"
+        return ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on node {self.address}"
+
+
+def origin() -> Origin:
+    """Of this process."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}"
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return Origin(os.getpid(), ray.util.get_node_ip_address(), code_digest(), versions, processor)
+
+
+@cache
+def code_digest() -> str:
+    """Of all source files of this project's packages, wherever they lie."""
+    digest = hashlib.sha256()
+    for name in PACKAGES:
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None
+        folder = Path(spec.origin).parent
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{name}/{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,80 @@
+"""What actors ask of Ray, and on which node each of them is. Nothing here can change a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ACTOR_MB = 600
+"""Memory that one actor is reckoned with: about 420 MB of imports, and room to work."""
+
+
+class Seat(NamedTuple):
+    """What one client actor asks for.
+
+    Args:
+        cpus, gpus: shares of them count in steps of 0.0001.
+        node: the id of the node that it is to be on; empty on a machine of one's own, where there is no other.
+    """
+
+    cpus: float
+    gpus: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a cluster, with what is free on it.
+
+    Args:
+        id: Ray's.
+        address: its IP address, for messages.
+        cpus, gpus: free ones.
+        memory_mb: free, as Ray counts it, in MiB.
+        here: whether the driver runs on it.
+    """
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    memory_mb: float
+    here: bool = False
+
+    def slots(self, per_gpu: int | None) -> int:
+        """How many actors there is room for: one a CPU, or so many a GPU, and no more than the memory holds."""
+        by_device = int(self.cpus) if per_gpu is None else int(self.gpus) * per_gpu
+        return max(0, min(by_device, int(self.memory_mb // ACTOR_MB)))
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
+        return f"{self.address}: {self.cpus:g} CPUs{gpus}, {self.memory_mb / 1024:.1f} GiB"
+
+
+def spread_over(nodes: Sequence[Node], room: Sequence[int], actors: int, strategy: str) -> list[int]:
+    """How many actors each node gets.
+
+    Args:
+        nodes: all of them.
+        room: how many actors each has room for; where the actors are more than that altogether, they are shared out in
+            these proportions.
+        actors: how many there are.
+        strategy: "pack" fills one node after the other, the driver's first, then those with the most room: the
+            fewer nodes, the less is sent between them. "spread" gives each as large a part of its room.
+    """
+    order = sorted(range(len(nodes)), key=lambda n: (not nodes[n].here, -room[n], nodes[n].address, nodes[n].id))
+    counts = [0] * len(nodes)
+    if strategy == "pack" and actors <= sum(room):
+        for n in order:
+            counts[n] = min(room[n], actors - sum(counts))
+        return counts
+    usable = [n for n in order if room[n] > 0]
+    for _ in range(actors):
+        counts[min(usable, key=lambda n: ((counts[n] + 1) / room[n], order.index(n)))] += 1
+    return counts
+
+
+def share(amount: float, actors: int) -> float:
+    """CPUs per actor: one, or an even share where there are more actors than CPUs (Ray counts in steps of 0.0001)."""
+    return 1.0 if actors <= amount else int(amount / actors * 10_000) / 10_000
