@@ -28,10 +28,7 @@ def reserve(seats: Sequence[Seat], patience_s: float) -> list[Any]:
     Raises:
         SettingsError: it was not free in time; says what was asked and what there is.
     """
-    groups = [
-        placement_group([bundle(seat)], bundle_label_selector=[{NODE_LABEL: seat.node}], name="pflsim client actor")
-        for seat in seats
-    ]
+    groups = [placement_group([bundle(seat)], bundle_label_selector=[{NODE_LABEL: seat.node}]) for seat in seats]
     until = time.monotonic() + patience_s
     for group in groups:
         if not group.wait(max(0.0, until - time.monotonic())):
