@@ -62,9 +62,15 @@ class Console:
     """
 
     def __init__(
-        self, meta: RunMeta, stream: TextIO | None = None, width: int | None = None, progress: Progress = "auto"
+        self,
+        meta: RunMeta,
+        stream: TextIO | None = None,
+        width: int | None = None,
+        progress: Progress = "auto",
+        joined: bool = False,
     ):
         self.meta = meta
+        self.memory_of = "the driver; actors are not counted" if joined else "all processes together"
         self.stream = cast(TextIO, Patient(stream or sys.stdout))  # the run goes on where nobody reads it any more
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
@@ -96,6 +102,11 @@ class Console:
         """Rounds of the sessions before this one, for the best so far; nothing is printed."""
         for metrics in history:
             self._status.lines = self._newest(metrics, 0.0)
+
+    def placed(self, where: str) -> None:
+        """Say where the clients live, where that is not here."""
+        if self.progress != "quiet":
+            self._print(where)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """A phase of a round begins, for so many clients."""
@@ -209,7 +220,7 @@ class Console:
             self._print(f"newcomers    {self._newcomers(summary.newcomers)}")
         self._print(f"traffic      up {up}, down {down}")
         self._print(f"time         {self._time(summary, rounds)}")
-        self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, all processes together")
+        self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
         self._print(f"run folder   {folder}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
@@ -229,7 +240,8 @@ class Console:
         if summary.resumed_after:
             return f"{total} in all sessions: the rounds of this one {format_seconds(rounds)}{each}"
         start = format_seconds(max(summary.seconds - rounds, 0))
-        return f"{total}: start {start}, rounds {format_seconds(rounds)}{each}"
+        before = "start and waiting" if summary.actor_restarts else "start"
+        return f"{total}: {before} {start}, rounds {format_seconds(rounds)}{each}"
 
     def _table(self, summary: Summary) -> Table:
         from rich import box

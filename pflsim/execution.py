@@ -82,6 +82,10 @@ class Executor(Protocol[Handle]):
         """Bring up server and hosts."""
         ...
 
+    def whereabouts(self) -> str:
+        """Where the clients live, in words."""
+        ...
+
     def refresh(self) -> None:
         """Between two rounds: make use of what has come, where that is asked for."""
         ...

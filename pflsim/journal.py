@@ -37,6 +37,10 @@ class Journal:
             print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
         self._write(text)
 
+    def note(self, text: str) -> None:
+        """A line in the file alone."""
+        self._write(text)
+
     def failure(self, text: str, trace: str) -> None:
         """A line, and below it the traceback; one that was shown before is not shown again."""
         self._traces[trace] += 1

@@ -15,7 +15,7 @@ from pflsim.errors import ClientError, RunError
 from pflsim.execution import Displaced
 from ray_actors.attempts import Failure
 from ray_actors.deaths import DEATHS, LOOK_S, check_lost, how_it_died, verdict, wait_for_memory
-from ray_actors.nodes import alive_ids
+from ray_actors.nodes import addresses, alive_ids
 from ray_actors.origin import Origin, origin
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
@@ -182,7 +182,8 @@ class Crew:
     def _check_nodes(self) -> None:
         """Raises `Displaced` where a node has left that has client actors: calls to them might never come back."""
         if self._nodes and (gone := self._nodes - alive_ids()):
-            raise Displaced(f"{len(gone)} of {len(self._nodes)} nodes with client actors left the cluster")
+            names = ", ".join(sorted(addresses(gone)))
+            raise Displaced(f"{len(gone)} of {len(self._nodes)} nodes with client actors left the cluster: {names}")
 
     def _is_back(self, host: int, death: Exception) -> bool:
         """Whether an actor that could not be reached can be again; raises `Displaced` where its node is gone."""

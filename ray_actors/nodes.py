@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -16,6 +17,11 @@ LOOK_S = 0.5
 def alive_ids() -> frozenset[str]:
     """The ids of the nodes that Ray holds to be alive."""
     return frozenset(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])
+
+
+def addresses(ids: Collection[str]) -> list[str]:
+    """The IP addresses of nodes, also of dead ones."""
+    return [str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] in ids]
 
 
 def alive_nodes(held: Collection[Seat] = ()) -> tuple[Node, ...]:
@@ -42,3 +48,13 @@ def alive_nodes(held: Collection[Seat] = ()) -> tuple[Node, ...]:
             )
         )
     return tuple(sorted(found, key=lambda node: (node.address, node.id)))
+
+
+def whereabouts(seats: Sequence[Seat]) -> str:
+    """How many client actors there are on which node, and which has the driver and the server, in words."""
+    here, names = ray.get_runtime_context().get_node_id(), {}
+    for node in ray.nodes():
+        names[str(node["NodeID"])] = str(node["NodeManagerAddress"])
+    counts = Counter(names.get(seat.node or here, "a node that has left") for seat in seats)
+    held = ", ".join(f"{count} on {name}" for name, count in sorted(counts.items()))
+    return f"client actors: {held}; driver and server on {names.get(here, 'this machine')}"

@@ -28,7 +28,7 @@ from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.crew import Crew, Task
 from ray_actors.deaths import check_lost
 from ray_actors.ground import Ground
-from ray_actors.nodes import alive_ids
+from ray_actors.nodes import alive_ids, whereabouts
 from ray_actors.parcel import Parcel
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool
@@ -38,6 +38,8 @@ from ray_actors.server_actor import ServerActor
 
 FETCHED = 10
 """Clients whose private states the driver fetches at a time."""
+SMALL = 100 * 1024
+"""Bytes up to which Ray may have an object in the driver's process instead of on a node."""
 FOUND_S = 30.0
 """Seconds in which an object is brought, or is known to be lost."""
 PARTS = 8
@@ -91,17 +93,22 @@ class RayExecutor:
         self.server.wait()
         self.crew.wait()
 
+    def whereabouts(self) -> str:
+        """How many client actors there are on which node, and which has the server."""
+        return whereabouts(self.layout.seats)
+
     def refresh(self) -> None:
         """Lay the clients out anew where nodes have joined and that is asked for."""
         layout = self._ground.grown(self.layout) if self._ground is not None else None
         if layout is not None:
-            self.journal.say(f"nodes have joined: {len(layout.seats)} client actors from now on")
             self._move(layout)
+            self.journal.say(f"nodes have joined; {self.whereabouts()}")
 
     def recover(self) -> bool:
         """Lay the clients out anew on the nodes that are left, and see which states are."""
         if self._ground is not None:
             self._move(self._ground.lay_out())
+            self.journal.say(self.whereabouts())
         if self._are_there():
             self.server.settle_again()
             return True
@@ -118,7 +125,10 @@ class RayExecutor:
         held = [*self.states.values(), *([] if self.server.state is None else [self.server.state])]
         places, alive = get_object_locations(held) if held else {}, alive_ids()
         for ref in held:
-            if alive.isdisjoint(places.get(ref, {}).get("node_ids", ())):
+            place = places.get(ref, {})
+            if alive.isdisjoint(place.get("node_ids", ())):
+                if (place.get("object_size") or 0) > SMALL:
+                    return False
                 try:
                     ray.get(ref, timeout=FOUND_S)
                 except (ObjectLostError, GetTimeoutError):

@@ -88,7 +88,8 @@ class Runner:
 
     def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
         job, folder = session.job, session.folder
-        with closing(Console(job.meta, progress=cast(Progress, job.settings.progress))) as console:
+        progress = cast(Progress, job.settings.progress)
+        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console:
             console.start(folder, session.done if session.take_up else None)
             with _written("this run"):
                 tracker = _tracker(session)
@@ -111,6 +112,9 @@ class Runner:
                     executor = started(journal)
                     self.interrupts.install()  # Ray takes one of the signals when it starts
                     executor.start()
+                    if _is_joined(job):
+                        console.placed(where := executor.whereabouts())
+                        journal.note(where)
                     session.restore(executor)
                 listener = _Listener(tracker, console)
                 Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
@@ -189,6 +193,11 @@ class Runner:
         with self.interrupts.deaf():  # whoever is impatient now would leave processes behind
             self._open.close()
         self.interrupts.release()
+
+
+def _is_joined(job: Job) -> bool:
+    """Whether the run is on a cluster that was there before."""
+    return job.settings.ray_address is not None and job.settings.executor == "ray"
 
 
 def store_mb(job: Job) -> int:

@@ -104,6 +104,9 @@ class Recorder:
 
     def refresh(self) -> None: ...
 
+    def whereabouts(self) -> str:
+        return "nowhere"
+
     def recover(self) -> bool:
         return True
 

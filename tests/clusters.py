@@ -1,0 +1,233 @@
+"""A real Ray cluster on this machine: a raylet for every node, each with an address and resources of its own.
+
+Where this process may (it is root), every node is a network namespace with a /tmp of its own, so that nothing goes
+from one to another but over the network between them, whose bytes the kernel counts. Elsewhere the nodes are addresses
+of the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+RAY = str(Path(sys.executable).parent / "ray")
+STORE_MB = 100
+UP_S = 120.0
+QUICK = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+"""A dead node is noticed after 3 seconds instead of 15."""
+
+
+class Node:
+    """A node, up from `start` to `kill`."""
+
+    def __init__(self, cluster: Cluster, number: int):
+        self.cluster, self.number = cluster, number
+        self.address = f"10.66.{cluster.net}.{number + 1}" if cluster.isolated else f"127.0.{cluster.net}.{number + 1}"
+        self.space = f"{cluster.name}-{number}"
+        self.tmp = cluster.folder / f"tmp{number}"
+        self.home = self.tmp / "home"
+        """The home folder, as seen from outside; `inner_home` is what it is called on the node."""
+        self.inner_home = Path("/tmp/home") if cluster.isolated else self.home
+        self.log = cluster.folder / f"node{number}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.home.mkdir(parents=True)
+
+    def start(self, cpus: int, gpus: int = 0, env: Mapping[str, str] | None = None) -> Node:
+        """Start its raylet, and on the head everything else; returns before it is up, see `Cluster.wait`."""
+        cluster = self.cluster
+        words = [
+            RAY, "start", "--block", f"--node-ip-address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
+            f"--object-store-memory={STORE_MB * 2**20}", "--disable-usage-stats",
+        ]  # fmt: skip
+        if self.number == 0:
+            words += ["--head", f"--port={cluster.port}", f"--dashboard-host={self.address}"]
+            words += [f"--dashboard-port={cluster.http}", "--include-dashboard=true"]
+            words += [] if cluster.isolated else [f"--temp-dir={cluster.folder}/r"]
+        else:
+            words += [f"--address={cluster.address}"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._apart(words), env={**cluster.env, "HOME": str(self.inner_home), **(env or {})},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    def _apart(self, words: Sequence[str]) -> list[str]:
+        if not self.cluster.isolated:
+            return list(words)
+        inner = f"mount --bind {shlex.quote(str(self.tmp))} /tmp && exec {shlex.join(words)}"
+        return ["ip", "netns", "exec", self.space, "unshare", "--mount", "sh", "-c", inner]
+
+    def inside(self, words: Sequence[str]) -> list[str]:
+        """A command on this node, which is up."""
+        assert self.process is not None
+        return ["nsenter", "-t", str(self.process.pid), "-n", "-m", *words] if self.cluster.isolated else list(words)
+
+    def sent_bytes(self) -> int:
+        """What a worker node has sent to the others, where they are isolated."""
+        found = subprocess.run(
+            self.inside(["cat", "/sys/class/net/eth/statistics/tx_bytes"]), check=True, capture_output=True, text=True
+        )
+        return int(found.stdout)
+
+    def kill(self) -> None:
+        """End all of its processes at once, as when the machine loses its power."""
+        if self.process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            one = psutil.Process(self.process.pid)
+            everyone = [one, *one.children(recursive=True)]
+            for process in everyone:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(everyone, timeout=30)
+        self.process.wait()
+        self.process = None
+
+
+class Cluster:
+    """Nodes, of which the first is the head. Use it as a context.
+
+    Args:
+        nodes: how many there may be; none is up at first.
+        env: for all of them.
+    """
+
+    def __init__(self, nodes: int, env: Mapping[str, str] | None = None):
+        self.folder = Path(tempfile.mkdtemp(prefix="pc-", dir="/tmp"))
+        self.name, self.net = f"pc{os.getpid()}", 1 + os.getpid() % 200
+        self.isolated = _may_isolate()
+        self.port, self.http = _free_ports()
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+            **QUICK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), **(env or {}),
+        }  # fmt: skip
+        self.nodes = [Node(self, number) for number in range(nodes)]
+        if self.isolated:
+            self._connect()
+
+    @property
+    def head(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def address(self) -> str:
+        """Of the head, for ray start and ray_address."""
+        return f"{self.head.address}:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """Of the jobs."""
+        return f"http://{self.head.address}:{self.http}"
+
+    def start(self, *cpus: int) -> Cluster:
+        """Start the first nodes with so many CPUs each, and wait until they are up."""
+        for number, count in enumerate(cpus):
+            self.nodes[number].start(count)
+            if number == 0 or not self.isolated:  # nodes with one /tmp must not choose their sockets at the same time
+                self.wait(number + 1)
+        self.wait(len(cpus))
+        return self
+
+    def wait(self, nodes: int) -> None:
+        """Wait until so many nodes are alive."""
+        code = (
+            "import ray, sys, time; from ray._raylet import GcsClient\n"
+            f"client = GcsClient(address='{self.address}')\n"
+            f"while sum(n.state == 0 for n in client.get_all_node_info().values()) < {nodes}: time.sleep(0.2)\n"
+        )
+        until = time.monotonic() + UP_S
+        while time.monotonic() < until:
+            done = subprocess.run(
+                self.head.inside([sys.executable, "-c", code]), env=self.env, capture_output=True, timeout=UP_S
+            )
+            if done.returncode == 0:
+                return
+        raise AssertionError(f"the cluster is not up: {self.logs()} {done.stderr.decode()}")
+
+    def launch(self, *arguments: str, node: int = 0) -> subprocess.Popen[str]:
+        """launch.py on a node, in its home folder, its output and errors in one."""
+        where = self.nodes[node]
+        launch = Path(__file__).resolve().parents[1] / "launch.py"
+        return subprocess.Popen(
+            where.inside(["env", f"--chdir={where.inner_home}", sys.executable, "-u", str(launch), *arguments]),
+            env={**self.env, "HOME": str(where.inner_home)}, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def logs(self) -> str:
+        return "\n".join(node.log.read_text()[-2000:] for node in self.nodes if node.log.exists())
+
+    def _connect(self) -> None:
+        """A namespace for every node, and a bridge between them in the head's."""
+        spaces = [node.space for node in self.nodes]
+        for space in spaces:
+            _ip("netns", "add", space)
+            _ip("-n", space, "link", "set", "lo", "up")
+        _ip("-n", spaces[0], "link", "add", "name", "lan", "type", "bridge")
+        _ip("-n", spaces[0], "link", "set", "lan", "up")
+        _ip("-n", spaces[0], "addr", "add", f"{self.head.address}/24", "dev", "lan")
+        for number, node in enumerate(self.nodes[1:], start=1):
+            plug = f"plug{number}"
+            _ip(
+                "-n", spaces[0], "link", "add", "name", plug, "type", "veth", "peer", "name", "eth", "netns", node.space
+            )
+            _ip("-n", spaces[0], "link", "set", plug, "master", "lan", "up")
+            _ip("-n", node.space, "addr", "add", f"{node.address}/24", "dev", "eth")
+            _ip("-n", node.space, "link", "set", "eth", "up")
+
+    def close(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+        if self.isolated:
+            for node in self.nodes:
+                with suppress(subprocess.CalledProcessError):
+                    _ip("netns", "del", node.space)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def _may_isolate() -> bool:
+    """Whether network namespaces and mounts can be made here."""
+    if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter", "mount")):
+        return False
+    name = f"pc-try-{os.getpid()}"
+    try:
+        _ip("netns", "add", name)
+        tried = ["ip", "netns", "exec", name, "unshare", "--mount", "mount", "--bind", "/tmp", "/tmp"]
+        return subprocess.run(tried, capture_output=True).returncode == 0
+    except subprocess.CalledProcessError:
+        return False
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        for found in (one, other):
+            found.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]

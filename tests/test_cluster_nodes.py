@@ -1,0 +1,113 @@
+"""Runs on a real cluster of three nodes, of which some are killed, and others come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from clusters import Cluster
+
+LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
+SMALL = ["method=fedavg", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[8]"]
+"""States that Ray sends to the driver with its answers."""
+LARGE = ["method=pfedcfr", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[512]"]
+"""States that stay on the nodes that made them."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head that has no CPUs for actors, and two nodes with one each; room for another one."""
+    with Cluster(nodes=4) as made:
+        yield made
+
+
+def lines_until(run: subprocess.Popen[str], start: str) -> list[str]:
+    """The output up to a line that begins so."""
+    assert run.stdout is not None
+    said = []
+    for line in run.stdout:
+        said.append(line)
+        if line.startswith(start):
+            return said
+    raise AssertionError(f"no line {start}: {''.join(said)}")
+
+
+def the_rest(run: subprocess.Popen[str]) -> str:
+    out, _ = run.communicate(timeout=300)
+    return out
+
+
+def inline(folder: Path, arguments: Sequence[str]) -> Path:
+    """The same run in one process."""
+    done = subprocess.run(
+        [sys.executable, str(LAUNCH), *arguments, "executor=inline", "run_dir=inline", "progress=quiet"],
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "inline"
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Records and the last states, byte by byte."""
+    assert (one / "per_client.csv").read_bytes() == (other / "per_client.csv").read_bytes()
+    (last,) = sorted((one / "checkpoints").glob("round_*"))[-1:]
+    names = sorted(path.name for path in last.glob("*.pt"))
+    assert len(names) > 1
+    for name in names:
+        assert (last / name).read_bytes() == (other / "checkpoints" / last.name / name).read_bytes(), name
+
+
+def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path) -> None:
+    """Its states are lost with it: those of a checkpoint are used, and the rounds since are gone through again."""
+    cluster.start(0, 1, 1)
+    saved = [*LARGE, "checkpoint.every=3"]
+    run = cluster.launch(*saved, f"ray_address={cluster.address}", "run_dir=run")
+    before = lines_until(run, "round 5/8")
+    cluster.nodes[2].kill()
+    after = the_rest(run)
+    assert run.returncode == 0, after
+    one, other = cluster.nodes[1].address, cluster.nodes[2].address
+    assert f"client actors: 1 on {one}, 1 on {other}; driver and server on {cluster.head.address}\n" in before
+    log = (cluster.head.home / "run" / "run.log").read_text()
+    assert f"1 of 2 nodes with client actors left the cluster: {other}" in log
+    assert "round_0003; rounds 4 to 5 are gone through again" in log
+    assert f"client actors: 1 on {one}; driver" in log
+    assert_same(inline(tmp_path, saved), cluster.head.home / "run")
+
+
+def test_a_node_that_joins_is_used_and_one_that_dies_is_not_missed(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start(0, 1)
+    longer = [*SMALL[:2], "rounds=600", *SMALL[3:], "eval.every=600", "tracking.views_every=600"]
+    elastic = [f"ray_address={cluster.address}", "run_dir=run", "placement.elastic=true"]
+    run = cluster.launch(*longer, *elastic)
+    lines_until(run, "round   1/600")
+    cluster.nodes[2].start(1)
+    joined = lines_until(run, "warning: nodes have joined")[-1]
+    assert f"client actors: 1 on {cluster.nodes[1].address}, 1 on {cluster.nodes[2].address}" in joined
+    cluster.nodes[1].kill()
+    after = the_rest(run)
+    assert run.returncode == 0, after
+    assert f"client actors: 1 on {cluster.nodes[2].address}; driver" in after
+    assert_same(inline(tmp_path, longer), cluster.head.home / "run")
+
+
+def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
+    """With what was asked for and what there is; nothing is left reserved."""
+    cluster.start(0, 1)
+    refused = [
+        (["placement.gpus=2"], ["placement.gpus=2", "Ray has 0 GPUs", f"{cluster.nodes[1].address}: 1 CPUs"]),
+        (["placement.actors=6", "clients=600", "placement.actors=600"], ["600 client actors need 351.6 GiB"]),
+    ]
+    for arguments, words in refused:
+        run = cluster.launch(*SMALL, *arguments, f"ray_address={cluster.address}", "placement.wait_s=1")
+        said = the_rest(run)
+        assert run.returncode == 2 and len(said.splitlines()) == 1, said
+        assert all(word in said for word in words), said
+    elsewhere = cluster.launch(*SMALL, "ray_address=10.1.2.3:1")
+    said = the_rest(elsewhere)
+    assert elsewhere.returncode == 2 and "ray_address=10.1.2.3:1: nothing answers there" in said
+    run = cluster.launch(*SMALL, f"ray_address={cluster.address}", "run_dir=run")
+    assert "round 8/8" in the_rest(run) and run.returncode == 0
