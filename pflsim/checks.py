@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pflsim.errors import SettingsError
+from pflsim.mirror.place import CONFIGURATION, has_password
 from pflsim.names import nearest
 from pflsim.on_error import OnError
 from pflsim.settings import Placement, Settings
@@ -159,6 +160,8 @@ def _choices(values: dict[str, Any]) -> Iterator[str]:
         yield str(error)
     if values["run_dir"] == "":
         yield "run_dir= is empty: expected a folder; leave it out for one under runs/"
+    if values["run_dir"] and has_password(values["run_dir"]):
+        yield f"run_dir has a password in it, which config.yaml would keep; take it out: {CONFIGURATION}"
 
 
 def _rate(settings: Settings, broken: set[str]) -> Iterator[str]:

@@ -82,16 +82,18 @@ class Console:
         self._best: tuple[float, int, float] | None = None
         self._live: Live | None = None
         self._part: int | None = None
+        self._kept_at: str | None = None
 
-    def start(self, folder: Path, done: int | None = None) -> None:
-        """Say what is about to run, where its results go, and which rounds are done already."""
+    def start(self, folder: Path, done: int | None = None, kept_at: str | None = None) -> None:
+        """Say what is about to run, where its results go and are kept beside, and which rounds are done already."""
+        self._kept_at = kept_at
         if self.progress == "quiet":
             return
         meta = self.meta
         held = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
         self._print(f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{held}, "
                     f"{meta.rounds} rounds, seed {meta.seed}")  # fmt: skip
-        self._print(f"run folder {folder}")
+        self._print(f"run folder {folder}{f', kept at {kept_at}' if kept_at else ''}")
         if done is not None:
             self._print(f"goes on after round {done}")
         self._print("accuracy: mean over clients, on their test data; worst: mean of the worst tenth of the clients")
@@ -221,7 +223,7 @@ class Console:
         self._print(f"traffic      up {up}, down {down}")
         self._print(f"time         {self._time(summary, rounds)}")
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
-        self._print(f"run folder   {folder}")
+        self._print(f"run folder   {folder}{f', kept at {self._kept_at}' if self._kept_at else ''}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
             self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.errors import SettingsError
+from pflsim.mirror.place import is_url
 from pflsim.plain import dotted, settings_from
 from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
@@ -31,13 +32,17 @@ FIXED = ("placement.threads", "placement.device")
 
 
 def run_folder(asked: str, root: Path = Path("runs")) -> Path:
-    """The folder of the run that `resume=` asks for: a folder, or `last`.
+    """The folder of the run that `resume=` asks for: a folder, `last`, or a URL, from where it is brought here.
 
     Raises:
         SettingsError: there is no run in it.
     """
     if not asked:
         raise SettingsError("resume= is empty: expected a run folder, or last")
+    if is_url(asked):
+        from pflsim.mirror.begin import fetch
+
+        return fetch(asked, root)
     folder = last_run(root) if asked == "last" else Path(asked)
     if not folder.is_dir():
         raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, or last")

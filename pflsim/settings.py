@@ -147,7 +147,8 @@ class Settings:
     ray_address: str | None = None
     """A Ray cluster to join: auto (the one this machine is a node of) or HOST:PORT; null: a Ray of our own, here."""
     run_dir: str | None = None
-    """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>."""
+    """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>. With a URL (s3://...) the run works there too
+    and is kept the same at the URL, through fsspec."""
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

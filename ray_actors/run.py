@@ -19,6 +19,8 @@ from pflsim.errors import RunError
 from pflsim.execution import Executor
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
+from pflsim.mirror.begin import new_place, taken_up
+from pflsim.mirror.mirror import Mirror
 from pflsim.resume import fixed_settings
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
@@ -55,13 +57,17 @@ class Runner:
         self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
+            place = new_place(settings.run_dir)
             job = prepare(settings)
             started = self._executor(job)
-            folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, settings.run_dir)
+            run_dir = None if place else settings.run_dir
+            folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, run_dir)
         with run_lock(folder):
             with _written("this run"):
                 _write_head(folder, job)
-            self._go(Session(job, folder, Journal(folder)), started)
+            journal = Journal(folder)
+            mirror = None if place is None else Mirror(place, folder, journal)
+            self._go(Session(job, folder, journal, mirror=mirror), started)
         return folder
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
@@ -80,19 +86,22 @@ class Runner:
                 check(settings)
                 job, journal = prepare(settings), Journal(folder)
                 started = self._executor(job)
-                session = Session(job, folder, journal, take_up=True, checkpoint=resume_point(job, folder, journal))
+                mirror = taken_up(settings.run_dir, folder, journal)
+                session = Session(job, folder, journal, True, resume_point(job, folder, journal), mirror)
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, job)
             return self._go(session, started)
 
     def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
-        job, folder = session.job, session.folder
+        job, folder, mirror = session.job, session.folder, session.mirror
         progress = cast(Progress, job.settings.progress)
-        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console:
-            console.start(folder, session.done if session.take_up else None)
+        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console, ExitStack() as kept:
+            console.start(folder, session.done if session.take_up else None, mirror.url if mirror else None)
             with _written("this run"):
                 tracker = _tracker(session)
+            if mirror:
+                kept.enter_context(mirror)
             console.earlier(tracker.history)
             session.journal.counted = tracker.restarted
             try:
@@ -116,7 +125,7 @@ class Runner:
                         console.placed(where := executor.whereabouts())
                         journal.note(where)
                     session.restore(executor)
-                listener = _Listener(tracker, console)
+                listener = _Listener(tracker, console, session.mirror)
                 Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
         except BaseException:
             self._close(session, tracker, console, complete=False)
@@ -221,10 +230,10 @@ def store_mb(job: Job) -> int:
 
 
 class _Listener:
-    """Passes a round on to whoever writes it down and to whoever prints it."""
+    """Passes a round on to whoever writes it down, to whoever prints it, and to whoever keeps it elsewhere too."""
 
-    def __init__(self, tracker: Tracker, console: Console):
-        self.tracker, self.console = tracker, console
+    def __init__(self, tracker: Tracker, console: Console, mirror: Mirror | None = None):
+        self.tracker, self.console, self.mirror = tracker, console, mirror
 
     def round(self, record: RoundRecord) -> None:
         with _written(f"round {record.round}"):
@@ -233,12 +242,16 @@ class _Listener:
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.console.phase(round_number, name, due)
+        if self.mirror:
+            self.mirror.tick()
 
     def heard(self, clients: int) -> None:
         self.console.heard(clients)
 
     def sync(self) -> None:
         self.tracker.sync()
+        if self.mirror:
+            self.mirror.expect()
 
     def newcomers(self, record: NewcomerRecord) -> None:
         with _written("the newcomers"):

@@ -10,6 +10,7 @@ from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.errors import SettingsError
 from pflsim.execution import Executor
 from pflsim.journal import Journal
+from pflsim.mirror.mirror import Mirror
 from pflsim.tracking.records import read_records
 from ray_actors.prepare import Job
 
@@ -24,6 +25,7 @@ class Session:
         journal: in that folder.
         take_up: whether there was a session before.
         checkpoint: where it goes on; None: at the beginning.
+        mirror: keeps the folder elsewhere too; None: it is kept in its folder alone.
     """
 
     job: Job
@@ -31,6 +33,7 @@ class Session:
     journal: Journal
     take_up: bool = False
     checkpoint: Checkpoint | None = None
+    mirror: Mirror | None = None
 
     @property
     def done(self) -> int | None:

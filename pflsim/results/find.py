@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.errors import SettingsError
+from pflsim.mirror.place import is_url
 from pflsim.tracking.run_folder import CONFIG
 
 
@@ -20,6 +21,8 @@ def find_runs(arguments: Sequence[str]) -> list[Path]:
     """
     found: list[Path] = []
     for argument in arguments:
+        if is_url(argument):
+            raise SettingsError(f"{argument}: expected folders on this machine; copy the run into one first")
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
         runs = [run for path in paths for run in _runs(path)]
         if not runs:

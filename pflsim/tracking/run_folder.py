@@ -55,14 +55,15 @@ def create_run_folder(
         if run_dir is not None:
             return _claim(Path(run_dir))
         Path(root).mkdir(parents=True, exist_ok=True)
-        return _first_free(Path(root) / default_name(method, data, seed, now or datetime.now()))
+        return first_free(Path(root) / default_name(method, data, seed, now or datetime.now()))
     except OSError as error:
         where = error.filename or run_dir or root
         reason = f"the run folder cannot be made: {where}: {error.strerror}"
         raise SettingsError(f"{reason}; choose another run_dir") from error
 
 
-def _first_free(folder: Path) -> Path:
+def first_free(folder: Path) -> Path:
+    """Create and claim a folder of this name, or with -2, -3, … behind it where the name is taken."""
     names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
     for name in names:
         try:

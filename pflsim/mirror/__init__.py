@@ -1,0 +1,1 @@
+"""A run folder kept the same at a URL."""
