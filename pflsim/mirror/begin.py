@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def fetch(url: str, root: Path = Path("runs")) -> Path:
         raise SettingsError(f"resume={url}: there is no run, for it has no {CONFIG}")
     folder = _new_folder(root / last_part(url))
     try:
-        for name in sorted(there, key=_state_first):
+        for name in sorted(filter(lambda name: _counts(name, there), there), key=_state_first):
             path = folder / name
             if ".." in Path(name).parts or not path.resolve().is_relative_to(folder.resolve()):
                 raise SettingsError(f"resume={url}: {name} is no name of a run's file")
@@ -123,8 +123,13 @@ def _new_folder(path: Path) -> Path:
         raise SettingsError(f"a folder for the run cannot be made: {error.filename}: {error.strerror}") from error
 
 
+def _counts(name: str, there: Collection[str]) -> bool:
+    """Whether a file is not of a checkpoint that is none yet, or none any more."""
+    return not name.startswith(f"{CHECKPOINTS}/") or f"{name.rpartition('/')[0]}/{META}" in there
+
+
 def _state_first(name: str) -> tuple[int, str]:
-    """Checkpoints before the records, which must have all their rounds; last config.yaml, without which it is no run."""
+    """Checkpoints before the records, which must have all their rounds; last what makes it a run, config.yaml."""
     return (2 if name == CONFIG else 0 if name.startswith(f"{CHECKPOINTS}/") else 1), name
 
 

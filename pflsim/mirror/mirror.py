@@ -84,14 +84,18 @@ class Mirror:
             self._thread = Thread(target=self._try, name="mirror", daemon=True)
             self._thread.start()
 
+    def wait(self) -> None:
+        """Wait for the upload that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
     def finish(self) -> None:
         """Wait for the upload that is under way, then bring what is left, and see that everything is there.
 
         Raises:
             RunError: it is not.
         """
-        if self._thread is not None:
-            self._thread.join()
+        self.wait()
         self._try(last=True)
         if self._trouble:
             raise RunError(

@@ -32,7 +32,9 @@ def has_password(url: str) -> bool:
 
 def last_part(url: str) -> str:
     """The last part of a URL's path, in characters that every file system takes."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", url.rstrip("/").rpartition("/")[2]).lstrip(".") or "run"
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "_", url.rpartition("://")[2].rstrip("/").rpartition("/")[2]).lstrip(".") or "run"
+    )
 
 
 def is_hidden(name: str) -> bool:
