@@ -17,6 +17,7 @@ from fsspec.registry import known_implementations
 from stores import Ask, Asked, contents, local_contents, nothing, register
 
 from pflsim.checkpoint import newest_checkpoint, write_checkpoint
+from pflsim.checkpoint.meta import read_meta
 from pflsim.errors import RunError, SettingsError
 from pflsim.journal import Journal
 from pflsim.mirror.begin import fetch, new_place, taken_up
@@ -86,8 +87,8 @@ class Run:
         if save:
             self.save(rounds[-1])
 
-    def save(self, number: int) -> None:
-        clients = [(c, {"w": torch.full((9,), float(number))}) for c in range(2)]
+    def save(self, number: int, value: float | None = None) -> None:
+        clients = [(c, {"w": torch.full((9,), value or float(number))}) for c in range(2)]
         write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, self.keep)
 
     def mirror(self, url: str, seconds: float = FOREVER, said: list[str] | None = None) -> Mirror:
@@ -182,6 +183,10 @@ def usable(url: str, root: Path, complete: bool = False) -> int:
     checkpoint = newest_checkpoint(folder / "checkpoints", said.append, records.last)
     assert checkpoint is not None and checkpoint.server() == {"round": checkpoint.round} and not said
     assert [state["w"][0] for _, state in checkpoint.clients()] == [checkpoint.round] * 2
+    for path in (folder / "checkpoints").iterdir():  # all that look like one are one
+        assert {name: (path / name).stat().st_size for name in read_meta(path).files} == {
+            file.name: file.stat().st_size for file in path.glob("*.pt")
+        }
     if '"complete": true' in (folder / "summary.json").read_text():
         assert checkpoint.round == 4
     else:
@@ -537,6 +542,18 @@ def test_a_checkpoint_that_was_damaged_there_is_brought_again(run: Run, shaky: s
     run.mirror(shaky).finish()
     Place(shaky).remove("checkpoints/round_0002/server.pt")
     Place(shaky).put(run.folder / "config.yaml", "checkpoints/round_0002/client_000.pt")
+    take_up(run, shaky).finish()
+    same(run, shaky)
+
+
+def test_another_checkpoint_of_the_round_takes_its_place_there(run: Run, shaky: str) -> None:
+    run.go(1, 2)
+    run.mirror(shaky).finish()
+    before = contents(shaky)
+    run.save(2, value=7.0)
+    assert {name: len(data) for name, data in local_contents(run.folder).items()} == {
+        n: len(d) for n, d in before.items()
+    }
     take_up(run, shaky).finish()
     same(run, shaky)
 
