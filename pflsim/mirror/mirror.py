@@ -150,6 +150,8 @@ class Mirror:
         held, lost = [], False
         try:
             for checkpoint in sorted((self.folder / CHECKPOINTS).glob("round_*")):
+                if checkpoint.is_file():
+                    continue
                 try:
                     held.append(_hold(checkpoint, aside / checkpoint.name))
                 except FileNotFoundError:  # removed meanwhile, since there is a newer one
