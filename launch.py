@@ -42,7 +42,7 @@ from pflsim.names import nearest, shortened, unknown_key
 from pflsim.plain import settings_from
 from pflsim.settings import Settings
 from pflsim.streams import let_go
-from pflsim.usage import groups_in, usage
+from pflsim.usage import COMMANDS, groups_in, usage
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ConfigError = HydraException, OmegaConfBaseException
@@ -55,8 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 1, a run failed; 2, the settings are wrong; 128 + n, signal n has stopped it.
     """
-    options = _options(arguments)
-    folders = [CONFIGS, *(Path(folder).absolute() for folder in options.config_dir)]
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in COMMANDS:
+        from ray_actors.jobs.command import run
+
+        return run(words, CONFIGS.parent, checked)
+    options = _options(words)
+    folders = _folders(options.config_dir)
     if options.help:
         with suppress(BrokenPipeError):  # whoever read it has seen enough
             print(usage(folders), flush=True)
@@ -66,9 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if asked:
             return _resume(asked, options, folders)
-        with composing(folders):
-            jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
-            configs = [composed(job, folders) for job in jobs]
+        jobs, configs = _configs(options.overrides, options.multirun, folders)
         if options.cfg:
             for config in configs:
                 print(OmegaConf.to_yaml(config, resolve=options.resolve), end="")
@@ -86,7 +89,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:
+    """The settings that a command line would run, checked; none with resume=, whose are in the run's folder.
+
+    Raises:
+        SettingsError: they cannot be run.
+    """
+    folders, texts = _folders(config_dirs), [_quoted(text) for text in overrides]
+    others = [text for text in texts if not text.startswith(RESUME)]
+    if len(others) < len(texts):
+        from pflsim.resume import changed
+
+        _check_resume([text for text in texts if text.startswith(RESUME)], multirun)
+        known = [text for text in others if not text.startswith("data.")]  # the run's folder knows which data
+        given = plain(_configs(known, False, folders)[1][0])
+        with composing(folders):
+            changed(given, given, [str(override.key_or_group) for override in parse(known)])
+        return []
+    runs = [plain(config) for config in _configs(texts, multirun, folders)[1]]
+    _check(runs)
+    return runs
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="launch.py", usage="python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
         add_help=False, allow_abbrev=False,
@@ -105,16 +130,38 @@ def _quoted(text: str) -> str:
     return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
 
 
-def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, then run one after the other; one that fails does not keep the others from running.
+def _folders(config_dirs: Sequence[str]) -> list[Path]:
+    return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
-    Those that are complete are printed side by side in the end.
-    """
+
+def _configs(
+    overrides: Sequence[str], multirun: bool, folders: Sequence[Path]
+) -> tuple[Sequence[Sequence[str]], list[DictConfig]]:
+    """The overrides of every run, and its config."""
+    with composing(folders):
+        jobs = sweep(overrides, folders) if multirun else [overrides]
+        return jobs, [composed(job, folders) for job in jobs]
+
+
+def _check(runs: Sequence[Settings]) -> None:
     from pflsim.checks import check, check_sweep
 
     for settings in runs:
         check(settings)
     check_sweep(runs)
+
+
+def _check_resume(asked: Sequence[str], alone: bool) -> None:
+    if len(asked) > 1 or alone:
+        raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
+
+
+def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
+    """Check all runs, then run one after the other; one that fails does not keep the others from running.
+
+    Those that are complete are printed side by side in the end.
+    """
+    _check(runs)
     from pflsim.compare.sweeps import compared
     from ray_actors.run import Runner
 
@@ -143,8 +190,7 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
     from pflsim.resume import changed, run_folder, saved_settings
     from pflsim.tracking.run_folder import is_complete
 
-    if len(asked) > 1 or options.multirun or options.cfg:
-        raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
+    _check_resume(asked, options.multirun or options.cfg)
     folder = run_folder(asked[0].removeprefix(RESUME))
     others = [text for text in options.overrides if not text.startswith(RESUME)]
     settings = saved_settings(folder)

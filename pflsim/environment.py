@@ -19,6 +19,8 @@ PACKAGES = (
     *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
 )
 PACKAGE = Path(__file__).resolve().parent
+PACKED = ".packed-from.json"
+"""Beside the package where it was sent to a cluster: what `code` said of it where it came from."""
 
 
 def versions() -> dict[str, str | None]:
@@ -43,7 +45,11 @@ def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:
     Both are null where the package is not under version control, e.g. installed from a wheel.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return {"commit": None, "dirty": None}
+        try:
+            said = json.loads((package.parent / PACKED).read_text(encoding="utf-8"))
+            return {"commit": said["commit"], "dirty": said["dirty"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {"commit": None, "dirty": None}
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 

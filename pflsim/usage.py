@@ -8,6 +8,9 @@ from pathlib import Path
 
 from pflsim.signatures import find_source
 
+COMMANDS = ("submit", "status", "logs", "stop", "fetch")
+"""First words of a command line that is about a job on a cluster."""
+
 TEXT = """pflsim: personalised federated learning, simulated. Every client trains its own model; the report
 says how well each of them does.
 
@@ -23,6 +26,10 @@ Settings with their defaults:
 
 A run that was stopped, or failed, goes on where it was saved, with the same result:
   python launch.py resume=last              the run below runs/ that was started last; or resume=FOLDER
+
+On a cluster (each has its own --help):
+  python launch.py submit [options] [GROUP=NAME ...] [KEY=VALUE ...]    run there what would run here, as a job
+  python launch.py status [ID], logs ID, stop ID, fetch ID [FOLDER]     see, follow and stop it, bring its run back
 
 Options:
   -m, --multirun      run every combination of comma-separated values, one after the other
