@@ -108,7 +108,7 @@ class Cluster:
             if job and "status code 404" in str(error):
                 raise SettingsError(f"{job}: {self.address} knows no such job; see {self.command('status')}") from error
             if "already exists" in str(error):
-                raise SettingsError(f"{text}; give another --id, or none") from error
+                raise SettingsError("there is a job of that id already: give another --id, or none") from error
             if isinstance(error, RuntimeError) and "status code" in str(error):
                 raise RunError(f"{name}{what}: {self.address} says: {text}") from error
             raise LostConnection(f"{name}{what}: {self.address} does not answer ({text})") from error

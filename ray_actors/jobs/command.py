@@ -10,6 +10,10 @@ from pathlib import Path
 from pflsim.errors import RunError, SettingsError
 from pflsim.settings import Settings
 from ray_actors.jobs.client import DEFAULT, Cluster, connect
+from ray_actors.jobs.fetch import fetch
+from ray_actors.jobs.follow import Follower
+from ray_actors.jobs.pack import mib
+from ray_actors.jobs.show import details, stop, table
 from ray_actors.jobs.submit import HOMES, Request, check_request, packed, submit
 
 Composed = Callable[[Sequence[str], bool, Sequence[str]], Sequence[Settings]]
@@ -25,14 +29,13 @@ WHAT = {
 }
 
 
-def run(arguments: Sequence[str], root: Path, composed: Composed, connected: Callable[..., Cluster] = connect) -> int:
+def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
     """Do what a command line says whose first word is a command.
 
     Args:
         arguments: the command and what follows it.
         root: the working directory, where launch.py is.
         composed: makes settings of overrides.
-        connected: makes a cluster of an address.
 
     Returns:
         The exit status: of a job that was followed, its own; else 1, it could not be done; 2, it was asked wrongly.
@@ -41,8 +44,8 @@ def run(arguments: Sequence[str], root: Path, composed: Composed, connected: Cal
     options = parser(command).parse_intermixed_args(arguments[1:])
     try:
         if command == "submit":
-            return _submit(options, root, composed, connected)
-        return _about(command, options, connected(options.address))
+            return _submit(options, root, composed)
+        return _about(command, options, connect(options.address))
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -95,7 +98,7 @@ def _add_submit(made: argparse.ArgumentParser) -> None:
         help="how long the driver may take to save its state when it is stopped (default: 600)")  # fmt: skip
 
 
-def _submit(options: argparse.Namespace, root: Path, composed: Composed, connected: Callable[..., Cluster]) -> int:
+def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
     request = Request(
         overrides=options.overrides, multirun=options.multirun, config_dirs=options.config_dir, name=options.id,
         home=options.home, home_of=options.home_of, driver_cpus=options.driver_cpus,
@@ -107,14 +110,10 @@ def _submit(options: argparse.Namespace, root: Path, composed: Composed, connect
     package = packed(request, root, runs)
     for warning in package.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    cluster = connected(options.address)
+    cluster = connect(options.address)
     job = submit(cluster, request, package, runs)
-    from ray_actors.jobs.pack import mib
-
     print(f"job {job}: {len(package.files)} files, {mib(package.bytes)} of content", flush=True)
     if not options.detach:
-        from ray_actors.jobs.follow import Follower
-
         status = Follower(cluster, job, sys.stdout).follow()
         if status != 130:
             print(f"bring its run folder here with   {cluster.command(f'fetch {job}')}", flush=True)
@@ -125,18 +124,16 @@ def _submit(options: argparse.Namespace, root: Path, composed: Composed, connect
 
 
 def _about(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
-    from ray_actors.jobs import fetch, follow, show
-
     if command == "status":
-        print(show.details(cluster, options.id) if options.id else show.table(cluster.jobs()), flush=True)
+        print(details(cluster, options.id) if options.id else table(cluster.jobs()), flush=True)
     elif command == "logs" and options.follow:
-        return follow.Follower(cluster, options.id, sys.stdout).follow()
+        return Follower(cluster, options.id, sys.stdout).follow()
     elif command == "logs":
         print(cluster.log(options.id), end="", flush=True)
     elif command == "stop":
-        show.stop(cluster, options.id, say=lambda text: print(text, flush=True))
+        stop(cluster, options.id, say=lambda text: print(text, flush=True))
     else:
-        for folder in fetch.fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints):
+        for folder in fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints):
             print(folder, flush=True)
     return 0
 

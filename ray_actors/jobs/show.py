@@ -73,7 +73,7 @@ def stop(cluster: Cluster, job: str, say: Callable[[str], None], wait: Callable[
     begun = state(info) == "RUNNING"
     cluster.stop(job)
     if begun:
-        say(f"{job} ends its round and saves its state; this may take a while")
+        say(f"{job} saves its state and ends; this may take a while")
     info = wait_until_over(cluster, job, STOP_S if begun else PENDING_S, wait)
     if state(info) == "PENDING":
         say(f"{job} still waits for a place; it is told to stop, and ends as soon as it gets one")

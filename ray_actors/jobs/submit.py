@@ -8,7 +8,7 @@ import shlex
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Request:
     home: str | None = None
     home_of: str | None = None
     driver_cpus: float = 1
-    driver_resources: Mapping[str, float] = None  # type: ignore[assignment]
+    driver_resources: Mapping[str, float] = field(default_factory=dict)
     exclude: Sequence[str] = ()
     python: str = "python"
     stop_wait: int = 600
@@ -59,7 +59,7 @@ def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[
     home, node = request.home or f"{HOMES}/{job}", None
     if request.home_of:
         home, node = home_of(cluster, request.home_of)
-    resources = dict(request.driver_resources or {})
+    resources = dict(request.driver_resources)
     gpus = resources.pop("GPU", None)
     with tempfile.TemporaryDirectory() as folder:
         return cluster.submit(

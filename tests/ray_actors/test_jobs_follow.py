@@ -1,0 +1,237 @@
+"""Following, showing and stopping jobs."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_cluster import FakeClient
+
+import launch
+from pflsim.errors import RunError
+from ray_actors.jobs import command, show
+from ray_actors.jobs.client import Cluster
+from ray_actors.jobs.follow import ATTEMPTS, Follower, exit_status
+
+RUN = {"pflsim": "run", "method": "fedavg", "data": "digits", "seed": "3", "home": "~/x", "arguments": "seed=3"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    client = FakeClient(tmp_path / "cluster")
+    monkeypatch.setattr(command, "connect", lambda address: Cluster(client, given=bool(address)))
+    return client
+
+
+def follower(client: FakeClient, waits: list[float] | None = None) -> Follower:
+    noted = waits if waits is not None else []
+    return Follower(Cluster(client), "job", io.StringIO(), wait=noted.append)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", None, 1), ("FAILED", -9, 137), ("STOPPED", None, 143)],
+)
+def test_exit_status(status: str, code: int | None, expected: int) -> None:
+    assert exit_status(SimpleNamespace(status=status, driver_exit_code=code)) == expected
+    assert exit_status(SimpleNamespace(status=SimpleNamespace(value=status), driver_exit_code=code)) == expected
+
+
+def test_a_job_that_never_ran_says_why(client: FakeClient) -> None:
+    client.add("job", "FAILED", "", message="Failed to start supervisor: no node has big=1")
+    one = follower(client)
+    assert one.follow() == 1 and one.out.getvalue() == "job failed: Failed to start supervisor: no node has big=1\n"  # type: ignore[attr-defined]
+
+
+class Flaky(FakeClient):
+    """Whose connection is lost after so many characters, again and again."""
+
+    pieces: list[int]
+
+    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
+        if not self.pieces:
+            self.details[job_id].status = "SUCCEEDED"
+            yield self.logs[job_id]
+            return
+        end = self.pieces.pop(0)
+        for at in range(0, end, 7):
+            yield self.logs[job_id][at : min(at + 7, end)]
+        raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+
+
+def test_every_character_once_however_often_the_connection_is_lost(tmp_path: Path) -> None:
+    client = Flaky(tmp_path / "cluster")
+    client.pieces = [10, 10, 3, 50, 49]
+    text = "".join(f"round {n}: ä\n" for n in range(20))
+    client.add("job", log=text)
+    waits: list[float] = []
+    one = follower(client, waits)
+    assert one.follow() == 0 and one.out.getvalue() == text  # type: ignore[attr-defined]
+    assert waits == [1, 2, 4, 1, 2]
+
+
+def test_a_connection_that_is_lost_for_good(tmp_path: Path) -> None:
+    client = Flaky(tmp_path / "cluster")
+    client.pieces = [20] * 20
+    client.add("job", log="x" * 90)
+    with pytest.raises(RunError, match="logs job --follow") as lost:
+        follower(client).follow()
+    assert "does not answer" in str(lost.value) and "\n" not in str(lost.value)
+    assert len(client.pieces) == 20 - ATTEMPTS
+
+
+def test_what_is_printed_at_the_very_end(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def early(job_id: str) -> AsyncIterator[str]:
+        yield "almost "
+
+    client.add("job", "FAILED", "almost all", driver_exit_code=7)
+    monkeypatch.setattr(client, "tail_job_logs", early)
+    one = follower(client)
+    assert one.follow() == 7 and one.out.getvalue() == "almost all"  # type: ignore[attr-defined]
+
+
+def test_a_job_that_waits_says_so(client: FakeClient) -> None:
+    info = client.add("job", "PENDING", "log\n")
+
+    def wait(seconds: float, waited: list[float] = []) -> None:  # noqa: B006
+        waited.append(seconds)
+        if len(waited) > 5:
+            info.status = "SUCCEEDED"
+
+    one = Follower(Cluster(client), "job", io.StringIO(), wait)
+    assert one.follow() == 0
+    assert one.out.getvalue() == "job waits for a place; Ctrl-C leaves it waiting\nlog\n"  # type: ignore[attr-defined]
+
+
+def test_ctrl_c_leaves_the_job_alone(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(job_id: str) -> AsyncIterator[str]:
+        yield "one\n"
+        raise KeyboardInterrupt
+
+    client.add("job")
+    monkeypatch.setattr(client, "tail_job_logs", interrupted)
+    one = follower(client)
+    assert one.follow() == 130 and not client.stopped
+    assert one.out.getvalue() == "one\n\nthe job goes on; stop it with   python launch.py stop job\n"  # type: ignore[attr-defined]
+
+
+def test_submit_ends_as_the_job_does(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "_run", lambda command, here: (3, "the driver's words\n"))
+    assert launch.main(["submit", "--id", "job"]) == 3
+    out = capsys.readouterr().out
+    assert (
+        out.startswith("job job: ")
+        and "the driver's words\nbring its run folder here with   python launch.py fetch" in out
+    )
+
+
+def test_detached(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.runs = False
+    assert launch.main(["submit", "--id", "job", "--detach", "--address", "http://h:1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("job job: ")
+    assert [line.split()[2] for line in lines[1:]] == ["status", "logs", "stop", "fetch"]
+    assert all(line.endswith("--address http://127.0.0.1:8265") for line in lines[1:])
+
+
+def test_logs(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    client.add("job", "FAILED", "a\nb", driver_exit_code=4)
+    assert launch.main(["logs", "job"]) == 0 and capsys.readouterr().out == "a\nb"
+    assert launch.main(["logs", "job", "--follow"]) == 4 and capsys.readouterr().out == "a\nb"
+    assert launch.main(["logs", "nope"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: nope: http://127.0.0.1:8265 knows no such job; see python launch.py"
+    )
+
+
+def test_a_table_of_our_jobs(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(["status"]) == 0 and capsys.readouterr().out == "no jobs of pflsim\n"
+    start = 1_700_000_000_000
+    client.add("later", metadata=RUN, start_time=start + 9000, end_time=start + 9000 + 3_725_000)
+    client.add("first", "SUCCEEDED", metadata={**RUN, "method": "local,fedavg"}, end_time=start + 61_400)
+    client.add("taken-up", "PENDING", metadata={"pflsim": "run", "home": "~"}, start_time=None)
+    client.add("theirs")
+    client.add("fetching", metadata={"pflsim": "fetch"})
+    assert launch.main(["status"]) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells[0] == ["id", "state", "started", "duration", "run"]
+    assert cells[1] == ["taken-up", "PENDING", "-", "-", "resume"]
+    assert cells[2][:2] == ["first", "SUCCEEDED"] and cells[2][3:] == ["1 min 01 s", "local,fedavg digits seed 3"]
+    assert cells[3][:2] == ["later", "RUNNING"] and cells[3][3:] == ["1 h 02 min", "fedavg digits seed 3"]
+    assert len(cells) == 4
+
+
+def test_one_job_in_detail(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
+    log = "".join(f"line {n}\n" for n in range(30))
+    client.add("job", "FAILED", log, metadata=RUN, driver_exit_code=1, message="it failed\nwith more")
+    assert launch.main(["status", "job"]) == 0
+    said = capsys.readouterr().out
+    for text in ("FAILED (exit status 1)", "10.0.0.1 node-1", "~/x", "it failed\n", "line 29", "seed=3"):
+        assert text in said
+    assert "line 19\n" not in said and "with more" not in said
+
+
+def stopped(client: FakeClient, after: dict[str, Any], job: str = "job") -> str:
+    """Stop a job that changes while it is waited for; what was said."""
+    said: list[str] = []
+
+    def wait(seconds: float) -> None:
+        del seconds
+        vars(client.details[job]).update(after)
+
+    show.stop(Cluster(client), job, said.append, wait)
+    return "\n".join(said)
+
+
+def test_stopping_waits_and_says_what_is_left(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.add("job", log="...\nstopped by SIGTERM\n", metadata=RUN)
+    said = stopped(client, {"status": "STOPPED"})
+    assert "its state is saved. Go on with   python launch.py submit --home-of job resume=last" in said
+    assert client.stopped == ["job"]
+    client.add("job", log="killed")
+    assert "its log does not say that its state was saved" in stopped(client, {"status": "STOPPED"})
+    client.add("job")
+    assert "was over before it could be stopped: SUCCEEDED" in stopped(client, {"status": "SUCCEEDED"})
+    client.add("job", "PENDING")
+    assert "it had not begun" in stopped(client, {"status": "STOPPED"})
+    client.add("job", "SUCCEEDED")
+    assert stopped(client, {}) == "job is over: SUCCEEDED" and len(client.stopped) == 4
+    monkeypatch.setattr(show, "PENDING_S", 0.0)
+    client.add("job", "PENDING")
+    assert "still waits for a place; it is told to stop" in stopped(client, {})
+    monkeypatch.setattr(show, "STOP_S", 0.0)
+    client.add("job")
+    with pytest.raises(RunError, match="was told to stop, but is RUNNING still"):
+        stopped(client, {})
+
+
+@pytest.mark.parametrize("words", [*launch.COMMANDS])
+def test_each_command_has_its_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main([words, "--help"])
+    assert ended.value.code == 0 and f"usage: python launch.py {words}" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.add("job", log="x")
+
+    def closed(*arguments: Any, **settings: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    assert launch.main(["logs", "job"]) == 0
+
+
+def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:2")
+    with pytest.raises(RunError):
+        command.connect("http://127.0.0.1:1")
+    assert os.environ["RAY_ADDRESS"] == "http://127.0.0.1:2"
