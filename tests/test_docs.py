@@ -17,6 +17,7 @@ from lightning_modules.base import ClientModule
 from pflsim.checks import check, check_sweep
 from pflsim.components import resolve, settings_of, targets_of
 from pflsim.settings import Settings
+from ray_actors.jobs.command import parser
 
 README = ROOT / "README.md"
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
@@ -90,6 +91,11 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
+    if command.arguments[:1] and command.arguments[0] in launch.COMMANDS:
+        given = parser(command.arguments[0]).parse_intermixed_args(command.arguments[1:])
+        if command.arguments[0] == "submit":
+            launch.checked(given.overrides, given.multirun, given.config_dir)
+        return
     options = launch._options(command.arguments)
     options.overrides = [text for text in options.overrides if not text.startswith(launch.RESUME)]
     folders = [launch.CONFIGS, *(tmp_path / folder for folder in options.config_dir)]

@@ -21,10 +21,6 @@ KIND, RUN, FETCH = "pflsim", "run", "fetch"
 OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-class LostConnection(RunError):
-    """What was there before does not answer any more."""
-
-
 class Client(Protocol):
     """What is used of Ray's JobSubmissionClient."""
 
@@ -111,7 +107,7 @@ class Cluster:
                 raise SettingsError("there is a job of that id already: give another --id, or none") from error
             if isinstance(error, RuntimeError) and "status code" in str(error):
                 raise RunError(f"{name}{what}: {self.address} says: {text}") from error
-            raise LostConnection(f"{name}{what}: {self.address} does not answer ({text})") from error
+            raise RunError(f"{name}{what}: {self.address} does not answer ({text})") from error
 
 
 def connect(asked: str | None) -> Cluster:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from pflsim.errors import RunError
-from ray_actors.jobs.client import OVER, Cluster, LostConnection
+from ray_actors.jobs.client import OVER, Cluster
 
 ATTEMPTS = 6
 """How often in a row the connection may be lost with nothing new coming; waits of 1, 2, 4, ... seconds."""
@@ -66,11 +66,11 @@ class Follower:
                     return self._ended(info)
                 failures = 0
                 self.wait(1)
-            except LostConnection as error:
+            except RunError as error:
                 failures = failures + 1 if self.seen == before else 1
                 if failures == ATTEMPTS:
                     again = self.cluster.command(f"logs {self.job} --follow")
-                    raise RunError(f"{error}; the job goes on. Follow it again with   {again}") from error
+                    raise RunError(f"{error}; the job may go on. Follow it again with   {again}") from error
                 self.wait(2 ** (failures - 1))
 
     async def _print(self) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from ray_actors.jobs import command
 from ray_actors.jobs.client import Cluster, checked_address, connect
 from ray_actors.jobs.submit import ID, Request, check_request, entrypoint, new_id, packed, place
 
+ROOT = Path(launch.__file__).parent
 DRIVER = """
 import json, os, sys
 print("DRIVER", json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "path": sys.path[0]}))
@@ -234,6 +236,19 @@ def test_packed_says_what_stays(root: Path) -> None:
     assert packed(Request([]), root, []).warnings == [
         "link is a link to /etc, outside of what is sent; it was left out"
     ]
+
+
+def test_submitting_loads_no_torch(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import launch\n"
+        "assert launch.main(['submit', 'clients=abc']) == 2 and 'ray' not in sys.modules\n"
+        "assert launch.main(['submit', '--address', 'http://127.0.0.1:1']) == 1\n"
+        "heavy = {'torch', 'lightning', 'scipy', 'torchvision'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 # Addresses ------------------------------------------------------------------------------------------------------------
