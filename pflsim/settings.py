@@ -141,8 +141,6 @@ class Settings:
     keep lets it be fused."""
     executor: str = "ray"
     """ray (clients on actors) or inline (everything in this process)."""
-    ray_address: str | None = None
-    """null: a Ray of our own; auto or HOST:PORT joins a running cluster."""
     progress: str = "auto"
     """What the terminal shows: live (a display that stays up to date), plain (a line a round), quiet (the result only),
     auto (live on a terminal, else plain)."""

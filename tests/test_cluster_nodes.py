@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+
+from benchmarks.loopback import Cluster
 
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 SMALL = ["method=fedavg", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[8]"]
@@ -111,3 +113,27 @@ def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
     assert elsewhere.returncode == 2 and "ray_address=10.1.2.3:1: nothing answers there" in said
     run = cluster.launch(*SMALL, f"ray_address={cluster.address}", "run_dir=run")
     assert "round 8/8" in the_rest(run) and run.returncode == 0
+
+
+def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_path: Path) -> None:
+    """Submitted to a cluster of which a node dies in the middle, and brought back: what one process comes to."""
+    cluster.start(1, 1, 1)
+    to = ["--address", cluster.http_address]
+    job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", "run_dir=run")
+    metrics = cluster.head.home / "pflsim-runs" / "survivor" / "run" / "metrics.jsonl"
+    with subprocess.Popen(
+        ["tail", "--lines=+1", "--follow=name", "--retry", str(metrics)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as records:  # fmt: skip
+        threading.Thread(target=lambda: (job.wait(), records.kill()), daemon=True).start()
+        lines_until(records, '{"round": 5,')
+        cluster.nodes[2].kill()
+        records.kill()
+    said = the_rest(job)
+    assert job.returncode == 0, said
+    assert f"1 of 2 nodes with client actors left the cluster: {cluster.nodes[2].address}" in said
+    assert "round 20/20" in said
+    fetched = cluster.launch("fetch", *to, "survivor", "fetched")
+    said = the_rest(fetched)
+    assert fetched.returncode == 0, said
+    assert_same(inline(tmp_path, []), cluster.head.home / "fetched" / "run")

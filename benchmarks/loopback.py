@@ -55,6 +55,7 @@ class Node:
         if self.number == 0:
             words += ["--head", f"--port={cluster.port}", f"--dashboard-host={self.address}"]
             words += [f"--dashboard-port={cluster.http}", "--include-dashboard=true"]
+            words += ['--resources={"driver": 1}']
             words += [] if cluster.isolated else [f"--temp-dir={cluster.folder}/r"]
         else:
             words += [f"--address={cluster.address}"]
@@ -76,12 +77,12 @@ class Node:
         assert self.process is not None
         return ["nsenter", "-t", str(self.process.pid), "-n", "-m", *words] if self.cluster.isolated else list(words)
 
-    def sent_bytes(self) -> int:
-        """What a worker node has sent to the others, where they are isolated."""
-        found = subprocess.run(
-            self.inside(["cat", "/sys/class/net/eth/statistics/tx_bytes"]), check=True, capture_output=True, text=True
-        )
-        return int(found.stdout)
+    def moved_bytes(self) -> int:
+        """What this node has sent to others so far, and they to it, where the nodes are isolated and it is not the head."""
+        device = "/sys/class/net/eth/statistics"
+        words = ["ip", "netns", "exec", self.space, "cat", f"{device}/tx_bytes", f"{device}/rx_bytes"]
+        found = subprocess.run(words, check=True, capture_output=True, text=True)
+        return sum(map(int, found.stdout.split()))
 
     def kill(self) -> None:
         """End all of its processes at once, as when the machine loses its power."""
@@ -111,9 +112,10 @@ class Cluster:
         self.name, self.net = f"pc{os.getpid()}", 1 + os.getpid() % 200
         self.isolated = _may_isolate()
         self.port, self.http = _free_ports()
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         self.env = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
-            **QUICK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), **(env or {}),
+            **inherited, **QUICK, "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), **(env or {}),
         }  # fmt: skip
         self.nodes = [Node(self, number) for number in range(nodes)]
         if self.isolated:
