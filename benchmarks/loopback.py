@@ -45,12 +45,12 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self.home.mkdir(parents=True)
 
-    def start(self, cpus: int, gpus: int = 0, env: Mapping[str, str] | None = None) -> Node:
+    def start(self, cpus: int, gpus: int = 0, store_mb: int = STORE_MB, env: Mapping[str, str] | None = None) -> Node:
         """Start its raylet, and on the head everything else; returns before it is up, see `Cluster.wait`."""
         cluster = self.cluster
         words = [
             RAY, "start", "--block", f"--node-ip-address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
-            f"--object-store-memory={STORE_MB * 2**20}", "--disable-usage-stats",
+            f"--object-store-memory={store_mb * 2**20}", "--disable-usage-stats",
         ]  # fmt: skip
         if self.number == 0:
             words += ["--head", f"--port={cluster.port}", f"--dashboard-host={self.address}"]
@@ -78,7 +78,7 @@ class Node:
         return ["nsenter", "-t", str(self.process.pid), "-n", "-m", *words] if self.cluster.isolated else list(words)
 
     def moved_bytes(self) -> int:
-        """What this node has sent to others so far, and they to it, where the nodes are isolated and it is not the head."""
+        """What this node, which is not the head, and the others have sent each other so far; only where isolated."""
         device = "/sys/class/net/eth/statistics"
         words = ["ip", "netns", "exec", self.space, "cat", f"{device}/tx_bytes", f"{device}/rx_bytes"]
         found = subprocess.run(words, check=True, capture_output=True, text=True)
@@ -135,10 +135,10 @@ class Cluster:
         """Of the jobs."""
         return f"http://{self.head.address}:{self.http}"
 
-    def start(self, *cpus: int) -> Cluster:
+    def start(self, *cpus: int, store_mb: int = STORE_MB) -> Cluster:
         """Start the first nodes with so many CPUs each, and wait until they are up."""
         for number, count in enumerate(cpus):
-            self.nodes[number].start(count)
+            self.nodes[number].start(count, store_mb=store_mb)
             if number == 0 or not self.isolated:  # nodes with one /tmp must not choose their sockets at the same time
                 self.wait(number + 1)
         self.wait(len(cpus))
@@ -151,14 +151,15 @@ class Cluster:
             f"client = GcsClient(address='{self.address}')\n"
             f"while sum(n.state == 0 for n in client.get_all_node_info().values()) < {nodes}: time.sleep(0.2)\n"
         )
-        until = time.monotonic() + UP_S
+        until, said = time.monotonic() + UP_S, ""
         while time.monotonic() < until:
             done = subprocess.run(
                 self.head.inside([sys.executable, "-c", code]), env=self.env, capture_output=True, timeout=UP_S
             )
             if done.returncode == 0:
                 return
-        raise AssertionError(f"the cluster is not up: {self.logs()} {done.stderr.decode()}")
+            said = done.stderr.decode()
+        raise AssertionError(f"the cluster is not up: {self.logs()} {said}")
 
     def launch(self, *arguments: str, node: int = 0) -> subprocess.Popen[str]:
         """launch.py on a node, in its home folder, its output and errors in one."""
