@@ -37,7 +37,6 @@ AT_LEAST_ONE = (
     "eval.batch_size",
     "placement.actors",
     "placement.cpus",
-    "placement.actors_per_gpu",
     "placement.threads",
     "checkpoint.keep",
 )
@@ -47,6 +46,7 @@ AT_LEAST_ZERO = (
     "checkpoint.minutes",
     "placement.wait_s",
     "placement.gpus",
+    "placement.cpu_actors",
     "eval.holdout_clients",
     "eval.finetune_epochs",
 )
@@ -58,14 +58,17 @@ AT_MOST = {
     "eval.finetune_epochs": 1_000_000,
     "placement.threads": 256,
     "placement.wait_s": 86_400,
+    "placement.gpu_speed": 1e6,
     "lr": 1e30,
     "weight_decay": 1e30,
 }
 """Beyond lies no experiment: what is planned before the first round would take all memory, or a step overflow."""
-ABOVE_ZERO = ("lr", "lr_decay")
+ABOVE_ZERO = ("lr", "lr_decay", "placement.gpu_speed")
 PROBABILITIES = ("faults.dropout", "faults.straggler")
 SMALLEST_STORE = 75
 """MiB; Ray does not start with less."""
+MOST_PER_GPU = 1000
+"""Ray counts in ten-thousandths of a GPU, and each process of CUDA's takes hundreds of MiB."""
 
 
 def check(settings: Settings) -> None:
@@ -221,8 +224,42 @@ def _place(placement: Placement, settings: Settings) -> Iterator[str]:
         yield f"placement.actors={actors} and {name} contradict each other; leave one of them out"
     if actors is not None and actors > settings.clients:
         yield f"placement.actors={actors} is more than clients={settings.clients}; at most one actor per client"
+    yield from _gpus(placement)
+
+
+def _gpus(placement: Placement) -> Iterator[str]:
+    per_gpu, on_cpus = placement.actors_per_gpu, placement.cpu_actors
+    if per_gpu != "auto" and (not isinstance(per_gpu, int) or not 1 <= per_gpu <= MOST_PER_GPU):
+        yield f"placement.actors_per_gpu={per_gpu}: expected auto or a whole number from 1 to {MOST_PER_GPU}"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would be given a GPU; set placement.gpus as well"
+    if placement.device == "cuda" and placement.cpu_fallback:
+        yield (
+            "placement.device=cuda and placement.cpu_fallback=true contradict each other; with placement.device=auto "
+            "clients train on CPUs where the GPUs are missing"
+        )
+    if placement.device == "cpu" and placement.gpus > 0 and per_gpu == "auto":
+        yield (
+            "placement.actors_per_gpu=auto measures what a client takes of a GPU, and with placement.device=cpu it "
+            "takes nothing; give a number"
+        )
+    if on_cpus <= 0:
+        return
+    name = f"placement.cpu_actors={on_cpus}"
+    if placement.gpus == 0:
+        yield f"{name} with placement.gpus=0: all actors are on CPUs then; leave it out, or set placement.gpus as well"
+    if placement.actors is not None and on_cpus >= placement.actors:
+        yield f"{name} of placement.actors={placement.actors} leaves none for the GPUs: expected fewer"
+    if placement.clients_per_actor != "auto":
+        yield (
+            f"{name} and placement.clients_per_actor={placement.clients_per_actor} contradict each other, for clients "
+            "are divided by the speed of the actors; leave one of them out"
+        )
+    if per_gpu == "auto":
+        yield (
+            f"{name} with placement.actors_per_gpu=auto: which client trains on which device, and with it the last "
+            "digits, would depend on what is measured; give a number"
+        )
 
 
 def _rounds(settings: Settings) -> Iterator[str]:

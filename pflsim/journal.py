@@ -33,8 +33,12 @@ class Journal:
 
     def say(self, text: str) -> None:
         """A line."""
-        with suppress(OSError):  # nobody reads it any more; it is in the file
-            print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
+        self._print(f"warning: {text}")
+        self._write(text)
+
+    def note(self, text: str) -> None:
+        """A line about nothing that went wrong."""
+        self._print(text)
         self._write(text)
 
     def note(self, text: str) -> None:
@@ -63,6 +67,10 @@ class Journal:
         """What befell whom since this was last asked for."""
         taken, self._faults = self._faults, {}
         return taken
+
+    def _print(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads it any more; it is in the file
+            print(text, file=self._stream or sys.stderr, flush=True)
 
     def _write(self, text: str) -> None:
         if self.folder is None:

@@ -27,8 +27,10 @@ CHANGEABLE = (
 )
 """What may be another when a run is taken up: nothing here changes a result of what goes well. That the data are the
 same elsewhere is seen by their hash."""
-FIXED = ("placement.threads", "placement.device")
+FIXED = ("placement.threads", "placement.device", "placement.cpu_actors")
 """But for these, which may change the last bits."""
+MIXED = tuple(f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor"))
+"""And for these in a run with some clients on CPUs and others on GPUs: they decide which."""
 
 
 def run_folder(asked: str, root: Path = Path("runs")) -> Path:
@@ -74,12 +76,19 @@ def saved_settings(folder: Path) -> Settings:
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
     """By dotted key, all settings that belong to what a run is; a checkpoint has them, so that others are noticed."""
-    return {key: value for key, value in dotted(asdict(settings)).items() if not _is_free(key)}
+    kept = _kept(settings)
+    return {key: value for key, value in dotted(asdict(settings)).items() if key in kept or not _is_free(key)}
+
+
+def _kept(settings: Settings) -> tuple[str, ...]:
+    """What of the placement belongs to the run; of a mix of devices nothing where there is none."""
+    if settings.placement.cpu_actors:
+        return FIXED + MIXED
+    return tuple(key for key in FIXED if key != "placement.cpu_actors")
 
 
 def _is_free(key: str) -> bool:
-    free = key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names", "run_dir")
-    return free and key not in FIXED
+    return key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names", "run_dir")
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:
@@ -101,7 +110,7 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
                 f"{', '.join(CHANGEABLE)}"
             )
         settings = _with(settings, given, key.split("."))
-    for key in FIXED:
+    for key in FIXED + MIXED if before.placement.cpu_actors else FIXED:
         path = key.split(".")
         if key in keys and _at(given, path) != _at(before, path):
             raise SettingsError(f"{key} may change the last bits of a result, so a run that is taken up keeps its own")

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Where clients live. Nothing here changes a result, except `threads` and `device`."""
+    """Where clients live. Nothing here changes a result, except `threads`, `device` and `cpu_actors`."""
 
     clients_per_actor: int | str = "auto"
     """Clients per actor: a number, or "auto" (one while actors fit, else packed evenly by work)."""
@@ -22,8 +22,17 @@ class Placement:
     """CPUs that Ray may use; null: all of this machine, or all that are free on the cluster."""
     gpus: int = 0
     """GPUs that Ray may use; clients train on them when above 0."""
-    actors_per_gpu: int = 1
-    """How many client actors share a GPU."""
+    actors_per_gpu: int | str = 1
+    """How many client actors may share a GPU, each with as large a part of its memory; "auto": as many as fit, by what
+    one client takes in a short dry run before the first round."""
+    cpu_actors: int = 0
+    """So many client actors on CPUs beside those on GPUs. Which client is on which device then decides the last digits
+    of the results; it follows from the settings and the seed, and from nothing that a machine does."""
+    gpu_speed: float = 8.0
+    """With cpu_actors: how many times as fast as an actor on a CPU one on a GPU is reckoned, for dividing the work. The
+    default is a guess; time a round with cpu_actors=0 on both to set it."""
+    cpu_fallback: bool = False
+    """Where there are fewer GPUs than asked for: true trains everything on CPUs, and says so; false is an error."""
     device: str = "auto"
     """auto (cuda where gpus > 0, else cpu), cpu or cuda."""
     threads: int = 1

@@ -17,7 +17,6 @@ from lightning_modules.lockstep.values import wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, Pool, Shard, pooled, shard
-from pflsim.errors import ClientError
 from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.params import load, snapshot
@@ -25,6 +24,8 @@ from pflsim.payload import payload_bytes
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.threads import torch_threads
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
+from ray_actors.blame import told
+from ray_actors.gpu import claimed
 from ray_actors.recipe import InitialStates, Recipe
 
 
@@ -44,11 +45,7 @@ class ClientHost:
 
     def __init__(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]):
         self.recipe, self.clients = recipe, tuple(clients)
-        self.device = torch.device(recipe.device)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise RuntimeError("placement.gpus asks for a GPU, but torch sees none on this node; set placement.gpus=0")
-        if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(recipe.gpu_share, self.device)
+        self.device = claimed(recipe.device, recipe.gpu_share)
         with torch_threads(recipe.threads):
             self.modules = {v: recipe.build(v) for v in sorted({recipe.variant_of(c) for c in clients})}
             self.states: dict[int, Tensors] = InitialStates(recipe, self.modules)
@@ -110,7 +107,7 @@ class ClientHost:
             for client in clients:
                 own = self.shards[client]
                 with (
-                    _told(client, round_number, "receiving"),
+                    told(client, round_number, "receiving"),
                     seeded_global(seed, "train", client, round_number),
                 ):
                     self._wake(client, round_number)
@@ -122,13 +119,13 @@ class ClientHost:
                         worn(self.module), pool, first, len(own.train), order, stages, work=work.get(client, 1.0)
                     )
             with (
-                _told(clients[0], round_number, _together(clients), tuple(clients)),
+                told(clients[0], round_number, _together(clients), tuple(clients)),
                 seeded_global(seed, "lockstep", clients[0], round_number),
             ):
                 self.locksteps[self.recipe.variant_of(clients[0])].train(list(trainees.values()))
             for client, trainee in trainees.items():
                 own = self.shards[client]
-                with _told(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
+                with told(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
                     wear(self.module, trainee.values)
                     self.module.eval()
                     uplink = self.module.reply(own)
@@ -144,7 +141,7 @@ class ClientHost:
     def _train(self, round_number: int, client: int, downlink: Message, work: float) -> tuple[Uplink, TrainReport]:
         start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed
         with (
-            _told(client, round_number, "local training"),
+            told(client, round_number, "local training"),
             torch_threads(self.recipe.threads),
             seeded_global(seed, "train", client, round_number),
         ):
@@ -174,7 +171,7 @@ class ClientHost:
         for client, at in zip(clients, positions, strict=True):
             own, seed = self.shards[client], self.recipe.seed
             with (
-                _told(client, round_number, "fine-tuning"),
+                told(client, round_number, "fine-tuning"),
                 torch_threads(self.recipe.threads),
                 seeded_global(seed, "train", client, round_number),
             ):
@@ -196,7 +193,7 @@ class ClientHost:
     def _open(self, client: int) -> tuple[Uplink, TrainReport]:
         own = self.shards[client]
         with (
-            _told(client, 0, "opening"),
+            told(client, 0, "opening"),
             torch_threads(self.recipe.threads),
             seeded_global(self.recipe.seed, "open", client, 0),
         ):
@@ -234,7 +231,7 @@ class ClientHost:
         """
         round_number = judge.round_number
         with (
-            _told(client, round_number, "evaluation"),
+            told(client, round_number, "evaluation"),
             torch_threads(self.recipe.threads),
             seeded_global(self.recipe.seed, "evaluate", client, round_number),
         ):
@@ -300,12 +297,3 @@ def _one_epoch(module: ClientModule) -> Iterator[None]:
         yield
     finally:
         module.training_settings = given
-
-
-@contextmanager
-def _told(client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None) -> Iterator[None]:
-    """Say of an error whose it was."""
-    try:
-        yield
-    except Exception as error:
-        raise ClientError(client, round_number, phase, f"{type(error).__name__}: {error}", suspects) from error

@@ -53,6 +53,12 @@ class LocalRay:
             self._request = request
         return self._pool
 
+    def clear(self, placement: Placement, store_mb: int) -> None:
+        """Bring Ray up with nothing on it."""
+        self._fit(_cpus(placement), placement.gpus, store_mb)
+        self._pool.close()
+        self._request = None
+
     def _fit(self, cpus: int, gpus: int, store_mb: int) -> None:
         if self._theirs or (self._size and self._size[:2] == (cpus, gpus) and self._size[2] >= store_mb):
             return

@@ -76,6 +76,7 @@ class Crew:
 
     def _move(self, layout: Layout) -> None:
         self._groups, self._nodes = layout.groups, {seat.node for seat in layout.seats if seat.node}
+        self._seats = layout.seats
         self._hosts = self._pool.hosts(layout.seats)
         self._settled: list[ObjectRef] = []
         self._met: set[Origin] = set()
@@ -233,7 +234,8 @@ class Crew:
 
     def _settle(self, number: int) -> ObjectRef:
         assert self._data is not None
-        return self._hosts[number].settle.remote(self._recipe, *self._data, self._groups[number])
+        recipe = self._recipe.seated(self._seats[number].gpus)
+        return self._hosts[number].settle.remote(recipe, *self._data, self._groups[number])
 
     def _wait_for(self, number: int) -> None:
         """Wait until an actor is up; one that dies before is replaced as often as the rule allows."""

@@ -16,6 +16,7 @@ from pflsim.execution import Judge
 from pflsim.metrics import Model
 from pflsim.results import Run
 from pflsim.settings import Settings
+from ray_actors.fallback import on_cpus, on_gpus
 from ray_actors.prepare import Job, prepare
 
 
@@ -67,10 +68,12 @@ def find_source(run: Run, settings: Settings, checkpoint: Checkpoint, model: Mod
     Raises:
         SettingsError: the data are not there or are others, or the checkpoint is of another run.
     """
-    on_gpu = settings.placement.device == "cuda" or (settings.placement.device == "auto" and settings.placement.gpus)
-    exact = not on_gpu or torch.cuda.is_available()
+    mixed = settings.placement.cpu_actors > 0  # some clients were counted on one kind of device, some on the other
+    exact = not on_gpus(settings.placement) or (torch.cuda.is_available() and not mixed)
     if not exact:
-        settings = replace(settings, placement=replace(settings.placement, gpus=0, device="cpu"))
+        settings = on_cpus(settings)
+    elif on_gpus(settings.placement):  # it takes one, however many the run had
+        settings = replace(settings, placement=replace(settings.placement, gpus=1))
     settings = settings if data is None else replace(settings, data=_moved(settings.data, data))
     check(settings)
     try:

@@ -44,6 +44,11 @@ class JoinedRay:
         self._pool.trim(layout.seats)
         return self._pool
 
+    def clear(self, placement: Placement, store_mb: int) -> None:
+        """Give back all that actors hold."""
+        del placement, store_mb
+        self.close()
+
     def close(self) -> None:
         """End the actors."""
         self._pool.close()

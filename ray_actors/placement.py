@@ -1,4 +1,7 @@
-"""Which clients live on which actor, and what an actor asks of Ray. Nothing here can change a result."""
+"""Which clients live on which actor, and what an actor asks of Ray.
+
+Nothing here can change a result, but where some clients are on GPUs and others on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement
-from ray_actors.seats import ACTOR_MB, Node, Seat, share, spread_over
+from ray_actors.balance import LOOSEN, balance
+from ray_actors.seating import Wanted, gpu_room, seated
+from ray_actors.seats import ACTOR_MB, Node, Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,12 @@ class Layout:
 def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: Sequence[Sequence[int]] = ()) -> Layout:
     """Place clients on actors, and actors on nodes.
 
+    With `placement.cpu_actors` the clients of every actor follow from the work, the stacks and the settings alone, so
+    that each client is on the same device every time; the actors on GPUs come first.
+
     Args:
         work: for every client its amount of work, e.g. mini-batches a round.
-        placement: the settings.
+        placement: the settings; `actors_per_gpu` is a number by now.
         supply: what there is.
         stacks: clients that must stay together.
 
@@ -64,55 +72,38 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: S
         SettingsError: more is asked for than there is.
     """
     clients = len(work)
+    _check_supply(placement, supply)
+    parts = [*stacks, *((client,) for client in sorted({*range(clients)} - {c for stack in stacks for c in stack}))]
+    wanted = _wanted(clients, len(parts), placement, supply)
+    per_actor = placement.clients_per_actor
+    most = None if placement.actors is not None or per_actor == "auto" else int(per_actor)
+    speeds = [placement.gpu_speed] * wanted.on_gpus + [1.0] * wanted.on_cpus
+    groups = balance(work, len(speeds), most, parts, speeds)
+    slots = placement.gpus * int(placement.actors_per_gpu)
+    if wanted.on_gpus > slots:
+        raise SettingsError(
+            f"{wanted.on_gpus} client actors need {wanted.on_gpus} GPU places, but placement.gpus={placement.gpus} "
+            f"with placement.actors_per_gpu={placement.actors_per_gpu} gives {slots}: raise one of them, or "
+            "placement.clients_per_actor"
+        )
+    return Layout(groups, seated(wanted, placement, supply.cpus, supply.nodes))
+
+
+def _check_supply(placement: Placement, supply: Supply) -> None:
     if placement.gpus > supply.gpus:
         raise SettingsError(
             f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs here: "
             f"ask for fewer, or start Ray with more{_listed(supply)}"
         )
-    if supply.cpus < 1 and not placement.gpus:
+    if supply.cpus < 1 and (not placement.gpus or placement.cpu_actors):
         raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed{_listed(supply)}")
-    parts = [*stacks, *((client,) for client in sorted({*range(clients)} - {c for stack in stacks for c in stack}))]
-    actors = _actors(clients, len(parts), placement, supply)
-    per_actor = placement.clients_per_actor
-    most = None if placement.actors is not None or per_actor == "auto" else int(per_actor)
-    groups = balance(work, actors, most, parts)
-    if placement.gpus:
-        slots = placement.gpus * placement.actors_per_gpu
-        if actors > slots:
-            raise SettingsError(
-                f"{actors} client actors need {actors} GPU places, but placement.gpus={placement.gpus} with "
-                f"placement.actors_per_gpu={placement.actors_per_gpu} gives {slots}: raise one of them, or "
-                "placement.clients_per_actor"
-            )
-    return Layout(groups, _seats(actors, placement, supply))
-
-
-def _seats(actors: int, placement: Placement, supply: Supply) -> tuple[Seat, ...]:
-    """What each actor asks for, and where it is."""
-    gpus = 1 / placement.actors_per_gpu if placement.gpus else 0.0
-    if not supply.nodes:
-        return (Seat(share(supply.cpus, actors), gpus),) * actors
-    per_gpu = placement.actors_per_gpu if placement.gpus else None
-    room = [node.slots(per_gpu) for node in supply.nodes]
-    held = [int(node.memory_mb // ACTOR_MB) for node in supply.nodes]
-    counts = spread_over(supply.nodes, room, actors, placement.strategy) if any(room) else []
-    if not counts or any(count > most for count, most in zip(counts, held, strict=True)):
-        raise SettingsError(
-            f"{actors} client actors need {actors * ACTOR_MB / 1024:.1f} GiB of memory, {ACTOR_MB} MiB each, beside "
-            f"their CPUs: ask for fewer (placement.actors, placement.clients_per_actor){_listed(supply)}"
-        )
-    return tuple(
-        Seat(share(node.cpus, count), gpus, node.id)
-        for node, count in zip(supply.nodes, counts, strict=True)
-        for _ in range(count)
-    )
 
 
 def _listed(supply: Supply) -> str:
     return f". Free are {supply}" if supply.nodes else ""
 
 
-def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> int:
+def _wanted(clients: int, parts: int, placement: Placement, supply: Supply) -> Wanted:
     """How many actors: as told, or one per part while there is room, else as many as there is room for."""
     if placement.actors is not None:
         if not 1 <= placement.actors <= clients:
@@ -120,52 +111,23 @@ def _actors(clients: int, parts: int, placement: Placement, supply: Supply) -> i
         if placement.actors > parts:
             raise SettingsError(
                 f"placement.actors={placement.actors}, but clients train in lockstep and a stack stays on one actor; "
-                f"stacks: {parts}; {_LOOSEN}"
+                f"stacks: {parts}; {LOOSEN}"
             )
-        return placement.actors
+        return Wanted.of(placement.actors, placement)
+    if placement.cpu_actors >= parts:
+        raise SettingsError(
+            f"placement.cpu_actors={placement.cpu_actors} leaves nobody for the GPUs: what stays on one actor, "
+            f"clients or stacks of them, is {parts} in number; ask for fewer, or {LOOSEN}"
+        )
     if placement.clients_per_actor != "auto":
-        return -(-clients // int(placement.clients_per_actor))
-    slots = placement.gpus * placement.actors_per_gpu if placement.gpus else int(supply.cpus)
+        return Wanted.of(-(-clients // int(placement.clients_per_actor)), placement)
+    per_gpu = int(placement.actors_per_gpu)
+    if placement.cpu_actors:  # whatever the memory: the devices of the clients shall not depend on it
+        return Wanted.of(min(parts, placement.gpus * per_gpu + placement.cpu_actors), placement)
+    slots = placement.gpus * per_gpu if placement.gpus else int(supply.cpus)
     if supply.nodes:
-        per_gpu = placement.actors_per_gpu if placement.gpus else None
-        slots = min(slots, sum(node.slots(per_gpu) for node in supply.nodes))
+        room = gpu_room(supply.nodes, placement, per_gpu) if placement.gpus else [n.slots() for n in supply.nodes]
+        slots = min(slots, sum(room))
     if supply.free_mb is not None:
         slots = min(slots, int(supply.free_mb // ACTOR_MB))
-    return max(1, min(parts, slots))
-
-
-_LOOSEN = (
-    "set a smaller lockstep_clients, 1 for stacks of one, or lockstep=false (it changes the last digits of the results)"
-)
-
-
-def balance(
-    work: Sequence[int], groups: int, most: int | None = None, parts: Sequence[Sequence[int]] | None = None
-) -> tuple[tuple[int, ...], ...]:
-    """Spread clients over groups so that each has about the same work (longest first, onto the least loaded).
-
-    Ties go to the group with fewer clients, then to the first; a group is never left empty while there are clients.
-
-    Args:
-        work: of every client.
-        groups: how many.
-        most: clients that a group may get.
-        parts: clients that stay together, all of them in one part; None: each for itself.
-
-    Raises:
-        SettingsError: a part is larger than `most`, or does not fit any more.
-    """
-    parts = [(client,) for client in range(len(work))] if parts is None else parts
-    loads = [sum(max(work[client], 1) for client in part) for part in parts]
-    held, members = [0] * groups, [list[int]() for _ in range(groups)]
-    for at in sorted(range(len(parts)), key=lambda k: (-loads[k], parts[k][0])):
-        room = [g for g in range(groups) if most is None or len(members[g]) + len(parts[at]) <= most]
-        if not room:
-            raise SettingsError(
-                f"placement.clients_per_actor={most}, but {len(parts[at])} clients train in lockstep and stay on one "
-                f"actor: {_LOOSEN}"
-            )
-        best = min(room, key=lambda g: (held[g], len(members[g]), g))
-        members[best].extend(parts[at])
-        held[best] += loads[at]
-    return tuple(tuple(sorted(group)) for group in members)
+    return Wanted.of(max(1, min(parts, slots)), placement)

@@ -7,8 +7,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
-
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
@@ -27,6 +25,7 @@ from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors
+from ray_actors.fallback import gpus_here, on_gpus
 from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
 from ray_actors.parts import MakesClient, MakesNet, MakesRule, describe, part_name
 from ray_actors.recipe import Recipe
@@ -135,7 +134,6 @@ def _recipe(
         seed=settings.seed,
         init=cast(Any, settings.init),
         device=_device(settings),
-        gpu_share=1 / settings.placement.actors_per_gpu,
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
         on_nonfinite=cast(Any, settings.on_nonfinite),
@@ -158,17 +156,19 @@ def _training(settings: Settings) -> Training:
 
 
 def _device(settings: Settings) -> str:
-    """The device of a host: of the GPUs that Ray shows it, the first."""
-    choice = settings.placement.device
-    if choice == "auto":
-        choice = "cuda" if settings.placement.gpus else "cpu"
+    """The device of hosts that have a GPU: of those that Ray shows one, the first."""
+    if not on_gpus(settings.placement):
+        return "cpu"
+    asked, seen = settings.placement.gpus if settings.executor == "ray" else 1, gpus_here()
     elsewhere = settings.ray_address is not None and settings.executor == "ray"  # each actor looks for itself there
-    if choice == "cuda" and not elsewhere and not torch.cuda.is_available():
+    if asked > seen and not elsewhere:
+        there = f"only {seen}" if seen else "no GPU"
+        instead = "use no more" if seen else "train on the CPU"
         raise SettingsError(
-            f"placement.gpus={settings.placement.gpus}, but torch sees no GPU on this machine: set placement.gpus=0 to "
-            "train on the CPU"
+            f"placement.gpus={settings.placement.gpus}, but torch sees {there} on this machine: set "
+            f"placement.gpus={seen} to {instead}"
         )
-    return "cuda:0" if choice == "cuda" else "cpu"
+    return "cuda:0"
 
 
 def _trained(settings: Settings) -> int:

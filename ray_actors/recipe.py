@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_modules.base import ClientModule
@@ -26,8 +26,8 @@ class Recipe:
         input_shape, num_classes: of the data.
         seed: the run's seed.
         init: initial values of what is not shared: the same for all, or per client.
-        device: torch device of the computation, e.g. "cpu" or "cuda:0".
-        gpu_share: the share of a GPU's memory that a host may take.
+        device: torch device of the computation, "cpu" or "cuda:0"; see `seated` for those of a mix.
+        gpu_share: the share of a GPU's memory that a host may take, with what CUDA itself takes.
         threads: torch threads of the computation.
         eval_batch_size: examples per forward pass in evaluation; None: as suits the device.
         stacks: clients that train in lockstep, stack by stack; a stack lives whole on one host, and all of it has one
@@ -48,6 +48,10 @@ class Recipe:
     eval_batch_size: int | None = None
     stacks: tuple[tuple[int, ...], ...] = ()
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
+
+    def seated(self, gpus: float) -> Recipe:
+        """This recipe for a host that has so much of a GPU; one that has nothing of it works on the CPU."""
+        return replace(self, gpu_share=min(gpus, 1.0)) if gpus else replace(self, device="cpu")
 
     def variant_of(self, client: int) -> int:
         """Which of the models a client has."""

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.types import EvalRow, TrainReport
 from ray_actors.attempts import Attempts, Failure, Reply
+from ray_actors.blame import in_words
 from ray_actors.client_host import ClientHost
 from ray_actors.origin import Origin, origin
 from ray_actors.parcel import Parcel
@@ -30,7 +33,10 @@ class RemoteHost:
 
     def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> Origin:
         """Build the host of these clients in place of any that was here; returns where that is."""
-        self.host = ClientHost(recipe, dataset, partition, clients)
+        try:
+            self.host = ClientHost(recipe, dataset, partition, clients)
+        except torch.cuda.OutOfMemoryError as error:
+            raise RuntimeError(in_words(error)) from error
         return origin()
 
     def pid(self) -> int:

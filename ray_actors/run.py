@@ -29,6 +29,7 @@ from pflsim.tracking.hyperparameters import hyperparameters
 from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
 from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
+from ray_actors.fallback import fallen_back, gpus_here
 from ray_actors.inline import InlineExecutor
 from ray_actors.parts import describe
 from ray_actors.prepare import Job, prepare
@@ -36,6 +37,7 @@ from ray_actors.session import Session, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import LocalRay
+    from ray_actors.dry_run import DryRuns
     from ray_actors.joined import JoinedRay
 
 
@@ -46,6 +48,7 @@ class Runner:
         self.interrupts = Interrupts()
         self._open = ExitStack()
         self._ray: LocalRay | JoinedRay | None = None
+        self._dry_runs: DryRuns | None = None
 
     def run(self, settings: Settings) -> Path:
         """Run the settings and leave a run folder, which it returns.
@@ -58,6 +61,7 @@ class Runner:
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
             place = new_place(settings.run_dir)
+            settings, said = fallen_back(settings, lambda: self._gpus(settings))
             job = prepare(settings)
             started = self._executor(job)
             run_dir = None if place else settings.run_dir
@@ -66,6 +70,8 @@ class Runner:
             with _written("this run"):
                 _write_head(folder, job)
             journal = Journal(folder)
+            if said:
+                journal.say(said)
             mirror = None if place is None else Mirror(place, folder, journal)
             self._go(Session(job, folder, journal, mirror=mirror), started)
         return folder
@@ -171,26 +177,40 @@ class Runner:
         parts, on_error = (job.recipe, job.dataset, job.partition, job.rule, job.federation), job.on_error
         if job.settings.executor == "inline":
             return lambda journal: InlineExecutor(*parts, on_error, journal)
-        from ray_actors.cluster import LocalRay
-        from ray_actors.ground import Ground
-        from ray_actors.joined import JoinedRay
-        from ray_actors.placement import lay_out
+        from ray_actors.dry_run import DryRuns
+        from ray_actors.placing import place
         from ray_actors.remote import RayExecutor
 
-        placement, address = job.settings.placement, job.settings.ray_address
+        self._dry_runs = self._dry_runs or DryRuns()
+        found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
+        at = place(job, found, self._dry_runs, store)
+
+        def started(journal: Journal) -> Executor:
+            for line in at.notes:
+                journal.note(line)
+            pool = found.pool(at.placement, at.layout, store)
+            return RayExecutor(*parts, at.layout, pool, on_error, journal, at.ground)
+
+        return started
+
+    def _found(self, settings: Settings) -> LocalRay | JoinedRay:
+        """Ray, of our own or joined."""
+        from ray_actors.cluster import LocalRay
+        from ray_actors.joined import JoinedRay
+
         if self._ray is None:
+            address = settings.ray_address
             made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up)
             self._ray = self._open.enter_context(made)
-        found, ground = self._ray, None
-        if isinstance(found, JoinedRay):
-            ground = Ground(found, job.work, placement, job.recipe.stacks)
-            layout = ground.first()
-        else:
-            layout = lay_out(job.work, placement, found.supply(placement), job.recipe.stacks)
-        store = placement.object_store_mb or store_mb(job)
-        return lambda journal: RayExecutor(
-            *parts, layout, found.pool(placement, layout, store), on_error, journal, ground
-        )
+        return self._ray
+
+    def _gpus(self, settings: Settings) -> float:
+        """How many GPUs there are for a run."""
+        if settings.executor == "inline":
+            return settings.placement.gpus if gpus_here() else 0
+        from ray_actors.placing import gpus_there
+
+        return gpus_there(self._found(settings), settings)
 
     def __enter__(self) -> Runner:
         self.interrupts.install()

@@ -42,10 +42,14 @@ class Node:
     memory_mb: float
     here: bool = False
 
-    def slots(self, per_gpu: int | None) -> int:
-        """How many actors there is room for: one a CPU, or so many a GPU, and no more than the memory holds."""
-        by_device = int(self.cpus) if per_gpu is None else int(self.gpus) * per_gpu
-        return max(0, min(by_device, int(self.memory_mb // ACTOR_MB)))
+    @property
+    def holds(self) -> int:
+        """How many actors its memory holds."""
+        return max(0, int(self.memory_mb // ACTOR_MB))
+
+    def slots(self, other: int = 0) -> int:
+        """For how many actors on CPUs there is room, one a CPU, beside so many others."""
+        return max(0, min(int(self.cpus), self.holds) - other)
 
     def __str__(self) -> str:
         gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
@@ -76,5 +80,8 @@ def spread_over(nodes: Sequence[Node], room: Sequence[int], actors: int, strateg
 
 
 def share(amount: float, actors: int) -> float:
-    """CPUs per actor: one, or an even share where there are more actors than CPUs (Ray counts in steps of 0.0001)."""
-    return 1.0 if actors <= amount else int(amount / actors * 10_000) / 10_000
+    """CPUs, or of a GPU, per actor: one, or an even share where there are more actors than that.
+
+    Ray counts in steps of 0.0001; rounded down, so that they fit together.
+    """
+    return 1.0 if actors <= amount else int(amount * 10_000 / actors) / 10_000

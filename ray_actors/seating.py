@@ -1,0 +1,95 @@
+"""Where client actors sit: what each asks for, on a machine of one's own or over the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pflsim.errors import SettingsError
+from pflsim.settings import Placement
+from ray_actors.seats import ACTOR_MB, Node, Seat, share, spread_over
+
+
+class Wanted(NamedTuple):
+    """How many client actors there are to be, with a GPU or a part of one, and without."""
+
+    on_gpus: int
+    on_cpus: int
+
+    @classmethod
+    def of(cls, actors: int, placement: Placement) -> Wanted:
+        """So many altogether."""
+        return cls(actors - placement.cpu_actors, placement.cpu_actors) if placement.gpus else cls(0, actors)
+
+
+def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[Node]) -> tuple[Seat, ...]:
+    """The seats of all actors, those with a GPU first.
+
+    No two actors share a GPU while another has none, and no more share one than must.
+
+    Args:
+        wanted: how many.
+        placement: the settings.
+        cpus: that there are altogether.
+        nodes: of the cluster; none on a machine of one's own.
+
+    Raises:
+        SettingsError: the memory of the nodes does not hold them.
+    """
+    if not nodes:
+        each, part = share(cpus, sum(wanted)), _part(wanted.on_gpus, placement.gpus)
+        return (Seat(each, part),) * wanted.on_gpus + (Seat(each, 0.0),) * wanted.on_cpus
+    on_gpus = _over_gpus(wanted.on_gpus, placement, nodes)
+    on_cpus = _over_cpus(wanted.on_cpus, placement, nodes, on_gpus)
+    counts = [a + b for a, b in zip(on_gpus, on_cpus, strict=True)]
+    if sum(counts) < sum(wanted) or any(count > node.holds for count, node in zip(counts, nodes, strict=True)):
+        raise SettingsError(
+            f"{sum(wanted)} client actors need {sum(wanted) * ACTOR_MB / 1024:.1f} GiB of memory, {ACTOR_MB} MiB each, "
+            "beside their CPUs: ask for fewer (placement.actors, placement.clients_per_actor). Free are "
+            f"{'; '.join(map(str, nodes))}"
+        )
+    parts = [_part(count, gpus) for count, gpus in zip(on_gpus, _granted(nodes, placement), strict=True)]
+    shares = [share(node.cpus, count) for node, count in zip(nodes, counts, strict=True)]
+    return tuple(
+        Seat(shares[n], parts[n] if seats is on_gpus else 0.0, node.id)
+        for seats in (on_gpus, on_cpus)
+        for n, node in enumerate(nodes)
+        for _ in range(seats[n])
+    )
+
+
+def gpu_room(nodes: Sequence[Node], placement: Placement, per_gpu: int) -> list[int]:
+    """For how many actors on GPUs each node has room, with so many to a GPU."""
+    granted = _granted(nodes, placement)
+    return [min(gpus * per_gpu, node.holds) for gpus, node in zip(granted, nodes, strict=True)]
+
+
+def _granted(nodes: Sequence[Node], placement: Placement) -> list[int]:
+    """How many GPUs of each node are used, of nodes that hold an actor at all."""
+    whole = [int(node.gpus) if node.holds else 0 for node in nodes]
+    return spread_over(nodes, whole, min(placement.gpus, sum(whole)), placement.strategy)
+
+
+def _over_gpus(actors: int, placement: Placement, nodes: Sequence[Node]) -> list[int]:
+    """How many actors on GPUs each node gets; fewer altogether where there is no room for more."""
+    if not placement.gpus:
+        return [0] * len(nodes)
+    room: list[int] = []
+    for per_gpu in range(-(-actors // placement.gpus), int(placement.actors_per_gpu) + 1):
+        room = gpu_room(nodes, placement, per_gpu)
+        if sum(room) >= actors:
+            break
+    return spread_over(nodes, room, min(actors, sum(room)), placement.strategy)
+
+
+def _over_cpus(actors: int, placement: Placement, nodes: Sequence[Node], others: Sequence[int]) -> list[int]:
+    """How many actors on CPUs each node gets, beside others: one a CPU, and more only where there are not enough."""
+    room = [node.slots(other) for node, other in zip(nodes, others, strict=True)]
+    if sum(room) < actors:  # those on GPUs share their CPUs then
+        room = [node.slots() for node in nodes]
+    return spread_over(nodes, room, actors, placement.strategy) if any(room) else [0] * len(nodes)
+
+
+def _part(actors: int, gpus: int) -> float:
+    """What of a GPU each actor gets, where so many are on so many of them."""
+    return share(1, -(-actors // gpus)) if actors else 0.0
