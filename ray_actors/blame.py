@@ -29,4 +29,4 @@ def in_words(error: Exception) -> str:
     if not isinstance(error, torch.cuda.OutOfMemoryError):
         return f"{type(error).__name__}: {error}"
     wanted = [part for part in str(error).split(". ") if part.startswith("Tried to allocate")]
-    return f"out of memory on the GPU{''.join(f' ({part.lower()})' for part in wanted)}: {LESS}"
+    return f"out of memory on the GPU{''.join(f' (t{part[1:]})' for part in wanted)}: {LESS}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +58,7 @@ class CudaMemory:
 
     def begin(self) -> None:
         """Give back what is only held for later."""
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(0)
 
@@ -236,16 +238,18 @@ class DryRuns:
     def __init__(self) -> None:
         self._known: dict[str, Footprint] = {}
 
-    def decide(self, job: Job, most: int, cpus: float) -> tuple[Placement, str]:
+    def decide(self, job: Job, most: int, cpus: float, clear: Callable[[], None]) -> tuple[Placement, str]:
         """The placement with a number for `actors_per_gpu`, and what is said of it.
 
         Args:
             job: the run, with "auto".
             most: so many actors could be on a GPU; see `most_per_gpu`.
             cpus: that there are.
+            clear: is called before something is measured, for which a GPU must be free.
         """
         key = _key(job)
         if key not in self._known:
+            clear()
             self._known[key] = footprint(job, cpus)
         found, placement = self._known[key], job.settings.placement
         data = (job.dataset.x.nbytes + job.dataset.y.nbytes) / placement.gpus  # all of it, on one GPU or another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement, Settings
@@ -45,8 +46,8 @@ def place(job: Job, found: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: in
         supply = found.supply(placement)
         most = most_per_gpu(job, supply)
         _laid_out(job, found, replace(placement, actors_per_gpu=most))  # says what cannot be met, with nothing started
-        found.clear(placement, store_mb)
-        placement, told = dry_runs.decide(job, most, supply.cpus)
+        clear = partial(found.clear, placement, store_mb)
+        placement, told = dry_runs.decide(job, most, supply.cpus, clear)
         notes.append(told)
     try:
         layout, ground = _laid_out(job, found, placement)

@@ -25,7 +25,8 @@ class Wanted(NamedTuple):
 def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[Node]) -> tuple[Seat, ...]:
     """The seats of all actors, those with a GPU first.
 
-    No two actors share a GPU while another has none, and no more share one than must.
+    No two actors share a GPU while another has none, and no more share one than must. On a cluster the strategy decides
+    which GPUs are used, where there are more than the settings ask for, and on which nodes actors without one are.
 
     Args:
         wanted: how many.
@@ -79,7 +80,7 @@ def _over_gpus(actors: int, placement: Placement, nodes: Sequence[Node]) -> list
         room = gpu_room(nodes, placement, per_gpu)
         if sum(room) >= actors:
             break
-    return spread_over(nodes, room, min(actors, sum(room)), placement.strategy)
+    return spread_over(nodes, room, min(actors, sum(room)), "spread")  # the strategy has had its say in `_granted`
 
 
 def _over_cpus(actors: int, placement: Placement, nodes: Sequence[Node], others: Sequence[int]) -> list[int]:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement
-from ray_actors.placement import Layout, Supply, balance, lay_out
-from ray_actors.seats import ACTOR_MB
+from ray_actors.balance import balance
+from ray_actors.placement import Layout, Supply, lay_out
+from ray_actors.seats import ACTOR_MB, Node, share
 
 works = st.lists(st.integers(0, 50), min_size=1, max_size=60)
 
@@ -87,11 +88,133 @@ def test_cpu_requests_fit(cpus: int, clients: int) -> None:
 
 @pytest.mark.parametrize(
     ("clients", "gpus", "per_gpu", "actors", "share"),
-    [(10, 1, 1, 1, 1.0), (10, 2, 1, 2, 1.0), (10, 2, 3, 6, 1 / 3), (3, 2, 4, 3, 0.25)],
+    [
+        (10, 1, 1, 1, 1.0),
+        (10, 2, 1, 2, 1.0),
+        (10, 2, 3, 6, 0.3333),  # rounded down, so that three fit on one
+        (3, 2, 4, 3, 0.5),  # two on one GPU and one on the other: none is idle, and nobody has less than it could
+        (2, 2, 4, 2, 1.0),
+        (9, 1, 7, 7, 0.1428),
+    ],
 )
 def test_gpu_shares(clients: int, gpus: int, per_gpu: int, actors: int, share: float) -> None:
     layout = lay_out([10] * clients, Placement(gpus=gpus, actors_per_gpu=per_gpu), Supply(cpus=8, gpus=gpus))
-    assert (len(layout.groups), layout.seats[0].gpus, layout.seats[0].cpus) == (actors, pytest.approx(share), 1.0)
+    assert (len(layout.groups), layout.seats[0].gpus, layout.seats[0].cpus) == (actors, share, 1.0)
+
+
+@given(st.integers(1, 1000))
+def test_as_many_as_share_a_gpu_fit_on_it(per_gpu: int) -> None:
+    """Counted as Ray does, in ten-thousandths; less than one of them is lost to each."""
+    part = round(share(1, per_gpu) * 10_000, 6)
+    assert part == int(part) and 10_000 - per_gpu < part * per_gpu <= 10_000
+
+
+# A mix of devices
+
+
+def test_the_faster_get_more() -> None:
+    """Four times as fast: 24 and 8 in the time 8 / 1 = 32 / 4, then two more of 4 that are done sooner there."""
+    assert balance([8, 8, 8, 8, 4, 4], 2, speeds=[4, 1]) == ((0, 1, 2, 4, 5), (3,))
+    assert balance([9, 1, 1, 1], 2, speeds=[8, 1]) == ((0, 2, 3), (1,))
+
+
+def test_the_slow_are_not_left_without_anything() -> None:
+    """They get the shortest."""
+    assert balance([1, 1, 1], 2, speeds=[8, 1]) == ((0, 1), (2,))
+    assert balance([5, 3, 2], 3, speeds=[100, 100, 1]) == ((0,), (1,), (2,))
+
+
+@given(works, st.data())
+def test_speeds_that_are_alike_change_nothing(work: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(work)))
+    assert balance(work, count, speeds=[2.5] * count) == balance(work, count)
+
+
+MIX = Placement(gpus=2, actors_per_gpu=2, cpu_actors=3, gpu_speed=4.0)
+
+
+def test_cpu_actors_beside_gpus() -> None:
+    layout = lay_out([8] * 20, MIX, Supply(cpus=8, gpus=2))
+    assert [seat.gpus for seat in layout.seats] == [0.5] * 4 + [0] * 3
+    assert {seat.cpus for seat in layout.seats} == {1.0}
+    assert [len(group) for group in layout.groups] == [5, 4, 4, 4, 1, 1, 1]  # 17 and 3 in 5 · 8 / 4 = 10 units of time
+    assert sorted(client for group in layout.groups for client in group) == list(range(20))
+
+
+def test_which_client_is_on_which_device_follows_from_the_settings() -> None:
+    """Not from memory or CPUs that happen to be free, nor from the nodes."""
+    work = [3, 9, 4, 4, 12, 7, 1, 5, 5, 6]
+    seen = {
+        lay_out(work, MIX, supply).groups
+        for supply in (
+            Supply(8, 2),
+            Supply(2, 2, free_mb=1.0),
+            Supply(64, 4),
+            Supply.of([node("a", 4, 1), node("b", 4, 1)]),
+        )
+    }
+    assert len(seen) == 1
+
+
+def test_a_number_of_actors_counts_both_kinds() -> None:
+    layout = lay_out([1] * 9, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1, actors=2), Supply(8, 1))
+    assert [seat.gpus for seat in layout.seats] == [1.0, 0]
+
+
+def test_stacks_may_be_too_few_for_a_mix() -> None:
+    with pytest.raises(
+        SettingsError, match=r"cpu_actors=3 leaves nobody for the GPUs: .* 3 in number.*lockstep_clients"
+    ):
+        lay_out([1] * 6, MIX, Supply(8, 2), ((0, 1), (2, 3), (4, 5)))
+    with pytest.raises(SettingsError, match="0 CPUs"):
+        lay_out([1] * 6, MIX, Supply(0, 2))
+
+
+# GPUs of nodes
+
+
+def node(name: str, cpus: float, gpus: float, memory_mb: float = 1e6, here: bool = False) -> Node:
+    return Node(name, f"10.0.0.{ord(name)}", cpus, gpus, memory_mb, here)
+
+
+def taken(layout: Layout) -> list[tuple[str, float]]:
+    """Node and GPU of every actor."""
+    return [(seat.node, seat.gpus) for seat in layout.seats]
+
+
+def over(nodes: list[Node], clients: int = 30, **placement: Any) -> Layout:
+    return lay_out([1] * clients, Placement(**placement), Supply.of(nodes))
+
+
+FOUR_AND_TWO = [node("a", 8, 4), node("b", 8, 2)]
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ({"gpus": 2}, [("a", 1.0)] * 2),  # no more GPUs than asked for
+        ({"gpus": 5}, [("a", 1.0)] * 4 + [("b", 1.0)]),
+        ({"gpus": 6, "actors_per_gpu": 3, "actors": 7}, [("a", 0.5)] * 5 + [("b", 1.0)] * 2),  # no GPU is idle
+        ({"gpus": 6, "actors_per_gpu": 3, "actors": 6}, [("a", 1.0)] * 4 + [("b", 1.0)] * 2),  # each has one of its own
+        ({"gpus": 3, "strategy": "spread"}, [("a", 1.0)] * 2 + [("b", 1.0)]),
+        ({"gpus": 2, "cpu_actors": 9}, [("a", 1.0)] * 2 + [("b", 0)] * 8 + [("a", 0)]),
+    ],
+)
+def test_gpus_over_nodes(placement: dict[str, Any], expected: list[tuple[str, float]]) -> None:
+    assert sorted(taken(over(FOUR_AND_TWO, **placement))) == sorted(expected)
+
+
+def test_a_node_whose_memory_holds_nothing_gives_no_gpu() -> None:
+    full = [node("a", 8, 1, memory_mb=ACTOR_MB - 1, here=True), node("b", 8, 1)]
+    assert taken(over(full, gpus=1, actors_per_gpu=2)) == [("b", 0.5)] * 2
+
+
+def test_where_memory_is_short_more_share_a_gpu_elsewhere() -> None:
+    """Four actors on two GPUs would be two on each, but one node holds a single one."""
+    nodes = [node("a", 8, 1, memory_mb=ACTOR_MB), node("b", 8, 1)]
+    assert sorted(taken(over(nodes, gpus=2, actors_per_gpu=3, actors=4))) == [("a", 1.0)] + [("b", 0.3333)] * 3
+    with pytest.raises(SettingsError, match="6 client actors need .* GiB of memory"):
+        over(nodes, gpus=2, actors_per_gpu=3, actors=6)
 
 
 def test_gpus_that_are_not_asked_for_are_not_used() -> None:
