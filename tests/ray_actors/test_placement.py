@@ -209,6 +209,12 @@ def test_a_node_whose_memory_holds_nothing_gives_no_gpu() -> None:
     assert taken(over(full, gpus=1, actors_per_gpu=2)) == [("b", 0.5)] * 2
 
 
+def test_no_more_share_a_gpu_than_must() -> None:
+    """Two on each, though the memory of one node holds no more."""
+    nodes = [node("a", 8, 1, memory_mb=2 * ACTOR_MB), node("b", 8, 1)]
+    assert sorted(taken(over(nodes, gpus=2, actors_per_gpu=3, actors=4))) == [("a", 0.5)] * 2 + [("b", 0.5)] * 2
+
+
 def test_where_memory_is_short_more_share_a_gpu_elsewhere() -> None:
     """Four actors on two GPUs would be two on each, but one node holds a single one."""
     nodes = [node("a", 8, 1, memory_mb=ACTOR_MB), node("b", 8, 1)]
