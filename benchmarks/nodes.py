@@ -1,4 +1,4 @@
-"""Seconds a round and bytes between nodes, for 100 clients on 1, 2 and 3 nodes: `python -m benchmarks.nodes --root DIR`.
+"""Seconds a round and bytes between nodes, for 100 clients: `python -m benchmarks.nodes --root DIR`.
 
 The nodes are network namespaces of this machine, with one CPU each, so that only the bytes and the order of things are
 those of a real cluster; three nodes share two cores. The kernel counts the bytes.

@@ -37,6 +37,7 @@ AT_LEAST_ONE = (
     "eval.batch_size",
     "placement.actors",
     "placement.cpus",
+    "placement.nodes",
     "placement.threads",
     "checkpoint.keep",
 )

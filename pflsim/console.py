@@ -105,11 +105,6 @@ class Console:
         for metrics in history:
             self._status.lines = self._newest(metrics, 0.0)
 
-    def placed(self, where: str) -> None:
-        """Say where the clients live, where that is not here."""
-        if self.progress != "quiet":
-            self._print(where)
-
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """A phase of a round begins, for so many clients."""
         status = self._status

@@ -41,10 +41,6 @@ class Journal:
         self._print(text)
         self._write(text)
 
-    def note(self, text: str) -> None:
-        """A line in the file alone."""
-        self._write(text)
-
     def failure(self, text: str, trace: str) -> None:
         """A line, and below it the traceback; one that was shown before is not shown again."""
         self._traces[trace] += 1

@@ -39,6 +39,8 @@ class Placement:
     """Torch threads per client computation, the same inline and under Ray. Another number may change the last bits."""
     strategy: str = "pack"
     """On a cluster: pack fills one node after the other, the driver's first; spread uses all nodes alike."""
+    nodes: int | None = None
+    """On a cluster: begin when so many nodes are there, the driver's included; null: with those that are."""
     wait_s: float = 5.0
     """On a cluster: how many seconds to wait for nodes and for room on them, before giving up."""
     elastic: bool = False

@@ -32,9 +32,7 @@ class Ground:
         Raises:
             SettingsError: the placement cannot be met, though nodes were waited for as long as the settings say.
         """
-        layout = in_time(self._now, self._placement.wait_s)
-        self._known = alive_ids()
-        return layout
+        return self._laid_out(self._placement.nodes or 0)
 
     def lay_out(self) -> Layout:
         """Another one, when nodes are gone.
@@ -43,7 +41,7 @@ class Ground:
             RunError: what is left is not enough.
         """
         try:
-            return self.first()
+            return self._laid_out(0)
         except SettingsError as error:
             raise RunError(
                 f"nodes have left the cluster, and what is left has no place for the clients: {error}"
@@ -62,6 +60,21 @@ class Ground:
         except SettingsError:
             return None  # it stays as it is
         return new if len(new.seats) > len(layout.seats) or _nodes(new) > _nodes(layout) else None
+
+    def _laid_out(self, least: int) -> Layout:
+        """A layout, as soon as so many nodes are there and it is possible."""
+
+        def found() -> Layout:
+            if (there := len(alive_ids())) < least:
+                raise SettingsError(
+                    f"placement.nodes={least}, but the cluster has {there}, also after {self._placement.wait_s:g} s: "
+                    "ask for fewer, or wait longer (placement.wait_s)"
+                )
+            return self._now()
+
+        layout = in_time(found, self._placement.wait_s)
+        self._known = alive_ids()
+        return layout
 
     def _now(self) -> Layout:
         return lay_out(self._work, self._placement, self._cluster.supply(self._placement), self._stacks)

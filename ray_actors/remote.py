@@ -102,13 +102,13 @@ class RayExecutor:
         layout = self._ground.grown(self.layout) if self._ground is not None else None
         if layout is not None:
             self._move(layout)
-            self.journal.say(f"nodes have joined; {self.whereabouts()}")
+            self.journal.note(f"nodes have joined; {self.whereabouts()}")
 
     def recover(self) -> bool:
         """Lay the clients out anew on the nodes that are left, and see which states are."""
         if self._ground is not None:
             self._move(self._ground.lay_out())
-            self.journal.say(self.whereabouts())
+            self.journal.note(self.whereabouts())
         if self._are_there():
             self.server.settle_again()
             return True

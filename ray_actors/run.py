@@ -128,8 +128,7 @@ class Runner:
                     self.interrupts.install()  # Ray takes one of the signals when it starts
                     executor.start()
                     if _is_joined(job):
-                        console.placed(where := executor.whereabouts())
-                        journal.note(where)
+                        journal.note(executor.whereabouts())
                     session.restore(executor)
                 listener = _Listener(tracker, console, session.mirror)
                 Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()

@@ -87,7 +87,7 @@ def test_a_node_that_joins_is_used_and_one_that_dies_is_not_missed(cluster: Clus
     run = cluster.launch(*longer, *elastic)
     lines_until(run, "round   1/600")
     cluster.nodes[2].start(1)
-    joined = lines_until(run, "warning: nodes have joined")[-1]
+    joined = lines_until(run, "nodes have joined")[-1]
     assert f"client actors: 1 on {cluster.nodes[1].address}, 1 on {cluster.nodes[2].address}" in joined
     cluster.nodes[1].kill()
     after = the_rest(run)

@@ -31,7 +31,7 @@ done
 
 # The run itself on the first node; it waits until the others are there.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" \
-  python "$folder/launch.py" ray_address="$address:$port" placement.wait_s=120 progress=plain "$@" &
+  python "$folder/launch.py" ray_address="$address:$port" placement.nodes="$SLURM_JOB_NUM_NODES" placement.wait_s=120 progress=plain "$@" &
 run=$!
 trap 'kill -TERM $run' TERM
 status=0
