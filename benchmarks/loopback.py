@@ -61,16 +61,17 @@ class Node:
             words += [f"--address={cluster.address}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self._apart(words), env={**cluster.env, "HOME": str(self.inner_home), **(env or {})},
+                self.apart(words), env={**cluster.env, "HOME": str(self.inner_home), **(env or {})},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         return self
 
-    def _apart(self, words: Sequence[str]) -> list[str]:
+    def apart(self, words: Sequence[str]) -> list[str]:
+        """A command with the network and the /tmp of this node, up or not."""
         if not self.cluster.isolated:
             return list(words)
-        inner = f"mount --bind {shlex.quote(str(self.tmp))} /tmp && exec {shlex.join(words)}"
-        return ["ip", "netns", "exec", self.space, "unshare", "--mount", "sh", "-c", inner]
+        inner = f'mount --bind {shlex.quote(str(self.tmp))} /tmp && exec "$@"'
+        return ["ip", "netns", "exec", self.space, "unshare", "--mount", "sh", "-c", inner, "sh", *words]
 
     def inside(self, words: Sequence[str]) -> list[str]:
         """A command on this node, which is up."""
