@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pflsim.checkpoint import newest_checkpoint
-from pflsim.errors import RunError
+from pflsim.errors import RunError, SettingsError
 from pflsim.execution import Displaced, Executor
 from pflsim.journal import Journal
 from pflsim.plan import Plan
@@ -39,14 +39,18 @@ class Recovery(Generic[Handle]):
     ):
         self._executor, self._plan, self._folder, self._journal, self._phase = executor, plan, folder, journal, phase
         self._heard: dict[int, tuple[int, ...]] = {}
+        self._worked: dict[int, tuple[int, ...]] = {}
         self._done = self._at = done
         self.complete = True
         """Whether the executor has the state after the last whole round, or one beyond it."""
 
     def note(self, record: RoundRecord) -> None:
-        """A round is done."""
+        """A round is done; the record has all its faults."""
         self._done = self._at = record.round
-        self._heard[record.round] = tuple(report.client for report in record.reports)
+        heard = tuple(report.client for report in record.reports)
+        spoilt = {client for client, kind in record.faults.items() if kind == "nonfinite"}
+        self._heard[record.round] = heard
+        self._worked[record.round] = tuple(c for c in record.cohort if c in heard or c in spoilt)
 
     def bring_back(self) -> None:
         """Have the executor go on with what is left, in the state after the last whole round.
@@ -70,7 +74,10 @@ class Recovery(Generic[Handle]):
     def _restored(self) -> int | None:
         """Give the executor, which is at the beginning, the newest state that is saved; returns its round."""
         folder = self._folder / "checkpoints"
-        found = newest_checkpoint(folder, self._journal.say, self._done)
+        try:
+            found = newest_checkpoint(folder, self._journal.say, self._done)
+        except SettingsError as error:
+            raise RunError(f"states were lost with a node, and no checkpoint can be used: {error}") from error
         at = None if found is None else found.round
         first = self._plan.following(at)
         if at != self._done and first not in self._heard:
@@ -86,15 +93,25 @@ class Recovery(Generic[Handle]):
         return at
 
     def _repeat(self, round_number: int) -> None:
-        """Go through a round that is in the records, with those whose replies were fused then."""
-        heard, plan, executor = self._heard[round_number], self._plan, self._executor
-        self._phase(round_number, "again", len(heard))
+        """Go through a round that is in the records, with those whose replies were fused then.
+
+        Whoever was left out since it raised an error is left out from the start, as the others then worked without it.
+        One whose values were not finite has worked together with others perhaps, and does so again.
+        """
+        heard, worked = self._heard[round_number], self._worked[round_number]
+        plan, executor = self._plan, self._executor
+        self._phase(round_number, "again", len(worked))
         if round_number == 0:
             trained = executor.open(heard)
         else:
             cohort = plan.cohorts[round_number - 1]
-            sent = executor.send(cohort).without(set(cohort) - set(heard))
+            sent = executor.send(cohort).without(set(cohort) - set(worked))
             trained = executor.train(round_number, sent, plan.work(round_number))
+        if other := {report.client for report in trained.reports}.symmetric_difference(heard):
+            raise RunError(
+                f"states were lost with a node, and round {round_number} does not come out again as it is in the "
+                f"records: client{'s' * (len(other) > 1)} {', '.join(map(str, sorted(other)))} replied one time only"
+            )
         executor.fuse(trained)
         executor.confirm()
         self._at = round_number

@@ -121,12 +121,12 @@ class Simulation(Generic[Handle]):
                 return work()
             except Displaced as loss:
                 self.journal.restarted(f"{loss}; the run goes on with what is left")
-                self.journal.take_faults()  # of a round that is gone through once more
                 if self._ahead:
                     self.executor.go_back()
                     self._ahead = False
                 with self.interrupts.abandonable():
                     self._recovery.bring_back()
+                self.journal.take_faults()  # of rounds that are gone through once more
 
     def _save_what_is_done(self) -> None:
         """Save the state after the last whole round, unless it is saved; what had gone on goes back."""
@@ -152,9 +152,9 @@ class Simulation(Generic[Handle]):
         if self._must_save(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._stage(record.round, score)
-        faults = {**record.faults, **self.journal.take_faults()}
+        record = replace(record, seconds=seconds, faults={**record.faults, **self.journal.take_faults()})
         try:
-            self.listener.round(replace(record, seconds=seconds, faults=faults))
+            self.listener.round(record)
         except BaseException:
             if staged is not None:
                 staged.discard()

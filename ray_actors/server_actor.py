@@ -49,8 +49,10 @@ class ServerActor:
 
     def change(self, method: str, *arguments: Any) -> Any:
         """Call what returns something, which is given back, and a new state, which counts when it is there."""
-        said, self._state = self.ask(method, *arguments, returns=2)
-        return ray.get(said)
+        said, state = self.ask(method, *arguments, returns=2)
+        found = ray.get(said)
+        self._state = state
+        return found
 
     def ask(self, method: str | None = None, *arguments: Any, returns: int = 1) -> list[ObjectRef]:
         """Call a method and wait until it is through, on a new actor where this one dies; without a method wait until
