@@ -1,0 +1,227 @@
+"""Runs of a few clients whose executor loses what it stands on at chosen calls, and what such runs leave."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from support import Records, World, states
+
+from pflsim.execution import Displaced
+from pflsim.interrupts import Interrupts
+from pflsim.journal import Journal
+from pflsim.on_error import OnError
+from pflsim.plan import Plan
+from pflsim.simulation import Simulation
+from pflsim.types import RoundRecord
+from ray_actors.inline import InlineExecutor
+
+COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
+PLAN = Plan(
+    "test", COHORTS, 4, ("test", "val"), received=True, trace_rounds=(2, 3), checkpoint_keep=2,
+    absentees=((1,), (), (0, 2), (), ()), stragglers=((0,), (3,), (), (1, 2), ()),
+)  # fmt: skip
+"""Four clients, five rounds; some are absent, and some are slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A call in which something is lost.
+
+    Args:
+        call: the executor's method.
+        time: which call of it, from 1.
+        keeps: whether all states are left.
+        after: whether it was as good as done.
+        raises: what comes of it instead, called first; None: `Displaced`.
+    """
+
+    call: str
+    time: int = 1
+    keeps: bool = False
+    after: bool = False
+    raises: Callable[[], BaseException] | None = None
+
+
+class Shaky:
+    """An executor in this process that loses what it stands on; until it has recovered nothing can be had of it."""
+
+    def __init__(self, made: World, losses: Sequence[Loss], journal: Journal, rule: str = "abort"):
+        self.made, self.losses, self.journal, self.rule = made, list(losses), journal, rule
+        self.calls: Counter[str] = Counter()
+        self.log: list[str] = []
+        self._heard: Callable[[int], None] = lambda done: None
+        self._gone, self._kept = False, True
+        self._begin()
+
+    def _begin(self) -> None:
+        made = self.made
+        parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
+        self.inner = InlineExecutor(*parts, OnError.of(self.rule), self.journal)
+        self.inner.heard = self._heard
+        self.inner.start()
+
+    @property
+    def heard(self) -> Callable[[int], None]:
+        return self._heard
+
+    @heard.setter
+    def heard(self, heard: Callable[[int], None]) -> None:
+        self._heard = self.inner.heard = heard
+
+    def recover(self) -> bool:
+        self._meet("recover")
+        kept = self._kept
+        if not kept:
+            self._begin()
+        self._gone, self._kept = False, True
+        return kept
+
+    def client_states(self) -> Iterator[tuple[int, Any]]:
+        for number, found in enumerate(self.inner.client_states()):
+            if number == 2:
+                self._meet("client_states")
+            self._refuse()
+            yield found
+
+    def restore(self, server: object, clients: Any) -> None:
+        """Where something is lost in between, some states are those of the checkpoint already."""
+        held = list(clients)
+        self.inner.restore(server, held[:1])
+        self._meet("restore")
+        self.inner.restore(server, held)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if name in ("go_back", "confirm", "whereabouts", "server", "host", "referee"):
+            return found
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            self._refuse()
+            self._meet(name)
+            result = getattr(self.inner, name)(*arguments, **more)
+            if any(loss.after for loss in self._due(name)):
+                if name in ("fuse", "finetune"):  # an actor has gone on; what it has done does not count
+                    self.inner.go_back()
+                self._lose(name, after=True)
+            return result
+
+        return call
+
+    def _due(self, name: str) -> list[Loss]:
+        return [loss for loss in self.losses if (loss.call, loss.time) == (name, self.calls[name])]
+
+    def _refuse(self) -> None:
+        if self._gone:
+            raise Displaced("what is asked for is gone")
+
+    def _meet(self, name: str) -> None:
+        self.calls[name] += 1
+        self.log.append(name)
+        self._lose(name, after=False)
+
+    def _lose(self, name: str, after: bool) -> None:
+        for loss in self._due(name):
+            if loss.after == after:
+                self.losses.remove(loss)
+                if loss.raises is not None:
+                    raise loss.raises()
+                self._gone, self._kept = True, self._kept and loss.keeps
+                raise Displaced(f"a node left in {name}")
+
+
+@dataclass
+class Run:
+    """What a run leaves."""
+
+    states: dict[int, dict[str, torch.Tensor]]
+    server: Any
+    records: list[Any]
+    joined: list[Any]
+    files: dict[str, bytes]
+    listener: Records
+    executor: Any
+
+
+def go(
+    made: World,
+    plan: Plan,
+    folder: Path,
+    losses: Sequence[Loss] = (),
+    *,
+    rule: str = "abort",
+    done: int | None = None,
+    begin: Callable[[Shaky], object] | None = None,
+    interrupts: Interrupts | None = None,
+    listener: Records | None = None,
+) -> Run:
+    """A run, in which all the losses must be met."""
+    folder.mkdir(exist_ok=True)
+    journal, listener = Journal(folder, (folder / "said.txt").open("a")), listener or Records()
+    executor = Shaky(made, losses, journal, rule)
+    try:
+        if begin is not None:
+            begin(executor)
+        Simulation(executor, plan, folder, listener, journal, interrupts, done).run()
+    finally:
+        assert journal._stream is not None
+        journal._stream.close()
+    assert not executor.losses, "something that was to be lost was not met"
+    return Run(
+        states(executor.inner), executor.inner.server_state(), [bare(r) for r in listener.records],
+        list(listener.joined), files(folder), listener, executor,
+    )  # fmt: skip
+
+
+def bare(record: RoundRecord) -> Any:
+    """A record without times, its matrices as lists."""
+    views = [(view.name, repr(view.values.tolist())) for view in record.views]
+    reports = tuple(replace(report, seconds=0.0) for report in record.reports)
+    return replace(record, reports=reports, seconds={}, views=()), tuple(record.seconds), views
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The traces, and the states in the checkpoints."""
+    found = [*folder.glob("trace/*/*"), *folder.glob("checkpoints/*/*.pt")]
+    return {str(path.relative_to(folder)): _contents(path) for path in found}
+
+
+def _contents(path: Path) -> bytes:
+    """The bytes of a file; the header of a trace in one spelling, for its order is left to chance."""
+    data = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return data
+    end = 8 + int.from_bytes(data[:8], "little")
+    return json.dumps(json.loads(data[8:end]), sort_keys=True).encode() + data[end:]
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal to the bit, in plain form."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+def assert_same(one: Run, other: Run) -> None:
+    """All that they leave, but for times."""
+    assert one.records == other.records
+    assert one.joined == other.joined
+    assert alike(one.states, other.states)
+    assert alike(one.server, other.server)
+    assert one.files.keys() == other.files.keys()
+    different = [name for name in one.files if one.files[name] != other.files[name]]
+    assert not different
+
+
+def said(folder: Path) -> str:
+    """What was told of."""
+    return (folder / "said.txt").read_text()

@@ -1,0 +1,455 @@
+"""Runs that lose what they stand on, at every point of a round and of the recovery: they cost time and no bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from displaced import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, bare, files, go, said
+from support import Records, World, dropout_mlp, states, world
+from traps import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedfcd import FedFCD
+from lightning_modules.methods.fedfomo import FedFomo
+from lightning_modules.methods.fesem import FeSEM
+from lightning_modules.methods.l2gd import L2GD
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.checkpoint import newest_checkpoint
+from pflsim.errors import RunError
+from pflsim.interrupts import Interrupts, Stopped
+from pflsim.plan import Plan
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.fedfcd import FedFCD as FedFCDServer
+from pflsim.servers.fedfomo import FedFomo as FedFomoServer
+from pflsim.servers.fesem import FeSEM as FeSEMServer
+from pflsim.servers.l2gd import L2GD as L2GDServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from pflsim.types import RoundRecord
+
+SIZES = (12, 7, 20, 9, 8)
+TRAINING = Training(lr=0.1, batch_size=4, momentum=0.5)
+
+
+def five(client: Any, rule: Any, **settings: Any) -> World:
+    """Four clients that train, and one that joins."""
+    made = world(client, rule, sizes=SIZES, training=TRAINING, **{"model": dropout_mlp, **settings})
+    return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
+
+
+METHODS: dict[str, Callable[[], World]] = {
+    "fedavg": lambda: five(FedAvg, FedAvgServer(), init="per_client", stacks=((0, 3),)),
+    "pfedcfr": lambda: five(
+        partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), init="per_client"
+    ),
+    "l2gd": lambda: five(partial(L2GD, p=0.5), L2GDServer(p=0.5)),
+    "fedfomo": lambda: five(FedFomo, FedFomoServer(models=2), model=None),
+    "fesem": lambda: five(FeSEM, FeSEMServer(groups=2)),
+    "fedfcd": lambda: five(
+        partial(FedFCD, feature_alignment=True, decision_fusion=True),
+        FedFCDServer(feature_alignment=True, decision_fusion=True),
+        model=None,
+    ),
+}
+
+
+def plan(method: str, **settings: Any) -> Plan:
+    """With an opening, where the method has one."""
+    return replace(PLAN, newcomers=(4,), opening=method == "fedfcd", **settings)
+
+
+EVERY = {"no checkpoint": 0, "one in between": 2}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[World, Plan, Run]]:
+    """What comes of a method when nothing is lost, with checkpoints every so many rounds."""
+    known: dict[tuple[str, int], tuple[World, Plan, Run]] = {}
+
+    def run(method: str, every: int) -> tuple[World, Plan, Run]:
+        if (method, every) not in known:
+            made, drawn = METHODS[method](), plan(method, checkpoint_every=every)
+            known[method, every] = made, drawn, go(made, drawn, tmp_path_factory.mktemp("straight"))
+        return known[method, every]
+
+    return run
+
+
+POINTS = {
+    "refresh": [Loss("refresh", 4)],
+    "first downlink": [Loss("send", 1)],
+    "downlink": [Loss("send", 4)],
+    "train": [Loss("train", 4)],
+    "train, with some replies": [Loss("train", 4, after=True)],
+    "fuse": [Loss("fuse", 4)],
+    "fuse, having fused": [Loss("fuse", 4, after=True)],
+    "first fuse, having fused": [Loss("fuse", 1, after=True)],
+    "trace": [Loss("uplinks", 2)],
+    "trace of a downlink": [Loss("downlink", 4)],
+    "trace of the server": [Loss("server_numbers", 2)],
+    "evaluate": [Loss("evaluate", 10)],
+    "evaluate, having judged": [Loss("evaluate", 12, after=True)],
+    "checkpoint": [Loss("client_states", 1)],
+    "server's state for a checkpoint": [Loss("server_state", 1)],
+    "join": [Loss("join", 1)],
+    "judging newcomers": [Loss("evaluate", 16)],
+    "fine-tuning": [Loss("finetune", 1)],
+    "fine-tuning, having done so": [Loss("finetune", 1, after=True)],
+    "judging newcomers again": [Loss("evaluate", 17)],
+    "the same twice": [Loss("train", 3), Loss("train", 4)],
+    "in two rounds": [Loss("fuse", 2, after=True), Loss("evaluate", 15)],
+    "in recovery": [Loss("train", 4), Loss("recover", 1), Loss("recover", 2)],
+}
+
+
+@pytest.mark.parametrize(
+    ("keeps", "every"),
+    [(True, 2), (False, 0), (False, 2)],
+    ids=["states left", "states lost, no checkpoint", "states lost, a checkpoint in between"],
+)
+@pytest.mark.parametrize("point", POINTS)
+def test_wherever_something_is_lost_the_run_comes_out_as_it_was(
+    point: str, keeps: bool, every: int, straight: Any, tmp_path: Path
+) -> None:
+    """And every round is heard of once."""
+    made, drawn, before = straight("fedavg", every)
+    found = go(made, drawn, tmp_path, [replace(loss, keeps=keeps) for loss in POINTS[point]])
+    assert_same(found, before)
+    assert [record.round for record in found.listener.records] == [1, 2, 3, 4, 5]
+    assert found.executor.journal.restarts == len(POINTS[point])
+    again = [phase for phase in found.listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
+    assert not (keeps and again)
+    if point == "train" and not keeps:
+        rounds = [1, 2, 3] if every == 0 else [3]
+        assert again == [(t, "again", len(set(COHORTS[t - 1]) - set(PLAN.absent(t)))) for t in rounds]
+
+
+DURING = {
+    "a round that is repeated": [Loss("train", 5), Loss("train", 6)],
+    "its fusion": [Loss("train", 5), Loss("fuse", 5, after=True)],
+    "its fusion, states left": [Loss("train", 5), Loss("fuse", 5, keeps=True, after=True)],
+    "its fusion, states left, before it": [Loss("train", 5), Loss("fuse", 5, keeps=True)],
+    "its downlinks, states left": [Loss("train", 5), Loss("send", 6, keeps=True)],
+    "both": [Loss("train", 5), Loss("recover", 1, keeps=True), Loss("train", 6), Loss("recover", 3)],
+}
+
+
+@pytest.mark.parametrize("every", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("point", DURING)
+def test_something_is_lost_again_while_a_round_is_repeated(
+    point: str, every: int, straight: Any, tmp_path: Path
+) -> None:
+    made, drawn, before = straight("fedavg", every)
+    found = go(made, drawn, tmp_path, DURING[point])
+    assert_same(found, before)
+    assert len(found.listener.records) == 5
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_something_is_lost_again_while_a_checkpoint_is_read(keeps: bool, straight: Any, tmp_path: Path) -> None:
+    """Some states are those of the checkpoint then, and the others are not."""
+    made, drawn, before = straight("fedavg", 2)
+    found = go(made, drawn, tmp_path, [Loss("train", 4), Loss("restore", 1, keeps=keeps)])
+    assert_same(found, before)
+    assert found.executor.log.count("restore") == 2
+
+
+@pytest.mark.parametrize("every", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("losses", [[Loss("train", 5)], [Loss("fuse", 3, after=True), Loss("finetune", 1, after=True)]])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
+def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
+    method: str, losses: list[Loss], every: int, straight: Any, tmp_path: Path
+) -> None:
+    made, drawn, before = straight(method, every)
+    assert_same(go(made, drawn, tmp_path, losses), before)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("loss", [Loss("open", 1), Loss("open", 1, after=True), Loss("fuse", 1), Loss("send", 1)])
+def test_the_opening(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
+    """Broken off, and gone through again, where it was the only round so far."""
+    made, drawn, before = straight("fedfcd", 0)
+    found = go(made, drawn, tmp_path, [replace(loss, keeps=keeps)])
+    assert_same(found, before)
+    assert [record.round for record in found.listener.records] == [0, 1, 2, 3, 4, 5]
+    again = (0, "again", 4) in found.listener.phases
+    assert again == (loss.call == "send" and not keeps)
+
+
+# A session that goes on from a checkpoint -----------------------------------------------------------------------------
+
+
+def first_session(made: World, drawn: Plan, folder: Path) -> None:
+    """Three rounds, with a checkpoint of the last one, and of none before."""
+    go(made, replace(drawn, cohorts=drawn.cohorts[:3], newcomers=(), checkpoint_every=0), folder)
+
+
+def take_up(folder: Path) -> Callable[[Shaky], object]:
+    found = newest_checkpoint(folder / "checkpoints", print)
+    assert found is not None and found.round == 3
+    server, clients = found.server(), list(found.clients())
+    return lambda executor: executor.inner.restore(server, clients)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "l2gd", "fedfcd"])
+@pytest.mark.parametrize("losses", [[Loss("train", 1)], [Loss("train", 2)], [Loss("finetune", 1)]])
+def test_a_session_that_was_taken_up(method: str, losses: list[Loss], straight: Any, tmp_path: Path) -> None:
+    """What it was taken up from is what it goes back to, and its own rounds are gone through again."""
+    made, drawn, before = straight(method, 0)
+    first_session(made, drawn, tmp_path)
+    found = go(made, drawn, tmp_path, losses, done=3, begin=take_up(tmp_path))
+    assert found.records == before.records[-2:] and found.joined == before.joined
+    assert alike(found.states, before.states) and alike(found.server, before.server)
+    again = [phase[0] for phase in found.listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
+    assert again == {"train": [[], [4]][losses[0].time - 1], "finetune": []}[losses[0].call]
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp_path: Path) -> None:
+    """Its records say nothing of who was heard in the rounds before; no state is saved that is not whole."""
+    made, drawn, _ = straight("fedavg", 0)
+    first_session(made, drawn, tmp_path)
+    begin = take_up(tmp_path)
+    (tmp_path / "checkpoints" / "round_0003" / "client_001.pt").write_bytes(b"damaged")
+    before = files(tmp_path)
+    done = 2 + time
+    with pytest.raises(RunError, match=f"round {done} cannot be worked out again.*no checkpoint of this session"):
+        go(made, drawn, tmp_path, [Loss("train", time)], done=3, begin=begin)
+    assert files(tmp_path).items() >= before.items() and not (tmp_path / "checkpoints" / "round_0004").exists()
+    assert "round_0003 is damaged" in said(tmp_path)
+    if time == 2:
+        assert "the state after round 4 is not saved" in said(tmp_path)
+
+
+# Checkpoints that cannot be used --------------------------------------------------------------------------------------
+
+
+class Damaging(Records):
+    """Spoils a file of the newest checkpoint when a round begins."""
+
+    def __init__(self, folder: Path, before: int, spoil: Callable[[Path], object]):
+        super().__init__()
+        self.folder, self.before, self.spoil = folder / "checkpoints", before, spoil
+
+    def phase(self, round_number: int, name: str, due: int = 0) -> None:
+        super().phase(round_number, name, due)
+        if (round_number, name) == (self.before, "downlink"):
+            self.before = 0
+            self.spoil(max(self.folder.glob("round_*")))
+
+
+def cut(checkpoint: Path) -> None:
+    (checkpoint / "client_002.pt").write_bytes(b"")
+
+
+def forget(checkpoint: Path) -> None:
+    (checkpoint / "meta.json").unlink()
+
+
+def of_another_version(checkpoint: Path) -> None:
+    (checkpoint / "meta.json").write_text('{"format": 99}')
+
+
+@pytest.mark.parametrize("spoil", [cut, forget, of_another_version])
+def test_an_older_checkpoint_where_the_newest_is_damaged(
+    spoil: Callable[[Path], object], straight: Any, tmp_path: Path
+) -> None:
+    made, drawn, before = straight("fedavg", 0)
+    saved = replace(drawn, checkpoint_every=1, checkpoint_keep=2)
+    listener = Damaging(tmp_path, before=5, spoil=spoil)
+    found = go(made, saved, tmp_path, [Loss("train", 5)], listener=listener)
+    assert [record.round for record in listener.records] == [1, 2, 3, 4, 5]
+    assert alike(found.states, before.states) and alike(found.server, before.server)
+    assert [evaluated(r) for r in listener.records] == [evaluated(r) for r in before.listener.records]
+    assert [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"] == [4]
+    assert "round_0004" in said(tmp_path) and "round_0003 is used" in said(tmp_path)
+
+
+def evaluated(record: RoundRecord) -> Any:
+    return [replace(report, seconds=0) for report in record.reports], record.evaluations
+
+
+def test_checkpoints_that_another_version_could_read_end_the_run_in_words(straight: Any, tmp_path: Path) -> None:
+    made, drawn, _ = straight("fedavg", 2)
+    listener = Damaging(tmp_path, before=4, spoil=of_another_version)
+    with pytest.raises(RunError, match="format 99"):
+        go(made, drawn, tmp_path, [Loss("train", 4)], listener=listener)
+    assert "the state after round 3 is not saved" in said(tmp_path)
+
+
+# Clients that fail ----------------------------------------------------------------------------------------------------
+
+
+def endangered(folder: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int, ...], ...] = ((0, 3),)) -> World:
+    folder.mkdir(exist_ok=True)
+    client = partial(Endangered, traps=str(folder))
+    return five(client, EndangeredServer(traps=str(folder)), stacks=stacks, on_nonfinite=on_nonfinite)
+
+
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize(
+    ("trap", "kind"),
+    [("raise_train_2_1", "error"), ("raise_train_3_2", "error"), ("nan_2_1", "nonfinite"), ("nan_3_4", "nonfinite")],
+)
+def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, every: int, tmp_path: Path) -> None:
+    """One that raised an error though it would reply this time: the records have it that it did not.
+
+    Values that are not finite are so again; 3 trains in a stack with 0 in round 4, which has worked with it.
+    """
+    drawn, runs = replace(PLAN, checkpoint_every=every), []
+    made = endangered(tmp_path / "traps", "drop")
+    for name, losses in (("straight", []), ("lost", [Loss("evaluate", 13), Loss("recover", 1)])):
+        set_trap(tmp_path / "traps", trap, ALWAYS if kind == "nonfinite" else ONCE)
+        runs.append(go(made, drawn, tmp_path / name, losses, rule="drop"))
+    assert_same(runs[1], runs[0])
+    _, client, round_number = trap.rsplit("_", 2)
+    assert runs[1].records[int(round_number) - 1][0].faults[int(client)] == kind
+
+
+def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
+    """Who failed in it is heard of, now that it does not, and nothing is told of it."""
+    drawn = replace(PLAN, checkpoint_every=2)
+    made = endangered(tmp_path / "traps")
+    before = go(made, drawn, tmp_path / "straight", rule="drop")
+    for number, loss in enumerate([Loss("fuse", 3), Loss("fuse", 3, keeps=True)]):
+        set_trap(tmp_path / "traps", "raise_train_3_3")
+        found = go(made, drawn, tmp_path / f"lost{number}", [loss], rule="drop")
+        assert_same(found, before)
+    assert not [*(tmp_path / "traps").iterdir()]
+
+
+def test_what_befalls_a_client_in_a_repeated_round_is_told_of_that_round_alone(tmp_path: Path) -> None:
+    """Client 1 is not in round 3, and was not finite in round 2; it is so again while round 2 is gone through again."""
+    made = endangered(tmp_path / "traps", "keep")
+    runs = []
+    set_trap(tmp_path / "traps", "nan_1_2", ALWAYS)
+    for name, losses in (("straight", []), ("lost", [Loss("train", 3)])):
+        runs.append(go(made, PLAN, tmp_path / name, losses))
+    faults = [record.faults for record, *_ in runs[1].records]
+    assert faults == [record.faults for record, *_ in runs[0].records]
+    assert 1 in faults[1] and 1 not in faults[2]
+
+
+def test_a_round_that_does_not_come_out_again_ends_the_run_in_words(tmp_path: Path) -> None:
+    """A client that replied then fails now: without it all later rounds would be others."""
+
+    class Trapping(Records):
+        def round(self, record: RoundRecord) -> None:
+            super().round(record)
+            if record.round == 2:
+                set_trap(tmp_path / "traps", "raise_train_2_1", ALWAYS)
+
+    made = endangered(tmp_path / "traps")
+    with pytest.raises(RunError, match="round 1 does not come out again.*client 2 replied one time only"):
+        go(made, PLAN, tmp_path / "lost", [Loss("train", 3)], rule="drop", listener=Trapping())
+    assert "the state after round 2 is not saved" in said(tmp_path / "lost")
+
+
+# Being stopped, and errors, in the middle -----------------------------------------------------------------------------
+
+
+def stopping() -> tuple[Interrupts, Callable[[], BaseException]]:
+    """What a signal does inside of what may be broken off."""
+    interrupts = Interrupts()
+
+    def signalled() -> BaseException:
+        interrupts.requested, interrupts.count = signal.SIGTERM, 1
+        return KeyboardInterrupt()
+
+    return interrupts, signalled
+
+
+@pytest.fixture(scope="module")
+def all_saved(tmp_path_factory: pytest.TempPathFactory, straight: Any) -> dict[str, bytes]:
+    """The states after every round."""
+    made, drawn, _ = straight("fedavg", 0)
+    return go(made, replace(drawn, checkpoint_every=1, checkpoint_keep=9), tmp_path_factory.mktemp("all")).files
+
+
+STOPS = {
+    "recover": ("recover", 1),
+    "restore": ("restore", 1),
+    "downlink of a repeated round": ("send", 5),
+    "training of a repeated round": ("train", 5),
+    "fusion of a repeated round": ("fuse", 4),
+}
+
+
+@pytest.mark.parametrize("by", ["signal", "error"])
+@pytest.mark.parametrize("point", STOPS)
+def test_nothing_is_saved_under_a_wrong_round(
+    point: str, by: str, straight: Any, all_saved: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Where the run ends in the middle of a recovery; it is taken up from an older state, and comes out as it was."""
+    made, drawn, before = straight("fedavg", 2)
+    interrupts, signalled = stopping()
+    call, time = STOPS[point]
+    ended: Callable[[], BaseException] = signalled if by == "signal" else partial(RunError, "it broke")
+    losses = [Loss("train", 4), Loss(call, time, raises=ended)]
+    with pytest.raises(Stopped if by == "signal" else RunError, match="SIGTERM" if by == "signal" else "it broke"):
+        go(made, drawn, tmp_path, losses, interrupts=interrupts)
+    left = files(tmp_path)
+    states_left = {name: data for name, data in left.items() if name.startswith("checkpoints")}
+    assert {Path(name).parent.name for name in states_left} == {"round_0002"}
+    assert all(all_saved[name] == data for name, data in states_left.items())
+    assert "the state after round 3 is not saved: part of it was lost with a node" in said(tmp_path)
+    found = newest_checkpoint(tmp_path / "checkpoints", print)
+    assert found is not None
+    rest = go(made, drawn, tmp_path, done=2, begin=lambda ex: ex.inner.restore(found.server(), found.clients()))
+    assert rest.records == before.records[2:] and alike(rest.states, before.states)
+
+
+def test_a_signal_just_before_the_recovery(straight: Any, all_saved: dict[str, bytes], tmp_path: Path) -> None:
+    """When nothing has been recovered yet: what can be had of the states is saved, or none of it."""
+    made, drawn, _ = straight("fedavg", 2)
+    for keeps in (True, False):
+        interrupts, signalled = stopping()
+
+        class Late(Shaky):
+            def _lose(self, name: str, after: bool, signalled: Callable[[], object] = signalled) -> None:
+                if any(loss.after == after for loss in self._due(name)):
+                    signalled()
+                super()._lose(name, after)
+
+        folder = tmp_path / str(keeps)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr("displaced.Shaky", Late)
+            go(made, drawn, folder, [Loss("train", 4, keeps=keeps)], interrupts=interrupts)
+        assert all(all_saved[name] == data for name, data in files(folder).items())
+        assert "the state after round 3 is not saved: what is asked for is gone" in said(folder)
+
+
+def test_not_enough_is_left(straight: Any, tmp_path: Path) -> None:
+    made, drawn, _ = straight("fedavg", 0)
+    gone = partial(RunError, "nodes have left, and what is left has no place")
+    with pytest.raises(RunError, match="has no place"):
+        go(made, drawn, tmp_path, [Loss("train", 3), Loss("recover", 1, raises=gone)])
+    assert not (tmp_path / "checkpoints").exists() or not [*(tmp_path / "checkpoints").iterdir()]
+
+
+def test_a_run_that_ends_later_saves_its_last_whole_round(
+    straight: Any, all_saved: dict[str, bytes], tmp_path: Path
+) -> None:
+    """After a recovery all is as it should be, and may be saved."""
+    made, drawn, _ = straight("fedavg", 0)
+    broke = partial(RunError, "it broke")
+    with pytest.raises(RunError, match="it broke"):
+        go(made, drawn, tmp_path, [Loss("evaluate", 9), Loss("evaluate", 13, raises=broke)])
+    left = files(tmp_path)
+    saved = {name for name in left if name.startswith("checkpoints")}
+    assert {Path(name).parent.name for name in saved} == {"round_0003"}
+    assert all(all_saved[name] == left[name] for name in saved)
+
+
+def test_records_are_compared_in_earnest(straight: Any) -> None:
+    """Another seed is another run."""
+    made, drawn, before = straight("fedavg", 0)
+    assert bare(before.listener.records[0]) == before.records[0]
+    other = replace(made, recipe=replace(made.recipe, seed=1))
+    assert not alike(states(other.inline()), before.states)
