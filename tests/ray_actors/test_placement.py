@@ -277,3 +277,110 @@ def test_stacks_stay_whole() -> None:
 def test_stacks_that_cannot_stay_whole_are_refused(placement: Placement, said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         lay_out((1, 1, 1, 1, 1), placement, Supply(8, 0), ((0, 1, 2), (3, 4)))
+
+
+# On the nodes of a cluster --------------------------------------------------------------------------------------------
+
+
+def node(name: str, cpus: float, gpus: float = 0, memory_mb: float = 1e6, here: bool = False) -> Node:
+    return Node(name, f"10.0.0.{name}", cpus, gpus, memory_mb, here)
+
+
+def on_nodes(clients: int, *nodes: Node, stacks: Any = (), **placement: Any) -> Layout:
+    return lay_out([10] * clients, Placement(**placement), Supply.of(nodes, placement.get("cpus")), stacks)
+
+
+def seated(layout: Layout) -> dict[str, list[float]]:
+    """The CPUs of the actors on each node."""
+    found: dict[str, list[float]] = {}
+    for seat in layout.seats:
+        found.setdefault(seat.node, []).append(seat.cpus)
+    return found
+
+
+HEAD, TWO, FOUR = node("1", 1, here=True), node("2", 2), node("3", 4)
+
+
+@pytest.mark.parametrize(
+    ("clients", "placement", "expected"),
+    [
+        (20, {}, {"1": [1.0], "3": [1.0] * 4, "2": [1.0] * 2}),
+        (3, {}, {"1": [1.0], "3": [1.0] * 2}),
+        (3, {"strategy": "spread"}, {"3": [1.0] * 2, "2": [1.0]}),
+        (20, {"actors": 5}, {"1": [1.0], "3": [1.0] * 4}),
+        (20, {"actors": 14}, {"1": [0.5] * 2, "3": [0.5] * 8, "2": [0.5] * 4}),
+        (20, {"clients_per_actor": 10, "strategy": "spread"}, {"3": [1.0] * 2}),
+        (20, {"clients_per_actor": 4, "strategy": "spread"}, {"1": [1.0], "3": [1.0] * 3, "2": [1.0]}),
+        (20, {"cpus": 3}, {"1": [1.0], "3": [1.0] * 2}),
+        (20, {"cpus": 1}, {"1": [1.0]}),
+    ],
+)
+def test_actors_on_nodes(clients: int, placement: dict[str, Any], expected: dict[str, list[float]]) -> None:
+    layout = on_nodes(clients, TWO, FOUR, HEAD, **placement)
+    assert seated(layout) == expected
+    assert all(seat.gpus == 0 for seat in layout.seats) and len(layout.seats) == len(layout.groups)
+
+
+def test_memory_of_a_node_is_the_bound() -> None:
+    small = node("2", 8, memory_mb=2.5 * ACTOR_MB)
+    assert seated(on_nodes(20, small)) == {"2": [1.0] * 2}
+    assert seated(on_nodes(20, small, node("3", 2))) == {"2": [1.0] * 2, "3": [1.0] * 2}
+    assert seated(on_nodes(20, node("1", 8, memory_mb=10, here=True), node("3", 2))) == {"3": [1.0] * 2}
+
+
+def test_gpu_actors_are_where_gpus_are() -> None:
+    """And the others have none; CPUs are shared where there are fewer."""
+    nodes = node("1", 8, here=True), node("2", 1, gpus=1), node("3", 4, gpus=2)
+    layout = on_nodes(20, *nodes, gpus=3, actors_per_gpu=2)
+    assert seated(layout) == {"2": [0.5] * 2, "3": [1.0] * 4}
+    assert {seat.gpus for seat in layout.seats} == {0.5}
+    assert seated(on_nodes(20, *nodes, gpus=1, actors_per_gpu=2)) == {"3": [1.0] * 2}
+    assert seated(on_nodes(20, *nodes)) == {"1": [1.0] * 8, "3": [1.0] * 4, "2": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "clients", "placement", "said"),
+    [
+        ([HEAD, node("2", 4, gpus=1)], 9, {"gpus": 2}, ["placement.gpus=2", "1 GPUs", "10.0.0.2: 4 CPUs, 1 GPUs"]),
+        ([node("1", 0, here=True)], 4, {}, ["0 CPUs", "at least 1", "10.0.0.1: 0 CPUs"]),
+        ([HEAD, TWO], 4, {"cpus": 0}, ["0 CPUs", "at least 1"]),
+        ([node("1", 8, memory_mb=100)], 4, {}, ["1 client actors need 0.6 GiB", "600 MiB each", "8 CPUs, 0.1 GiB"]),
+        (
+            [node("1", 8, memory_mb=2048)], 9, {"actors": 5},
+            ["5 client actors need 2.9 GiB", "placement.actors", "10.0.0.1: 8 CPUs, 2.0 GiB"],
+        ),
+        ([node("2", 4, gpus=1)], 9, {"gpus": 1, "actors": 2}, ["2 client actors", "placement.gpus=1", "gives 1"]),
+        ([HEAD], 3, {"actors": 4}, ["placement.actors=4", "clients=3"]),
+    ],
+)  # fmt: skip
+def test_errors_on_nodes_name_demand_and_supply(
+    nodes: list[Node], clients: int, placement: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        on_nodes(clients, *nodes, **placement)
+    assert all(part in str(caught.value) for part in said), str(caught.value)
+
+
+@given(
+    works,
+    st.lists(st.integers(0, 8), min_size=1, max_size=5).filter(any),
+    st.sampled_from(["pack", "spread"]),
+    st.data(),
+)
+def test_nodes_do_not_change_who_is_with_whom(
+    work: list[int], cpus: list[int], strategy: str, data: st.DataObject
+) -> None:
+    """Beyond the number of actors; and all that they ask for together fits on their nodes."""
+    ids = list(range(len(work)))
+    size = data.draw(st.integers(1, len(work)))
+    stacks = [tuple(ids[k : k + size]) for k in range(0, len(ids), size)] if data.draw(st.booleans()) else []
+    nodes = [node(str(n), count, here=n == 0) for n, count in enumerate(cpus)]
+    actors = data.draw(st.none() | st.integers(1, len(stacks) or len(work)))
+    placement = Placement(strategy=strategy, actors=actors)
+    layout = lay_out(work, placement, Supply.of(nodes), stacks)
+    alone = lay_out(work, Placement(actors=actors), Supply(sum(cpus), 0), stacks)
+    assert layout.groups == alone.groups
+    for found in nodes:
+        asked = sum(round(seat.cpus * 10_000) for seat in layout.seats if seat.node == found.id)
+        assert asked <= found.cpus * 10_000
+    assert {seat.node for seat in layout.seats} <= {found.id for found in nodes if found.cpus}
