@@ -72,9 +72,8 @@ class Ground:
                 )
             return self._now()
 
-        layout = in_time(found, self._placement.wait_s)
-        self._known = alive_ids()
-        return layout
+        self._known = alive_ids()  # one that joins from here on is looked at again
+        return in_time(found, self._placement.wait_s)
 
     def _now(self) -> Layout:
         return lay_out(self._work, self._placement, self._cluster.supply(self._placement), self._stacks)

@@ -84,9 +84,11 @@ def join(address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
+    if address == "auto":
+        return  # Ray looks on this machine
     host, _, port = address.rpartition(":")
-    if not host:
-        return  # auto: Ray looks on this machine
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise SettingsError(f"ray_address={address}: expected auto or HOST:PORT")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S).close()
     except OSError as error:
