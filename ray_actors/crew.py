@@ -72,6 +72,7 @@ class Crew:
         self._pool, self._referee = pool, referee
         self._recipe, self._dataset, self._partition = parts
         self._data: tuple[ObjectRef, ObjectRef] | None = None
+        self._met: set[Origin] = set()
         self._move(layout)
 
     def _move(self, layout: Layout) -> None:
@@ -79,7 +80,6 @@ class Crew:
         self._seats = layout.seats
         self._hosts = self._pool.hosts(layout.seats)
         self._settled: list[ObjectRef] = []
-        self._met: set[Origin] = set()
 
     @property
     def actors(self) -> list[Any]:
