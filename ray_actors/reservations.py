@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def reserve(seats: Sequence[Seat], patience_s: float) -> list[Any]:
     groups = [placement_group([bundle(seat)], bundle_label_selector=[{NODE_LABEL: seat.node}]) for seat in seats]
     until = time.monotonic() + patience_s
     for group in groups:
-        if not group.wait(max(0.0, until - time.monotonic())):
+        if not group.wait(max(1, math.ceil(until - time.monotonic()))):  # Ray drops fractions of a second
             release(groups)
             raise SettingsError(
                 f"the placement cannot be met, Ray found no room within {patience_s:g} s. Asked for are "
