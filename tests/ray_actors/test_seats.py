@@ -21,24 +21,23 @@ def node(name: str, cpus: float = 4, gpus: float = 0, memory_mb: float = ENOUGH,
 
 
 @pytest.mark.parametrize(
-    ("cpus", "gpus", "memory_mb", "per_gpu", "slots"),
+    ("cpus", "gpus", "memory_mb", "others", "slots"),
     [
-        (4, 0, ENOUGH, None, 4),
-        (3.9, 2, ENOUGH, None, 3),  # GPUs that are not asked for are not counted
-        (0.5, 0, ENOUGH, None, 0),
-        (4, 2, ENOUGH, 3, 6),
-        (4, 1.9, ENOUGH, 2, 2),
-        (16, 0, ENOUGH, 2, 0),
-        (16, 0, 3 * ACTOR_MB, None, 3),
-        (16, 0, 3 * ACTOR_MB - 1, None, 2),
-        (16, 4, 5 * ACTOR_MB, 2, 5),
-        (16, 0, 0, None, 0),
-        (-1, 0, ENOUGH, None, 0),
-        (4, 0, -100, None, 0),
+        (4, 0, ENOUGH, 0, 4),
+        (3.9, 2, ENOUGH, 0, 3),  # GPUs that are not asked for are not counted
+        (0.5, 0, ENOUGH, 0, 0),
+        (4, 2, ENOUGH, 3, 1),
+        (4, 2, ENOUGH, 5, 0),
+        (16, 0, 3 * ACTOR_MB, 0, 3),
+        (16, 0, 3 * ACTOR_MB - 1, 0, 2),
+        (16, 0, 3 * ACTOR_MB, 2, 1),
+        (16, 0, 0, 0, 0),
+        (-1, 0, ENOUGH, 0, 0),
+        (4, 0, -100, 0, 0),
     ],
 )
-def test_slots(cpus: float, gpus: float, memory_mb: float, per_gpu: int | None, slots: int) -> None:
-    assert node("1", cpus, gpus, memory_mb).slots(per_gpu) == slots
+def test_slots(cpus: float, gpus: float, memory_mb: float, others: int, slots: int) -> None:
+    assert node("1", cpus, gpus, memory_mb).slots(others) == slots
 
 
 def test_a_node_in_words() -> None:
