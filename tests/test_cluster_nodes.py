@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from traps import set_trap
 
 from benchmarks.loopback import Cluster
 
@@ -94,6 +95,29 @@ def test_a_node_that_joins_is_used_and_one_that_dies_is_not_missed(cluster: Clus
     assert run.returncode == 0, after
     assert f"client actors: 1 on {cluster.nodes[2].address}; driver" in after
     assert_same(inline(tmp_path, longer), cluster.head.home / "run")
+
+
+def test_what_goes_wrong_on_a_node_is_told_by_the_driver(cluster: Cluster) -> None:
+    """With the traceback, and where it was; of clients that fail there, and of what is printed there."""
+    if not cluster.isolated:
+        pytest.skip("the trap is in the /tmp of one node")
+    cluster.env["PYTHONPATH"] = str(Path(__file__).parent)
+    cluster.start(0, 1, 1)
+    there = cluster.nodes[2]
+    (there.tmp / "traps").mkdir()
+    for client in range(6):
+        set_trap(there.tmp / "traps", f"raise_train_{client}_2")
+    mine = cluster.head.home / "mine" / "method"
+    mine.mkdir(parents=True)
+    targets = "client:\n  _target_: traps.Endangered\nserver:\n  _target_: traps.EndangeredServer\n"
+    (mine / "endangered.yaml").write_text(targets)
+    given = ["--config-dir", "mine", "method=endangered", "method.traps=/tmp/traps", *SMALL[1:]]
+    run = cluster.launch(*given, "on_client_error=drop", f"ray_address={cluster.address}", "run_dir=run")
+    said = the_rest(run)
+    assert run.returncode == 0, said
+    for text in (said, (cluster.head.home / "run" / "run.log").read_text()):
+        assert "ValueError: a trap in training" in text and "Traceback (most recent call last)" in text
+        assert f"on node {there.address}" in text and f"on node {cluster.nodes[1].address}" not in text
 
 
 def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
