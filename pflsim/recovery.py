@@ -14,6 +14,8 @@ from pflsim.plan import Plan
 from pflsim.types import RoundRecord
 
 Handle = TypeVar("Handle")
+MOST = 10
+"""So many losses, without anything coming of it in between, are no accidents."""
 
 
 class Recovery(Generic[Handle]):
@@ -38,8 +40,9 @@ class Recovery(Generic[Handle]):
         done: int | None,
     ):
         self._executor, self._plan, self._folder, self._journal, self._phase = executor, plan, folder, journal, phase
-        self._heard: dict[int, tuple[int, ...]] = {}
-        self._worked: dict[int, tuple[int, ...]] = {}
+        self._first: int | None = None
+        self._unheard: dict[int, frozenset[int]] = {}
+        self._idle: dict[int, frozenset[int]] = {}
         self._done = self._at = done
         self.complete = True
         """Whether the executor has the state after the last whole round, or one beyond it."""
@@ -47,10 +50,10 @@ class Recovery(Generic[Handle]):
     def note(self, record: RoundRecord) -> None:
         """A round is done; the record has all its faults."""
         self._done = self._at = record.round
-        heard = tuple(report.client for report in record.reports)
-        spoilt = {client for client, kind in record.faults.items() if kind == "nonfinite"}
-        self._heard[record.round] = heard
-        self._worked[record.round] = tuple(c for c in record.cohort if c in heard or c in spoilt)
+        self._first = record.round if self._first is None else self._first
+        if unheard := frozenset(record.cohort).difference(report.client for report in record.reports):
+            spoilt = {client for client, kind in record.faults.items() if kind == "nonfinite"}
+            self._unheard[record.round], self._idle[record.round] = unheard, unheard - spoilt
 
     def bring_back(self) -> None:
         """Have the executor go on with what is left, in the state after the last whole round.
@@ -58,10 +61,10 @@ class Recovery(Generic[Handle]):
         Raises:
             RunError: what is left is not enough, or what was lost cannot be worked out.
         """
-        self.complete = False
+        self.complete, losses = False, 0
         while not self.complete:
             try:
-                if not self._executor.recover():
+                if not self._recovered():
                     self._at = None
                 if self._at is None and self._done is not None:
                     self._at = self._restored()
@@ -69,7 +72,20 @@ class Recovery(Generic[Handle]):
                     self._repeat(self._plan.following(self._at))
                 self.complete = True
             except Displaced as loss:
+                losses += 1
+                if losses == MOST:
+                    raise RunError(f"{loss} (the {MOST}th loss while states were brought back)") from None
                 self._journal.restarted(f"{loss}; the run goes on with what is left")
+
+    def _recovered(self) -> bool:
+        """See `Executor.recover`; where there is not enough left, the states that there are can be saved still."""
+        try:
+            return self._executor.recover()
+        except Displaced:
+            raise
+        except RunError:
+            self.complete = self._at == self._done
+            raise
 
     def _restored(self) -> int | None:
         """Give the executor, which is at the beginning, the newest state that is saved; returns its round."""
@@ -80,7 +96,7 @@ class Recovery(Generic[Handle]):
             raise RunError(f"states were lost with a node, and no checkpoint can be used: {error}") from error
         at = None if found is None else found.round
         first = self._plan.following(at)
-        if at != self._done and first not in self._heard:
+        if at != self._done and (self._first is None or first < self._first):
             raise RunError(
                 f"states were lost with a node, and those of round {self._done} cannot be worked out again: there is "
                 f"no checkpoint of this session in {folder}"
@@ -98,14 +114,15 @@ class Recovery(Generic[Handle]):
         Whoever was left out since it raised an error is left out from the start, as the others then worked without it.
         One whose values were not finite has worked together with others perhaps, and does so again.
         """
-        heard, worked = self._heard[round_number], self._worked[round_number]
         plan, executor = self._plan, self._executor
-        self._phase(round_number, "again", len(worked))
+        cohort = plan.cohorts[round_number - 1] if round_number else tuple(range(plan.clients))
+        heard = [client for client in cohort if client not in self._unheard.get(round_number, ())]
+        idle = self._idle.get(round_number, frozenset())
+        self._phase(round_number, "again", len(cohort) - len(idle))
         if round_number == 0:
             trained = executor.open(heard)
         else:
-            cohort = plan.cohorts[round_number - 1]
-            sent = executor.send(cohort).without(set(cohort) - set(worked))
+            sent = executor.send(cohort).without(idle)
             trained = executor.train(round_number, sent, plan.work(round_number))
         if other := {report.client for report in trained.reports}.symmetric_difference(heard):
             raise RunError(

@@ -18,7 +18,7 @@ from pflsim.journal import Journal
 from pflsim.metrics import validation_score
 from pflsim.observe import Observation, mean_confusion
 from pflsim.plan import Plan
-from pflsim.recovery import Recovery
+from pflsim.recovery import MOST, Recovery
 from pflsim.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 from pflsim.views import Matrix
@@ -116,17 +116,20 @@ class Simulation(Generic[Handle]):
 
     def _on_what_is_left(self, work: Callable[[], Result]) -> Result:
         """Do something; and do it again on what is left, where something it stood on is gone."""
-        while True:
+        said = ""
+        for _ in range(MOST):
             try:
                 return work()
             except Displaced as loss:
-                self.journal.restarted(f"{loss}; the run goes on with what is left")
-                if self._ahead:
-                    self.executor.go_back()
-                    self._ahead = False
-                with self.interrupts.abandonable():
-                    self._recovery.bring_back()
-                self.journal.take_faults()  # of rounds that are gone through once more
+                said = str(loss)  # the error itself holds whatever the round had in hand
+            self.journal.restarted(f"{said}; the run goes on with what is left")
+            if self._ahead:
+                self.executor.go_back()
+                self._ahead = False
+            with self.interrupts.abandonable():
+                self._recovery.bring_back()
+            self.journal.take_faults()  # of rounds that are gone through once more
+        raise RunError(f"{said} (the {MOST}th loss in one round)")
 
     def _save_what_is_done(self) -> None:
         """Save the state after the last whole round, unless it is saved; what had gone on goes back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from ray_actors.referee import Referee
 TOLD = 5.0
 """Seconds in which Ray has told by now whether an actor was up; of one that is dead or has answered it knows at once,
 but on a busy machine news may come in another order."""
+MOST_BACK = 10
+"""So often an actor may be out of reach and back again while one thing is asked of all of them."""
 Call = Callable[[Any, Sequence[tuple[int, ...]]], list[ObjectRef]]
 """From a host's actor and the units that shall work there to what the call returns: what is said of every client (a
 mapping, with a `Failure` for those that failed), and whatever else there is."""
@@ -107,6 +110,7 @@ class Crew:
         """Have the clients live elsewhere; actors that are there already build new hosts. See `wait`."""
         self._pool.trim(layout.seats)
         self._move(layout)
+        self._data = None  # it may be what was lost
         self.settle()
         self.wait()
 
@@ -126,19 +130,30 @@ class Crew:
             Displaced: a node has left, or what was on it is missing.
         """
         pending = [self._start(task, call) for task in tasks]
+        try:
+            return self._run(pending, call, heard)
+        except Displaced:
+            for task in pending:  # so that the others are free for what comes now
+                with suppress(Exception):
+                    ray.cancel(task.refs[0])
+            raise
+
+    def _run(self, pending: list[Task], call: Call, heard: Callable[[int], None] | None) -> list[Task]:
         done: list[Task] = []
         told: set[ObjectRef] = set()
+        backs: Counter[int] = Counter()
         while pending:
             try:
                 self._await(pending, told, heard)
                 said: Mapping[int, Any] = ray.get(pending[0].refs[0])
             except DEATHS as death:
                 task = pending.pop(0)
-                if self._is_back(task.host, death):
-                    pending.append(self._start(replace(task, tries=task.tries + 1), call))
+                if backs[task.host] < MOST_BACK and self._is_back(task.host, death):
+                    backs[task.host] += 1
+                    pending.append(self._start(task, call))
                     continue
                 mine = [other for other in pending if other.host == task.host]
-                pending = [other for other in pending if other.host != task.host]
+                pending[:] = [other for other in pending if other.host != task.host]
                 again = self._after_death(task, death)
                 pending += [self._start(other, call) for other in [*again, *mine]]
                 continue
@@ -239,19 +254,21 @@ class Crew:
 
     def _wait_for(self, number: int) -> None:
         """Wait until an actor is up; one that dies before is replaced as often as the rule allows."""
-        allowed = self._referee.on_error.tries_without_drop
-        for attempt in range(allowed + 1):
+        allowed, attempt, backs = self._referee.on_error.tries_without_drop, 0, 0
+        while True:
             try:
                 while not ray.wait([self._settled[number]], timeout=self._patience)[0]:
                     self._check_nodes()
                 ray.get(self._settled[number])
             except DEATHS as death:
-                if self._is_back(number, death):
+                if backs < MOST_BACK and self._is_back(number, death):
+                    backs += 1
                     self._settled[number] = self._settle(number)
                     continue
                 what = f"client actor {number} died while it was starting: {how_it_died(death)}"
                 if attempt == allowed:
                     raise RunError(f"{what} (tried {attempt + 1} times)") from None
+                attempt += 1
                 self._referee.journal.say(f"{what}; another is started")
                 wait_for_memory(death)
                 self._replace(number)

@@ -81,8 +81,8 @@ def verdict(actor: Any, error: Exception) -> bool:
             return True
         except ActorUnavailableError:
             time.sleep(LOOK_S / 4)
-        except GetTimeoutError:  # it is at work
-            pass
+        except GetTimeoutError:  # it can be reached, and is at work
+            return True
         except DEATHS:
             return False
     return False

@@ -18,7 +18,8 @@ from ray.experimental import get_object_locations
 from pflsim.checkpoint import plain
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.execution import Judge, Sent, Trained
+from pflsim.errors import SettingsError
+from pflsim.execution import Displaced, Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
 from pflsim.observe import Observation
@@ -118,7 +119,10 @@ class RayExecutor:
 
     def _move(self, layout: Layout) -> None:
         self.layout, self._host_of = layout, layout.host_of()
-        self.crew.move(layout)
+        try:
+            self.crew.move(layout)
+        except SettingsError as error:  # others were faster
+            raise Displaced(f"the clients have no place: {error}") from None
 
     def _are_there(self) -> bool:
         """Whether all states are: those with a copy on a node that is alive, and small ones, which the driver has."""

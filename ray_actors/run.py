@@ -16,11 +16,12 @@ from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
 from pflsim.environment import write_environment
 from pflsim.errors import RunError
-from pflsim.execution import Executor
+from pflsim.execution import Displaced, Executor
 from pflsim.interrupts import Interrupts, Stopped
 from pflsim.journal import Journal
 from pflsim.mirror.begin import new_place, taken_up
 from pflsim.mirror.mirror import Mirror
+from pflsim.recovery import MOST
 from pflsim.resume import fixed_settings
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
@@ -126,7 +127,7 @@ class Runner:
                 with self.interrupts.abandonable():
                     executor = started(journal)
                     self.interrupts.install()  # Ray takes one of the signals when it starts
-                    executor.start()
+                    _brought_up(executor, journal)
                     if _is_joined(job):
                         journal.note(executor.whereabouts())
                     session.restore(executor)
@@ -221,6 +222,23 @@ class Runner:
         with self.interrupts.deaf():  # whoever is impatient now would leave processes behind
             self._open.close()
         self.interrupts.release()
+
+
+def _brought_up(executor: Executor, journal: Journal) -> None:
+    """Start it, on what is left where nodes leave meanwhile."""
+    try:
+        executor.start()
+        return
+    except Displaced as loss:
+        said = str(loss)
+    for _ in range(MOST):
+        journal.restarted(f"{said}; the run begins on what is left")
+        try:
+            executor.recover()
+            return
+        except Displaced as loss:
+            said = str(loss)
+    raise RunError(f"{said} (the {MOST}th loss before the run could begin)")
 
 
 def _is_joined(job: Job) -> bool:

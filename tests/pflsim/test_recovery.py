@@ -398,7 +398,8 @@ def test_nothing_is_saved_under_a_wrong_round(
     states_left = {name: data for name, data in left.items() if name.startswith("checkpoints")}
     assert {Path(name).parent.name for name in states_left} == {"round_0002"}
     assert all(all_saved[name] == data for name, data in states_left.items())
-    assert "the state after round 3 is not saved: part of it was lost with a node" in said(tmp_path)
+    why = "what is asked for is gone" if (point, by) == ("recover", "error") else "part of it was lost with a node"
+    assert f"the state after round 3 is not saved: {why}" in said(tmp_path)
     found = newest_checkpoint(tmp_path / "checkpoints", print)
     assert found is not None
     rest = go(made, drawn, tmp_path, done=2, begin=lambda ex: ex.inner.restore(found.server(), found.clients()))
@@ -422,7 +423,31 @@ def test_a_signal_just_before_the_recovery(straight: Any, all_saved: dict[str, b
             patch.setattr("displaced.Shaky", Late)
             go(made, drawn, folder, [Loss("train", 4, keeps=keeps)], interrupts=interrupts)
         assert all(all_saved[name] == data for name, data in files(folder).items())
-        assert "the state after round 3 is not saved: what is asked for is gone" in said(folder)
+        missing = "the state after round 3 is not saved: what is asked for is gone" in said(folder)
+        assert missing != keeps == (folder / "checkpoints" / "round_0003").is_dir()
+
+
+def test_what_is_lost_again_and_again_ends_the_run_in_words(straight: Any, tmp_path: Path) -> None:
+    made, drawn, _ = straight("fedavg", 0)
+    for call in ("train", "recover"):
+        losses = [
+            Loss("train", 3, keeps=True),
+            *(Loss(call, time, keeps=True) for time in range(1 + (call == "train") * 3, 40)),
+        ]
+        with pytest.raises(RunError, match="the 10th loss"):
+            go(made, drawn, tmp_path / call, losses)
+
+
+def test_what_is_left_is_saved_where_it_is_not_enough_to_go_on(
+    straight: Any, all_saved: dict[str, bytes], tmp_path: Path
+) -> None:
+    made, drawn, _ = straight("fedavg", 2)
+    gone = partial(RunError, "nodes have left, and what is left has no place")
+    with pytest.raises(RunError, match="has no place"):
+        go(made, drawn, tmp_path, [Loss("train", 4, keeps=True), Loss("recover", 1, raises=gone)])
+    left = files(tmp_path)
+    saved = {name for name in left if name.startswith("checkpoints/round_0003")}
+    assert saved and all(all_saved[name] == left[name] for name in saved)
 
 
 def test_not_enough_is_left(straight: Any, tmp_path: Path) -> None:
