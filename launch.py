@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import shlex
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -205,11 +204,7 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
     from ray_actors.run import Runner
 
     with Runner() as runner:
-        try:
-            runner.resume(folder, settings)
-        except Stopped:
-            print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
-            raise
+        runner.resume(folder, settings)
     return 0
 
 

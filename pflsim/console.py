@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, cast, get_args
 
+from pflsim.environment import JOB
 from pflsim.history import RoundMetrics
 from pflsim.live import Live, Status
 from pflsim.metrics import Model, Scope
@@ -221,7 +223,9 @@ class Console:
         self._print(f"run folder   {folder}{f', kept at {self._kept_at}' if self._kept_at else ''}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
-            self._print(f"go on with   python launch.py resume={shlex.quote(str(folder))}")
+            job = os.environ.get(JOB)
+            command = f"submit --home-of {job} resume" if job else "resume"
+            self._print(f"go on with   python launch.py {command}={shlex.quote(str(folder))}")
 
     def _extremes(self, rates: Mapping[int, float]) -> list[str]:
         """The best and the worst clients, where there are enough of them."""

@@ -18,6 +18,8 @@ PACKAGES = (
     *("pflsim", "torch", "torchvision", "lightning", "ray", "numpy", "scipy", "scikit-learn", "torchmetrics"),
     *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
 )
+JOB = "PFLSIM_JOB"
+"""The environment variable with the id of the job that a run is submitted as, on a cluster."""
 PACKAGE = Path(__file__).resolve().parent
 PACKED = ".packed-from.json"
 """Beside the package where it was sent to a cluster: what `code` said of it where it came from."""

@@ -41,6 +41,10 @@ class Journal:
         self._print(text)
         self._write(text)
 
+    def ended(self, text: str) -> None:
+        """With what the run has ended; for the file alone, since it is told elsewhere."""
+        self._write(text)
+
     def failure(self, text: str, trace: str) -> None:
         """A line, and below it the traceback; one that was shown before is not shown again."""
         self._traces[trace] += 1

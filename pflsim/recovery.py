@@ -75,7 +75,7 @@ class Recovery(Generic[Handle]):
                 losses += 1
                 if losses == MOST:
                     raise RunError(f"{loss} (the {MOST}th loss while states were brought back)") from None
-                self._journal.restarted(f"{loss}; the run goes on with what is left")
+                self._journal.restarted(f"{loss}; going on with what is left")
 
     def _recovered(self) -> bool:
         """See `Executor.recover`; where there is not enough left, the states that there are can be saved still."""

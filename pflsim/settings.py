@@ -19,7 +19,7 @@ class Placement:
     actors: int | None = None
     """Exactly this many client actors, instead of clients_per_actor."""
     cpus: int | None = None
-    """CPUs that Ray may use; null: all of this machine, or all that are free on the cluster."""
+    """CPUs that Ray may use, on a cluster the most of those that are free; null: all."""
     gpus: int = 0
     """GPUs that Ray may use; clients train on them when above 0."""
     actors_per_gpu: int | str = 1

@@ -122,7 +122,7 @@ class Simulation(Generic[Handle]):
                 return work()
             except Displaced as loss:
                 said = str(loss)  # the error itself holds whatever the round had in hand
-            self.journal.restarted(f"{said}; the run goes on with what is left")
+            self.journal.restarted(f"{said}; going on with what is left")
             if self._ahead:
                 self.executor.go_back()
                 self._ahead = False

@@ -6,12 +6,14 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 import ray
 
 from pflsim.errors import SettingsError
 from pflsim.settings import Placement
+from ray_actors.local_ray import PREFIX
 from ray_actors.nodes import LOOK_S, alive_nodes
 from ray_actors.placement import Layout, Supply
 from ray_actors.pool import Pool
@@ -81,6 +83,20 @@ def join(address: str) -> None:
             f"ray_address={address}: the cluster cannot be joined from here ({why}). Only a machine that is a node of "
             "it can join (ray start --address=HOST:PORT); from elsewhere: python launch.py submit ..."
         ) from error
+    if _is_another_runs_own():
+        ray.shutdown()
+        raise SettingsError(
+            f"ray_address={address}: what runs here is the Ray that another run has started for itself, and which ends "
+            "with it; start a cluster with ray start --head, or leave ray_address out"
+        )
+
+
+def _is_another_runs_own() -> bool:
+    """Whether this is a Ray that a run of pflsim has started for itself, and will end."""
+    from ray._private.worker import global_worker
+
+    node = global_worker.node
+    return node is not None and any(part.startswith(PREFIX) for part in Path(node.get_session_dir_path()).parts)
 
 
 def _check_reachable(address: str) -> None:

@@ -133,7 +133,8 @@ class Runner:
                     session.restore(executor)
                 listener = _Listener(tracker, console, session.mirror)
                 Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
-        except BaseException:
+        except BaseException as error:
+            journal.ended(f"the run ended: {error or type(error).__name__}")
             self._close(session, tracker, console, complete=False)
             raise
         return self._close(session, tracker, console, complete=True)
@@ -184,6 +185,8 @@ class Runner:
         self._dry_runs = self._dry_runs or DryRuns()
         found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
         at = place(job, found, self._dry_runs, store)
+        if at.ground is not None:  # others may be faster: better to know before there is a run folder
+            found.pool(at.placement, at.layout, store).hosts(at.layout.seats)
 
         def started(journal: Journal) -> Executor:
             for line in at.notes:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pflsim.environment import PACKED, code
+from pflsim.environment import JOB, PACKED, code
 from pflsim.errors import SettingsError
 from pflsim.settings import Settings
 from ray_actors.jobs.client import KIND, RUN, Cluster
@@ -69,7 +69,7 @@ def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[
                 "working_dir": str(write_archive(package, Path(folder) / "pflsim.zip")),
                 # Read by the process that ends the driver, which is started in this environment too. Ray's 3 s are
                 # not enough for a round to end and its state to be saved.
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(request.stop_wait)},
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(request.stop_wait), JOB: job},
             },
             metadata=described(request, home, runs),
             entrypoint_num_cpus=request.driver_cpus,
