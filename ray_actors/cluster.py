@@ -51,6 +51,8 @@ class LocalRay:
         if request != self._request:
             self._pool.close()  # actors that ask for something else would hold what the new ones need
             self._request = request
+        elif len(request) > 1:
+            self._pool.trim(layout.seats)  # of one kind as many as ever fit may stay, of several not
         return self._pool
 
     def clear(self, placement: Placement, store_mb: int) -> None:

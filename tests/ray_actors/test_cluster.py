@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pflsim.settings import Placement
 from ray_actors import cluster
-from ray_actors.placement import Layout
+from ray_actors.placement import Layout, lay_out
 from ray_actors.seats import ACTOR_MB
 
 
@@ -42,7 +43,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setattr(cluster, "ray", made)
     monkeypatch.setattr(cluster, "local_ray", made)
-    pool = SimpleNamespace(started=0, close=lambda: made.calls.append(("actors end",)))
+    pool = SimpleNamespace(
+        started=0,
+        close=lambda: made.calls.append(("actors end",)),
+        trim=lambda seats: made.calls.append(("trim", tuple(seats))),
+    )
     monkeypatch.setattr(cluster, "Pool", lambda: pool)
     return made
 
@@ -60,6 +65,26 @@ def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:
         local.pool(TWO, THIN, 200)
         assert fake.calls == [("actors end",)]  # or their CPUs would be missing for the new ones
     assert fake.calls[-1] == ("shutdown",) and not fake.up
+
+
+def test_of_a_mix_no_actor_stays_that_a_run_has_no_use_for(fake: FakeRay) -> None:
+    """Runs may ask for the same two kinds, but for more of one and fewer of the other."""
+    wanted: list[Any] = []
+    with cluster.LocalRay() as local:
+        for cpu_actors in (2, 3, 2):
+            mix = Placement(cpus=6, gpus=2, actors_per_gpu=2, actors=6, cpu_actors=cpu_actors)
+            layout = lay_out([1] * 9, mix, local.supply(mix))
+            local.pool(mix, layout, 100)
+            assert len(set(layout.seats)) == 2
+            wanted.append(("trim", layout.seats))
+        assert [call for call in fake.calls if call[0] == "trim"] == wanted[1:]
+
+
+def test_of_one_kind_they_all_stay(fake: FakeRay) -> None:
+    with cluster.LocalRay() as local:
+        for layout in (SAME, Layout.even(((0, 1, 2),), 1.0, 0.0), SAME):
+            local.pool(TWO, layout, 200)
+            assert not [call for call in fake.calls if call[0] == "trim"]
 
 
 @pytest.mark.parametrize(("placement", "store"), [(Placement(cpus=3), 200), (TWO, 300), (Placement(cpus=2, gpus=1), 9)])
