@@ -88,7 +88,8 @@ def _over_cpus(actors: int, placement: Placement, nodes: Sequence[Node], others:
     room = [node.slots(other) for node, other in zip(nodes, others, strict=True)]
     if sum(room) < actors:  # those on GPUs share their CPUs then
         room = [node.slots() for node in nodes]
-    return spread_over(nodes, room, actors, placement.strategy) if any(room) else [0] * len(nodes)
+    most = [max(0, node.holds - other) for node, other in zip(nodes, others, strict=True)]
+    return spread_over(nodes, room, actors, placement.strategy, most)
 
 
 def _part(actors: int, gpus: int) -> float:

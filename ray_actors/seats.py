@@ -56,8 +56,10 @@ class Node:
         return f"{self.address}: {self.cpus:g} CPUs{gpus}, {self.memory_mb / 1024:.1f} GiB"
 
 
-def spread_over(nodes: Sequence[Node], room: Sequence[int], actors: int, strategy: str) -> list[int]:
-    """How many actors each node gets.
+def spread_over(
+    nodes: Sequence[Node], room: Sequence[int], actors: int, strategy: str, most: Sequence[int] | None = None
+) -> list[int]:
+    """How many actors each node gets; fewer altogether where the most that nodes may get are used up.
 
     Args:
         nodes: all of them.
@@ -66,15 +68,20 @@ def spread_over(nodes: Sequence[Node], room: Sequence[int], actors: int, strateg
         actors: how many there are.
         strategy: "pack" fills one node after the other, the driver's first, then those with the most room: the
             fewer nodes, the less is sent between them. "spread" gives each as large a part of its room.
+        most: how many actors each may get, whatever room there is; None: any number.
     """
     order = sorted(range(len(nodes)), key=lambda n: (not nodes[n].here, -room[n], nodes[n].address, nodes[n].id))
     counts = [0] * len(nodes)
-    if strategy == "pack" and actors <= sum(room):
+    most = [actors] * len(nodes) if most is None else most
+    first = [min(pair) for pair in zip(room, most, strict=True)]
+    if strategy == "pack" and actors <= sum(first):
         for n in order:
-            counts[n] = min(room[n], actors - sum(counts))
+            counts[n] = min(first[n], actors - sum(counts))
         return counts
-    usable = [n for n in order if room[n] > 0]
     for _ in range(actors):
+        usable = [n for n in order if room[n] > 0 and counts[n] < most[n]]
+        if not usable:
+            break
         counts[min(usable, key=lambda n: ((counts[n] + 1) / room[n], order.index(n)))] += 1
     return counts
 

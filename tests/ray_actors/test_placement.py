@@ -328,6 +328,21 @@ def test_memory_of_a_node_is_the_bound() -> None:
     assert seated(on_nodes(20, node("1", 8, memory_mb=10, here=True), node("3", 2))) == {"3": [1.0] * 2}
 
 
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+def test_where_cpus_are_shared_a_node_gets_no_more_than_its_memory_holds(strategy: str) -> None:
+    nodes = node("1", 2, memory_mb=10 * ACTOR_MB), node("2", 4, memory_mb=4 * ACTOR_MB)
+    assert seated(on_nodes(20, *nodes, actors=8, strategy=strategy)) == {"1": [0.5] * 4, "2": [1.0] * 4}
+    assert seated(on_nodes(20, *nodes, actors=14, strategy=strategy)) == {"1": [0.2] * 10, "2": [1.0] * 4}
+    with pytest.raises(SettingsError, match="15 client actors need 8.8 GiB of memory"):
+        on_nodes(20, *nodes, actors=15, strategy=strategy)
+
+
+def test_beside_actors_on_gpus_there_is_as_much_memory_less() -> None:
+    nodes = node("1", 2, gpus=2, memory_mb=3 * ACTOR_MB, here=True), node("2", 2)
+    layout = on_nodes(20, *nodes, gpus=2, cpu_actors=5)
+    assert sorted(taken(layout)) == [("1", 0), ("1", 1.0), ("1", 1.0)] + [("2", 0)] * 4
+
+
 def test_gpu_actors_are_where_gpus_are() -> None:
     """And the others have none; CPUs are shared where there are fewer."""
     nodes = node("1", 8, here=True), node("2", 1, gpus=1), node("3", 4, gpus=2)

@@ -66,6 +66,26 @@ def test_by_hand(room: list[int], actors: int, here: int | None, pack: list[int]
     assert spread_over(nodes, room, actors, "spread") == spread
 
 
+@pytest.mark.parametrize(
+    ("room", "most", "actors", "pack", "spread"),
+    [
+        ([2, 4], [10, 4], 8, [4, 4], [4, 4]),  # what one cannot take the other does
+        ([2, 4], [10, 4], 6, [2, 4], [2, 4]),
+        ([2, 4], [3, 4], 9, [3, 4], [3, 4]),  # nobody has a place for all
+        ([4, 4], [1, 9], 5, [1, 4], [1, 4]),
+        ([4, 4], [0, 9], 5, [0, 5], [0, 5]),
+        ([4, 0], [5, 9], 7, [5, 0], [5, 0]),
+        ([0, 0], [5, 9], 7, [0, 0], [0, 0]),
+    ],
+)
+def test_no_node_gets_more_than_it_may(
+    room: list[int], most: list[int], actors: int, pack: list[int], spread: list[int]
+) -> None:
+    nodes = [node(str(n)) for n in range(len(room))]
+    assert spread_over(nodes, room, actors, "pack", most) == pack
+    assert spread_over(nodes, room, actors, "spread", most) == spread
+
+
 rooms = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 strategies = st.sampled_from(["pack", "spread"])
 
