@@ -40,7 +40,7 @@ def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[No
     if not nodes:
         each, part = share(cpus, sum(wanted)), _part(wanted.on_gpus, placement.gpus)
         return (Seat(each, part),) * wanted.on_gpus + (Seat(each, 0.0),) * wanted.on_cpus
-    on_gpus = _over_gpus(wanted.on_gpus, placement, nodes)
+    on_gpus, granted = _over_gpus(wanted.on_gpus, placement, nodes)
     on_cpus = _over_cpus(wanted.on_cpus, placement, nodes, on_gpus)
     counts = [a + b for a, b in zip(on_gpus, on_cpus, strict=True)]
     if sum(counts) < sum(wanted) or any(count > node.holds for count, node in zip(counts, nodes, strict=True)):
@@ -49,7 +49,7 @@ def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[No
             "beside their CPUs: ask for fewer (placement.actors, placement.clients_per_actor). Free are "
             f"{'; '.join(map(str, nodes))}"
         )
-    parts = [_part(count, gpus) for count, gpus in zip(on_gpus, _granted(nodes, placement), strict=True)]
+    parts = [_part(count, gpus) for count, gpus in zip(on_gpus, granted, strict=True)]
     shares = [share(node.cpus, count) for node, count in zip(nodes, counts, strict=True)]
     return tuple(
         Seat(shares[n], parts[n] if seats is on_gpus else 0.0, node.id)
@@ -61,26 +61,44 @@ def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[No
 
 def gpu_room(nodes: Sequence[Node], placement: Placement, per_gpu: int) -> list[int]:
     """For how many actors on GPUs each node has room, with so many to a GPU."""
-    granted = _granted(nodes, placement)
+    return _room(nodes, _granted(nodes, placement, per_gpu), per_gpu)
+
+
+def _room(nodes: Sequence[Node], granted: Sequence[int], per_gpu: int) -> list[int]:
     return [min(gpus * per_gpu, node.holds) for gpus, node in zip(granted, nodes, strict=True)]
 
 
-def _granted(nodes: Sequence[Node], placement: Placement) -> list[int]:
-    """How many GPUs of each node are used, of nodes that hold an actor at all."""
+def _granted(nodes: Sequence[Node], placement: Placement, per_gpu: int) -> list[int]:
+    """How many GPUs of each node are used, of nodes that hold an actor at all.
+
+    First those for which the memory of their node holds as many actors as are to share one; then those with the most
+    actors; then others, for fewer to share one.
+    """
     whole = [int(node.gpus) if node.holds else 0 for node in nodes]
-    return spread_over(nodes, whole, min(placement.gpus, sum(whole)), placement.strategy)
+    filled = [min(gpus, node.holds // per_gpu) for gpus, node in zip(whole, nodes, strict=True)]
+    granted = spread_over(nodes, filled, min(placement.gpus, sum(filled)), placement.strategy)
+    if sum(granted) < placement.gpus:
+        left = [n for n, node in enumerate(nodes) if granted[n] < whole[n] and node.holds % per_gpu]
+        left.sort(key=lambda n: (-(nodes[n].holds % per_gpu), not nodes[n].here, nodes[n].address, nodes[n].id))
+        for n in left[: placement.gpus - sum(granted)]:
+            granted[n] += 1
+    rest = [gpus - used for gpus, used in zip(whole, granted, strict=True)]
+    more = spread_over(nodes, rest, min(placement.gpus - sum(granted), sum(rest)), placement.strategy)
+    return [a + b for a, b in zip(granted, more, strict=True)]
 
 
-def _over_gpus(actors: int, placement: Placement, nodes: Sequence[Node]) -> list[int]:
-    """How many actors on GPUs each node gets; fewer altogether where there is no room for more."""
+def _over_gpus(actors: int, placement: Placement, nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
+    """How many actors on GPUs each node gets, fewer altogether where there is no room for more; and on how many."""
+    room, granted = [0] * len(nodes), [0] * len(nodes)
     if not placement.gpus:
-        return [0] * len(nodes)
-    room: list[int] = []
-    for per_gpu in range(-(-actors // placement.gpus), int(placement.actors_per_gpu) + 1):
-        room = gpu_room(nodes, placement, per_gpu)
+        return room, granted
+    for per_gpu in range(max(1, -(-actors // placement.gpus)), int(placement.actors_per_gpu) + 1):
+        granted = _granted(nodes, placement, per_gpu)
+        room = _room(nodes, granted, per_gpu)
         if sum(room) >= actors:
             break
-    return spread_over(nodes, room, min(actors, sum(room)), "spread")  # the strategy has had its say in `_granted`
+    # the strategy has had its say in `_granted`
+    return spread_over(nodes, room, min(actors, sum(room)), "spread"), granted
 
 
 def _over_cpus(actors: int, placement: Placement, nodes: Sequence[Node], others: Sequence[int]) -> list[int]:

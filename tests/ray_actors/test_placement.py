@@ -223,6 +223,27 @@ def test_where_memory_is_short_more_share_a_gpu_elsewhere() -> None:
         over(nodes, gpus=2, actors_per_gpu=3, actors=6)
 
 
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+def test_gpus_are_used_where_memory_holds_the_actors_that_share_them(strategy: str) -> None:
+    nodes = [node("a", 8, 2, memory_mb=700, here=True), node("b", 8, 2, memory_mb=48_000)]
+    two: dict[str, Any] = {"gpus": 2, "actors_per_gpu": 2, "strategy": strategy}
+    for more in ({"actors": 4}, {}):
+        assert taken(over(nodes, **two, **more)) == [("b", 0.5)] * 4
+    assert sorted(taken(over(nodes, **two | {"gpus": 3}))) == [("a", 1.0)] + [("b", 0.5)] * 4
+    with pytest.raises(SettingsError, match="6 client actors need .* GiB of memory"):
+        over(nodes, **two | {"gpus": 3}, actors=6)
+
+
+def test_a_gpu_that_memory_fills_in_part_is_used_before_one_with_less() -> None:
+    nodes = [node("a", 8, 1, memory_mb=ACTOR_MB, here=True), node("b", 8, 1, memory_mb=2 * ACTOR_MB), node("c", 8, 1)]
+    assert sorted(taken(over(nodes, gpus=2, actors_per_gpu=3))) == [("b", 0.5)] * 2 + [("c", 0.3333)] * 3
+
+
+def test_gpus_beyond_what_memory_fills_are_used_for_fewer_to_share_one() -> None:
+    nodes = [node("a", 8, 2, memory_mb=2 * ACTOR_MB), node("b", 8, 2)]
+    assert sorted(taken(over(nodes, gpus=4, actors_per_gpu=2, actors=6))) == [("a", 1.0)] * 2 + [("b", 0.5)] * 4
+
+
 def test_gpus_that_are_not_asked_for_are_not_used() -> None:
     assert place(10, cpus=4, gpus=2).seats[0].gpus == 0
 
