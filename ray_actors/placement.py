@@ -17,7 +17,10 @@ from ray_actors.seats import ACTOR_MB, Node, Seat
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What there is to place on: CPUs, GPUs, and free memory in MiB (None: unknown); on a cluster, node by node."""
+    """What there is to place on: CPUs, GPUs, and free memory in MiB (None: unknown); on a cluster, node by node.
+
+    There only whole CPUs and GPUs of a node count: halves on two nodes are not one.
+    """
 
     cpus: float
     gpus: float
@@ -31,7 +34,8 @@ class Supply:
         for node in sorted(nodes, key=lambda n: (not n.here, -n.cpus, n.address, n.id)):
             kept.append(replace(node, cpus=min(node.cpus, left)))
             left -= kept[-1].cpus
-        return cls(sum(n.cpus for n in kept), sum(n.gpus for n in kept), nodes=tuple(kept))
+        whole = [(max(0, int(node.cpus)), max(0, int(node.gpus))) for node in kept]
+        return cls(sum(cpus for cpus, _ in whole), sum(gpus for _, gpus in whole), nodes=tuple(kept))
 
     def __str__(self) -> str:
         if self.nodes:

@@ -387,6 +387,11 @@ def test_gpu_actors_are_where_gpus_are() -> None:
         ),
         ([node("2", 4, gpus=1)], 9, {"gpus": 1, "actors": 2}, ["2 client actors", "placement.gpus=1", "gives 1"]),
         ([HEAD], 3, {"actors": 4}, ["placement.actors=4", "clients=3"]),
+        (
+            [node("1", 4, gpus=0.5), node("2", 4, gpus=0.5)], 9, {"gpus": 1},
+            ["placement.gpus=1", "0 GPUs", "10.0.0.1: 4 CPUs, 0.5 GPUs"],
+        ),
+        ([node("1", 0.5), node("2", 0.5)], 9, {}, ["0 CPUs", "at least 1", "10.0.0.1: 0.5 CPUs"]),
     ],
 )  # fmt: skip
 def test_errors_on_nodes_name_demand_and_supply(

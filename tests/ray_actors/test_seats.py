@@ -184,6 +184,12 @@ def test_a_supply_of_nodes() -> None:
     assert str(supply).count("; ") == 2 and str(supply).startswith("10.0.0.3: 4 CPUs, 2 GPUs")
 
 
+def test_parts_on_several_nodes_are_no_whole() -> None:
+    supply = Supply.of([node("1", 1.5, 0.5), node("2", 2.5, 1.5), node("3", -0.5)])
+    assert (supply.cpus, supply.gpus) == (3, 1)
+    assert [(n.cpus, n.gpus) for n in supply.nodes] == [(2.5, 1.5), (1.5, 0.5), (-0.5, 0)]
+
+
 @pytest.mark.parametrize(
     ("most", "left"),
     [
