@@ -43,6 +43,8 @@ def place(job: Job, found: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: in
     """
     placement, notes = job.settings.placement, []
     if placement.gpus and placement.actors_per_gpu == "auto":
+        first = replace(placement, actors_per_gpu=most_per_gpu(job, found.supply(placement)))
+        _laid_out(job, found, first)  # waits for nodes, whose CPUs count below
         supply = found.supply(placement)
         most = most_per_gpu(job, supply)
         _laid_out(job, found, replace(placement, actors_per_gpu=most))  # says what cannot be met, with nothing started

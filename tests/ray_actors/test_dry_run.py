@@ -22,10 +22,11 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.settings import Placement, Settings
-from ray_actors import dry_run, run
+from ray_actors import dry_run, ground, joined, placing, run
 from ray_actors.client_host import ClientHost
 from ray_actors.cluster import LocalRay
 from ray_actors.dry_run import DryRuns, Footprint, Trial, measure, most_per_gpu, trials
+from ray_actors.joined import JoinedRay
 from ray_actors.placement import Layout, Supply
 from ray_actors.pool import Pool
 from ray_actors.prepare import Job, prepare
@@ -89,6 +90,31 @@ def test_no_more_than_there_is_use_for(placement: dict[str, Any], supply: Supply
 
 def test_stacks_count_as_one() -> None:
     assert most_per_gpu(job("lockstep_clients=3"), Supply(16, 1)) == 3
+
+
+@pytest.mark.parametrize("most", [{}, {"nodes": 2}, {"actors": 6}])
+def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
+    most: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only a head without GPUs was up, each GPU would have one for good."""
+    nodes, given = [Node("1", "10.0.0.1", 2, 0, 1e6, here=True)], []
+
+    def joins(seconds: float) -> None:
+        nodes.append(Node("2", "10.0.0.2", 8, 1, 1e6))
+
+    def decide(job: Job, most: int, cpus: float, clear: Any) -> tuple[Placement, str]:
+        given.append((most, cpus))
+        return replace(job.settings.placement, actors_per_gpu=most), "told"
+
+    cluster = JoinedRay.__new__(JoinedRay)
+    monkeypatch.setattr(cluster, "supply", lambda placement: Supply.of(nodes))
+    monkeypatch.setattr(ground, "alive_ids", lambda: frozenset(node.id for node in nodes))
+    monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
+    asked = job("lockstep=false", "ray_address=auto", actors_per_gpu="auto", **most)
+    dry_runs: Any = SimpleNamespace(decide=decide)
+    found = placing.place(asked, cluster, dry_runs, 100)
+    actors = most.get("actors", 8)
+    assert given == [(actors, 10)] and [seat.node for seat in found.layout.seats] == ["2"] * actors
 
 
 # Who is tried
