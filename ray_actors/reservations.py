@@ -29,16 +29,22 @@ def reserve(seats: Sequence[Seat], patience_s: float) -> list[Any]:
     Raises:
         SettingsError: it was not free in time; says what was asked and what there is.
     """
-    groups = [placement_group([bundle(seat)], bundle_label_selector=[{NODE_LABEL: seat.node}]) for seat in seats]
-    until = time.monotonic() + patience_s
-    for group in groups:
-        if not group.wait(max(1, math.ceil(until - time.monotonic()))):  # Ray drops fractions of a second
-            release(groups)
-            raise SettingsError(
-                f"the placement cannot be met, Ray found no room within {patience_s:g} s. Asked for are "
-                f"{_demand(seats)}; free are {'; '.join(map(str, alive_nodes())) or 'no nodes'}. Others may use the "
-                "cluster: ask for less (placement.actors, placement.cpus), or wait longer for it (placement.wait_s)"
-            )
+    groups: list[Any] = []
+    try:
+        for seat in seats:
+            groups.append(placement_group([bundle(seat)], bundle_label_selector=[{NODE_LABEL: seat.node}]))
+        until = time.monotonic() + patience_s  # of which Ray drops fractions of a second
+        had = all(group.wait(max(1, math.ceil(until - time.monotonic()))) for group in groups)
+    except BaseException:
+        release(groups)
+        raise
+    if not had:
+        release(groups)
+        raise SettingsError(
+            f"the placement cannot be met, Ray found no room within {patience_s:g} s. Asked for are "
+            f"{_demand(seats)}; free are {'; '.join(map(str, alive_nodes())) or 'no nodes'}. Others may use the "
+            "cluster: ask for less (placement.actors, placement.cpus), or wait longer for it (placement.wait_s)"
+        )
     return groups
 
 

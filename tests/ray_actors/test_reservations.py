@@ -13,6 +13,7 @@ from ray.util import placement_group_table
 
 from pflsim.errors import SettingsError
 from ray_actors import pool as pools
+from ray_actors import reservations
 from ray_actors.nodes import alive_nodes
 from ray_actors.pool import Pool
 from ray_actors.reservations import bundle, release, reserve
@@ -103,6 +104,32 @@ def test_a_node_that_is_not_there_has_no_room(node: str) -> None:
     with pytest.raises(SettingsError, match="Asked for are a node that has left: 0.01 CPUs"):
         reserve([Seat(CPU, 0.0, "0" * 56)], 0.2)
     until(lambda: reserved_now() == before)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_whatever_goes_wrong_all_is_given_back(
+    error: type[BaseException], waiting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, back = list[Any](), list[Any]()
+
+    class Group:
+        def wait(self, seconds: int) -> bool:
+            if waiting and self is made[1]:
+                raise error("no answer")
+            return True
+
+    def create(bundles: Any, **more: Any) -> Group:
+        if not waiting and len(made) == 2:
+            raise error("no answer")
+        made.append(Group())
+        return made[-1]
+
+    monkeypatch.setattr(reservations, "placement_group", create)
+    monkeypatch.setattr(reservations, "remove_placement_group", back.append)
+    with pytest.raises(error, match="no answer"):
+        reserve([Seat(CPU, 0.0, "1")] * 3, 1.0)
+    assert back == made and len(made) == 2 + waiting
 
 
 # Actors on what is reserved -------------------------------------------------------------------------------------------
