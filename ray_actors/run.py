@@ -34,7 +34,7 @@ from ray_actors.fallback import fallen_back, gpus_here
 from ray_actors.inline import InlineExecutor
 from ray_actors.parts import describe
 from ray_actors.prepare import Job, prepare
-from ray_actors.session import Session, resume_point
+from ray_actors.session import Session, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import LocalRay
@@ -93,8 +93,14 @@ class Runner:
                 check(settings)
                 job, journal = prepare(settings), Journal(folder)
                 started = self._executor(job)
-                mirror = taken_up(settings.run_dir, folder, journal)
-                session = Session(job, folder, journal, True, resume_point(job, folder, journal), mirror)
+                reported: list[str] = []
+                point = resume_point(job, folder, reported.append)
+                mirror = taken_up(settings.run_dir, folder, journal, point.round if point else None)
+                for line in reported:
+                    journal.say(line)
+                if point is None:
+                    remove_empty_records(folder)
+                session = Session(job, folder, journal, True, point, mirror)
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,15 +61,20 @@ class Session:
                 raise SettingsError(f"{self.checkpoint.path} does not fit this run: {error}") from error
 
 
-def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
+def resume_point(job: Job, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that is whole and whose rounds are in the records; None: begin again.
+
+    Args:
+        job: the run.
+        folder: its folder, in which no result is touched.
+        report: called with one line for each thing that is not as it was.
 
     Raises:
         SettingsError: it is of another run.
     """
     records = read_records(folder) if _has_records(folder) else None
     until = -1 if records is None else records.last
-    found = newest_checkpoint(folder / "checkpoints", journal.say, until)
+    found = newest_checkpoint(folder / "checkpoints", report, until)
     if (
         found is None
         and any((folder / "checkpoints").glob("round_*"))
@@ -80,10 +86,9 @@ def resume_point(job: Job, folder: Path, journal: Journal) -> Checkpoint | None:
             f"checkpoints are later: bring the files back, or remove {folder / 'checkpoints'} to begin again"
         )
     if found is None:
-        _remove_empty_records(folder)
-        journal.say(f"{folder} has no checkpoint to go on from: the run begins again")
+        report(f"{folder} has no checkpoint to go on from: the run begins again")
     else:
-        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, journal.say)
+        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, report)
     return found
 
 
@@ -93,7 +98,7 @@ def _has_records(folder: Path) -> bool:
     return lines.exists() and lines.stat().st_size > 0
 
 
-def _remove_empty_records(folder: Path) -> None:
+def remove_empty_records(folder: Path) -> None:
     """A run that was killed before its first round has begun its files perhaps; they are begun again."""
     if not _has_records(folder):
         for path in (folder / "metrics.jsonl", folder / "per_client.csv"):

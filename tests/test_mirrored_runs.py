@@ -104,6 +104,33 @@ def test_a_folder_that_is_taken_up_is_still_kept_there(
     assert contents(url) == local_contents(only())
 
 
+@pytest.mark.parametrize("damage", ["shorter", "other bytes", "no records"])
+def test_what_is_damaged_here_does_not_go_over_what_is_good_there(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    url = f"testdisk://{tmp_path}/elsewhere/mine"
+    stop_after(2, monkeypatch)
+    assert launch.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
+    folder, there = only(), contents(url)
+    if damage == "no records":
+        (folder / "checkpoints").rename(tmp_path / "lost")
+        (folder / "metrics.jsonl").write_text("")
+    else:
+        path = folder / "checkpoints/round_0002/server.pt"
+        data = path.read_bytes()
+        path.write_bytes(data[:-9] if damage == "shorter" else data[:-9] + bytes(9))
+    here = local_contents(folder)
+    capsys.readouterr()
+    assert launch.main([f"resume={folder}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: run_dir={url} has a checkpoint after round 2, {folder} ") and said.count("\n") == 1
+    assert said.endswith(f"; take it up with resume={url}\n")
+    assert contents(url) == there and local_contents(folder) == here
+    folder.rename(tmp_path / "damaged")
+    assert launch.main([f"resume={url}"]) == 0
+    as_straight(only(), straight)
+
+
 def test_a_run_that_fails_is_there_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
     real = ClientModule.adopt

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pflsim.checkpoint.meta import META, round_of
+from pflsim.checkpoint.meta import META, BadCheckpoint, round_of
+from pflsim.checkpoint.read import verified
 from pflsim.errors import SettingsError
 from pflsim.journal import Journal
 from pflsim.mirror.mirror import CHECKPOINTS, Mirror, Seen, seen
 from pflsim.mirror.place import PART, Place, is_hidden, is_url, last_part, reason
-from pflsim.tracking.records import METRICS
+from pflsim.tracking.records import METRICS, PER_CLIENT, read_records
 from pflsim.tracking.run_folder import CONFIG, first_free, write_config
 
 
@@ -29,33 +32,39 @@ def new_place(run_dir: str | None) -> Place | None:
     return place
 
 
-def taken_up(run_dir: str | None, folder: Path, journal: Journal) -> Mirror | None:
+def taken_up(run_dir: str | None, folder: Path, journal: Journal, done: int | None) -> Mirror | None:
     """The mirror of a run that is taken up in its folder; None where it is kept in this folder alone.
 
+    Args:
+        run_dir: where it is kept.
+        folder: its folder.
+        journal: in that folder.
+        done: the last round that is done there; None: it begins again.
+
     Raises:
-        SettingsError: the place cannot be used, is another run's, or the run has gone on there from elsewhere.
+        SettingsError: the place cannot be used, is another run's, or has more of this run than can be used here.
     """
     if run_dir is None or not is_url(run_dir):
         return None
     place = Place(run_dir)
     place.try_out(empty=False)
     try:
-        return Mirror(place, folder, journal, _known(place, folder))
+        return Mirror(place, folder, journal, _known(place, folder, done))
     except SettingsError:
         raise
     except Exception as error:  # a store's own package raises whatever it likes
         raise SettingsError(f"run_dir={run_dir} cannot be read: {reason(error)}") from error
 
 
-def _known(place: Place, folder: Path) -> dict[str, Seen | None]:
+def _known(place: Place, folder: Path, done: int | None) -> dict[str, Seen | None]:
     """What is there already, with the files of checkpoints that are the same as here: so these stay while they do."""
-    there = place.files(hidden=True)
-    for name in [name for name in there if is_hidden(name)]:
+    found = place.files(hidden=True)
+    there = {name: size for name, size in found.items() if not is_hidden(name)}
+    if there:
+        _check_same_run(place, folder, there, done)
+    for name in found.keys() - there.keys():
         if name.endswith(PART):  # of an upload that was killed
             place.remove(name)
-        del there[name]
-    if there:
-        _check_same_run(place, folder, there)
     known: dict[str, Seen | None] = dict.fromkeys(there)
     for meta in (folder / CHECKPOINTS).glob(f"round_*/{META}"):
         name = f"{CHECKPOINTS}/{meta.parent.name}"
@@ -67,7 +76,7 @@ def _known(place: Place, folder: Path) -> dict[str, Seen | None]:
     return known
 
 
-def _check_same_run(place: Place, folder: Path, there: Mapping[str, int]) -> None:
+def _check_same_run(place: Place, folder: Path, there: Mapping[str, int], done: int | None) -> None:
     config = place.read(CONFIG)
     first, own = ((data or b"").partition(b"\n")[0] for data in (place.read(METRICS), _contents(folder / METRICS)))
     same = config is not None and _settings(config) == _settings(_contents(folder / CONFIG))
@@ -76,13 +85,53 @@ def _check_same_run(place: Place, folder: Path, there: Mapping[str, int]) -> Non
             f"run_dir={place.url} holds something else than the run in {folder}; remove it, or take that up with "
             f"resume={place.url}"
         )
-    last = max((n for name in there if name.endswith(f"/{META}") and (n := round_of(Path(name).parent))), default=0)
-    newest = max((n for path in (folder / CHECKPOINTS).glob("round_*") if (n := round_of(path))), default=0)
-    if last > newest:
-        raise SettingsError(
-            f"run_dir={place.url} has a checkpoint after round {last}, {folder} only after round {newest}: the run "
-            f"has gone on there; take it up with resume={place.url}"
+    last = _last_usable(place, there, -1 if done is None else done)
+    if last is not None:
+        newest = max(
+            (n for path in (folder / CHECKPOINTS).glob("round_*") if (n := round_of(path)) is not None), default=-1
         )
+        here = "none that can be used" if done is None else f"only after round {done}"
+        why = "the run has gone on there" if newest < last else "what is here is damaged, and would take its place"
+        raise SettingsError(
+            f"run_dir={place.url} has a checkpoint after round {last}, {folder} {here}: {why}; take it up with "
+            f"resume={place.url}"
+        )
+
+
+def _last_usable(place: Place, there: Collection[str], after: int) -> int | None:
+    """The last round after which a run brought back from there would go on, if it is a later one than this."""
+    rounds = sorted({n for n in map(_round_at, there) if n is not None and n > after}, reverse=True)
+    if not rounds:
+        return None
+    with tempfile.TemporaryDirectory() as aside:
+        folder = Path(aside)
+        try:
+            for name in {METRICS, PER_CLIENT}.intersection(there):
+                place.fetch(name, folder / name)
+            recorded = read_records(folder).last
+        except SettingsError:  # they are none
+            return None
+        for number in rounds:
+            checkpoint = folder / f"round_{number:04d}"
+            names = [name for name in there if _is_in(name, f"{CHECKPOINTS}/{checkpoint.name}")]
+            if number <= recorded:
+                checkpoint.mkdir()
+                for name in names:
+                    place.fetch(name, checkpoint / Path(name).name)
+                with suppress(BadCheckpoint):
+                    return verified(checkpoint).round
+                shutil.rmtree(checkpoint)
+    return None
+
+
+def _round_at(name: str) -> int | None:
+    """The round of a checkpoint, by the name of its meta.json."""
+    path = Path(name)
+    return round_of(path.parent) if path.name == META and path.parent.parent == Path(CHECKPOINTS) else None
+
+
+def _is_in(name: str, folder: str) -> bool:
+    return name.rpartition("/")[0] == folder
 
 
 def fetch(url: str, root: Path = Path("runs")) -> Path:

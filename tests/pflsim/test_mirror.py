@@ -106,6 +106,11 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "runs" / "here")
 
 
+def done(run: Run) -> int | None:
+    found = newest_checkpoint(run.folder / "checkpoints", lambda line: None, read_records(run.folder).last)
+    return None if found is None else found.round
+
+
 def same(run: Run, url: str) -> None:
     assert contents(url) == local_contents(run.folder)
 
@@ -170,7 +175,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
         usable(there, tmp_path / "fetched", complete=not died)
         if not died:
             break
-        again = taken_up(there, run.folder, Journal())
+        again = taken_up(there, run.folder, Journal(), done(run))
         assert again is not None
         again.finish()
         same(run, there)
@@ -517,7 +522,7 @@ def test_what_cannot_be_brought_back(run: Run, shaky: str, tmp_path: Path, monke
 
 
 def take_up(run: Run, url: str) -> Mirror:
-    mirror = taken_up(url, run.folder, Journal())
+    mirror = taken_up(url, run.folder, Journal(), done(run))
     assert mirror is not None
     return mirror
 
@@ -534,7 +539,7 @@ def test_a_folder_that_is_taken_up_brings_no_checkpoint_twice(run: Run, shaky: s
     assert asked and not [path for path in asked if "checkpoints" in path]
     asks(nothing)
     same(run, shaky)
-    assert taken_up("runs/mine", run.folder, Journal()) is None
+    assert taken_up("runs/mine", run.folder, Journal(), 3) is None
 
 
 def test_a_checkpoint_that_was_damaged_there_is_brought_again(run: Run, shaky: str) -> None:
@@ -587,7 +592,17 @@ def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
     return r"has a checkpoint after round 3, .* only after round 2: the run has gone on there; take it up with resume="
 
 
-@pytest.mark.parametrize("change", [another_run, the_same_once_more, gone_on_elsewhere])
+def damaged_here(run: Run, url: str, tmp_path: Path) -> str:
+    run.mirror(url).finish()
+    path = run.folder / "checkpoints" / "round_0002" / "server.pt"
+    path.write_bytes(path.read_bytes()[::-1])
+    return (
+        r"has a checkpoint after round 2, .* none that can be used: what is here is damaged, and would take its place; "
+        "take it up with resume="
+    )
+
+
+@pytest.mark.parametrize("change", [another_run, the_same_once_more, gone_on_elsewhere, damaged_here])
 def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, shaky: str, tmp_path: Path, change: Change) -> None:
     run.go(1, 2)
     expected = change(run, shaky, tmp_path)
@@ -595,6 +610,22 @@ def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, shaky: str, tmp_p
     with pytest.raises(SettingsError, match=expected):
         take_up(run, shaky)
     assert contents(shaky) == before
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "records"])
+def test_what_is_damaged_there_too_refuses_nothing(run: Run, shaky: str, tmp_path: Path, what: str) -> None:
+    """What is brought back from there would be refused as well, for ever."""
+    run.keep = 2
+    run.go(1)
+    run.go(2)
+    name = "checkpoints/round_0002/server.pt" if what == "checkpoint" else "metrics.jsonl"
+    data = (run.folder / name).read_bytes()
+    (run.folder / name).write_bytes(data[::-1] if what == "checkpoint" else data.splitlines(keepends=True)[0])
+    run.mirror(shaky).finish()
+    back = fetch(shaky, tmp_path / "back")
+    assert taken_up(shaky, back, Journal(), 1) is not None
+    with pytest.raises(SettingsError, match=r"has a checkpoint after round 1, .* none that can be used"):
+        taken_up(shaky, back, Journal(), None)
 
 
 def test_an_empty_place_is_filled_again(run: Run, shaky: str) -> None:
