@@ -151,6 +151,10 @@ def _check(runs: Sequence[Settings]) -> None:
 
 
 def _check_resume(asked: Sequence[str], alone: bool) -> None:
+    from pflsim.mirror.place import check_no_password
+
+    for text in asked:
+        check_no_password(text.removeprefix(RESUME))
     if len(asked) > 1 or alone:
         raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
 

@@ -17,6 +17,8 @@ from test_resume import SMALL, agree, left, stop_after
 
 import launch
 from lightning_modules.base import ClientModule
+from pflsim.errors import SettingsError
+from pflsim.mirror.begin import fetch
 from pflsim.mirror.mirror import Mirror
 
 RUN = ["method=fedavg", *SMALL, "checkpoint.every=1"]
@@ -208,4 +210,19 @@ def test_a_password_is_written_nowhere(tmp_path: Path, capsys: pytest.CaptureFix
     assert launch.main([*RUN, "run_dir=sftp://me:secret@host/x"]) == 2
     said = capsys.readouterr()
     assert "run_dir has a password in it, which config.yaml would keep" in said.err and "secret" not in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [[], ["-m"], ["clients=3"]])
+@pytest.mark.parametrize("command", [[], ["submit"], ["submit", "--home-of", "x"]])
+def test_a_password_in_resume_is_written_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], more: list[str]
+) -> None:
+    url = "simplecache::sftp://me:secret@host/x"
+    assert launch.main([*command, f"resume={url}", *more]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: resume= has a password in it, which config.yaml would keep; take it out: cred")
+    assert said.err.count("\n") == 1 and "secret" not in said.out + said.err
+    with pytest.raises(SettingsError, match="^resume= has a password in it"):
+        fetch(url)
     assert not list(tmp_path.iterdir())

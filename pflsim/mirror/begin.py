@@ -14,7 +14,7 @@ from pflsim.checkpoint.read import verified
 from pflsim.errors import SettingsError
 from pflsim.journal import Journal
 from pflsim.mirror.mirror import CHECKPOINTS, Mirror, Seen, seen
-from pflsim.mirror.place import PART, Place, is_hidden, is_url, last_part, reason
+from pflsim.mirror.place import PART, Place, check_no_password, is_hidden, is_url, last_part, reason
 from pflsim.tracking.records import METRICS, PER_CLIENT, read_records
 from pflsim.tracking.run_folder import CONFIG, first_free, write_config
 
@@ -138,8 +138,9 @@ def fetch(url: str, root: Path = Path("runs")) -> Path:
     """Bring a run from elsewhere into a new folder below `root`, to be taken up there and kept where it comes from.
 
     Raises:
-        SettingsError: there is no run, or it cannot be read.
+        SettingsError: there is no run, it cannot be read, or the URL has a password.
     """
+    check_no_password(url)
     place = Place(url, "resume")
     try:
         there = place.files()

@@ -30,6 +30,16 @@ def has_password(url: str) -> bool:
         return False
 
 
+def check_no_password(url: str) -> None:
+    """Refuse a run's URL that says more than it should, without saying it.
+
+    Raises:
+        SettingsError: it has a password.
+    """
+    if has_password(url):
+        raise SettingsError(f"resume= has a password in it, which config.yaml would keep; take it out: {CONFIGURATION}")
+
+
 def last_part(url: str) -> str:
     """The last part of a URL's path, in characters that every file system takes."""
     return (
