@@ -15,6 +15,9 @@ import tempfile
 BEGIN, END, ERROR = "pflsim-fetch-begin", "pflsim-fetch-end", "pflsim-fetch-error"
 LINE = 3 * 1024
 """Bytes of the archive in a line of base64."""
+RECORDS = "metrics.jsonl", "per_client.csv"
+TRIES = 20
+"""How often checkpoints are looked for, when some go while they are read."""
 
 
 def run_folders(home, elsewhere):
@@ -40,25 +43,84 @@ def run_folders(home, elsewhere):
     return named
 
 
-def pack(archive, name, folder, checkpoints):
-    """Add a run folder as it is now: a run may be writing to it, and files may go while this looks."""
-    for at, below, files in os.walk(folder):
-        if not checkpoints and "checkpoints" in below:
-            below.remove("checkpoints")
-        below.sort()
-        for file in sorted(files):
-            path = os.path.join(at, file)
-            if file == ".lock" or os.path.islink(path) or not os.path.isfile(path):
+def read(path):
+    """The contents of a file and when it was changed; None where it is no plain file, FileNotFoundError if it went."""
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        return None
+    with open(path, "rb") as stream:
+        return stream.read(), int(os.fstat(stream.fileno()).st_mtime)
+
+
+def checkpoint(folder):
+    """The files of a checkpoint by name, meta.json last; FileNotFoundError if it goes, or another takes its place."""
+    before = os.stat(folder).st_ino
+    names = sorted(os.listdir(folder), key=lambda name: (name == "meta.json", name))
+    files = [(name, read(os.path.join(folder, name))) for name in names]
+    if os.stat(folder).st_ino != before:
+        raise FileNotFoundError(folder)
+    return [(name, found) for name, found in files if found]
+
+
+def add(archive, name, found):
+    """Add a file."""
+    content, changed = found
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mtime, entry.mode = len(content), changed, 0o644
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def add_checkpoints(archive, name, folder):
+    """Add the checkpoints that are whole; where one goes while it is read there is a newer one, so look again."""
+    added = set()
+    for _ in range(TRIES):
+        lost = False
+        for last in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            path = os.path.join(folder, last)
+            if last in added or last.startswith(".") or os.path.islink(path) or os.path.isfile(path):
                 continue
             try:
-                with open(path, "rb") as stream:
-                    content = stream.read()
-                    changed = os.fstat(stream.fileno()).st_mtime
+                files = checkpoint(path)
             except FileNotFoundError:
+                lost = True
                 continue
-            entry = tarfile.TarInfo(os.path.join(name, os.path.relpath(path, folder)))
-            entry.size, entry.mtime, entry.mode = len(content), int(changed), 0o644
-            archive.addfile(entry, io.BytesIO(content))
+            added.add(last)
+            for file, found in files:
+                add(archive, os.path.join(name, last, file), found)
+        if not lost:
+            return
+
+
+def pack(archive, name, folder, checkpoints):
+    """Add a run folder as it is now: a run may be writing to it, and files may go while this looks.
+
+    What arrives can be taken up: checkpoints are read before the records, which must have all their rounds, and what
+    says whether the run is complete before both.
+    """
+    done = set()
+
+    def bring(file):
+        try:
+            found = None if file in done else read(os.path.join(folder, file))
+        except FileNotFoundError:
+            return
+        done.add(file)
+        if found:
+            add(archive, os.path.join(name, file), found)
+
+    bring("summary.json")
+    done.add("summary.json")  # one that comes later is of rounds that may not be in what was read
+    if checkpoints:
+        add_checkpoints(archive, os.path.join(name, "checkpoints"), os.path.join(folder, "checkpoints"))
+    for file in RECORDS:
+        bring(file)
+    for at, below, files in os.walk(folder):
+        inside = os.path.relpath(at, folder)
+        if inside == ".":
+            below[:] = [one for one in below if one not in ("checkpoints", ".mirror")]
+        below.sort()
+        for file in sorted(files):
+            if file != ".lock":
+                bring(os.path.normpath(os.path.join(inside, file)))
 
 
 def main(asked):

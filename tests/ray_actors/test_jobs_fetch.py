@@ -6,8 +6,10 @@ import base64
 import hashlib
 import io
 import json
+import shutil
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from fake_cluster import FakeClient
 
 from pflsim.errors import RunError, SettingsError
 from ray_actors.jobs import fetch as fetching
+from ray_actors.jobs import sender
 from ray_actors.jobs.client import Cluster
 from ray_actors.jobs.fetch import fetch, received, unpack
 
+RECORD = "metrics.jsonl"
 FILES = {
     "config.yaml": "a: 1",
     "metrics.jsonl": "{}\n",
@@ -115,6 +119,77 @@ def test_a_python_that_is_not_there(client: FakeClient, tmp_path: Path) -> None:
     client.details["job"].metadata["python"] = "~/no/python"
     with pytest.raises(RunError, match="its run folders cannot be read there"):
         fetch(Cluster(client), "job", tmp_path / "runs")
+
+
+def packed(folder: Path, change: Callable[[str], None]) -> dict[str, str]:
+    """What is packed of a run folder that is changed whenever a file was read, in order."""
+    stream, real = io.BytesIO(), sender.read
+
+    def read(path: str) -> object:
+        found = real(path)
+        change(Path(path).relative_to(folder).as_posix())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        patch.setattr(sender, "read", read)
+        sender.pack(archive, "x", str(folder), True)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as archive:
+        files = ((member.name.removeprefix("x/"), archive.extractfile(member)) for member in archive)
+        return {name: file.read().decode() for name, file in files if file}
+
+
+class Going:
+    """A run that is going on: a round is done, and its checkpoint takes the place of the one before."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.round = run_folder(folder), 1
+        self.save()
+
+    def save(self) -> None:
+        shutil.rmtree(self.folder / "checkpoints")
+        for name in ("client_000.pt", "meta.json", "server.pt"):
+            path = self.folder / f"checkpoints/round_{self.round:04d}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(self.round))
+
+    def go(self) -> None:
+        self.round += 1
+        (self.folder / "metrics.jsonl").write_text("{}\n" * self.round)
+        self.save()
+
+
+def test_what_comes_of_a_run_that_is_going_on_can_be_taken_up(tmp_path: Path) -> None:
+    """Whichever file was read when a round ended: the checkpoint is whole, and its rounds are in the records."""
+    (tmp_path / "still").mkdir()
+    names = [*packed(Going(tmp_path / "still" / "run").folder, lambda name: None)]
+    assert names[:4] == [*(f"checkpoints/round_0001/{n}" for n in ("client_000.pt", "server.pt", "meta.json")), RECORD]
+    for number, now in enumerate(names):
+        run = Going(tmp_path / str(number) / "run")
+        (run.folder / ".mirror/round_0001").mkdir(parents=True)
+        (run.folder / ".mirror/round_0001/server.pt").touch()
+
+        def change(name: str, run: Going = run, now: str = now) -> None:
+            if name == now and run.round == 1:
+                run.go()
+
+        got = packed(run.folder, change)
+        saved = {name: text for name, text in got.items() if name.startswith("checkpoints/")}
+        (last,) = set(saved.values())
+        assert len(saved) == 3 and saved.keys() == {f"checkpoints/round_000{last}/{Path(n).name}" for n in saved}
+        assert got[RECORD].count("\n") >= int(last) and "config.yaml" in got
+        assert not [name for name in got if name.startswith(".")]
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_complete(tmp_path: Path) -> None:
+    run = Going(tmp_path / "run")
+
+    def end(name: str) -> None:
+        if name == RECORD:
+            (run.folder / "summary.json").write_text("complete")
+
+    assert "summary.json" not in packed(run.folder, end)
+    assert "summary.json" in packed(run.folder, end)
 
 
 def log_with(content: bytes, **said: object) -> str:
