@@ -19,6 +19,8 @@ LARGEST = 10
 """How many paths are named when it is too much."""
 NAMES = ("__pycache__", "node_modules", "*.egg-info", "*.pyc", ".git", ".hg", ".svn", ".venv", ".tox", ".nox")
 CACHES = (".pytest_cache", ".ruff_cache", ".mypy_cache", ".hypothesis", ".benchmarks", ".ipynb_checkpoints")
+SECRETS = (".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "id_rsa*", "id_ed25519*", ".git-credentials", ".pypirc")
+"""Left out, and named: the cluster keeps what it is sent, for others to read perhaps."""
 TOP = ("runs", "data", "build", "dist", "multirun", "outputs", "benchmarks/out")
 """Left out at the top only: deeper down these may be names of packages, as `pflsim/data` is."""
 BEGUN = (".lock", "environment.json", "partition.json")
@@ -61,6 +63,11 @@ def select(root: Path, left_out: Collection[Path] = (), exclude: Sequence[str] =
     package = Package(root.resolve())
     walk = _Walk(package, {path.resolve() for path in left_out} - {package.root}, [p.rstrip("/") for p in exclude])
     walk.folder(package.root, "", (package.root,))
+    if walk.secrets:
+        more = f" and {len(walk.secrets) - LARGEST} more" if len(walk.secrets) > LARGEST else ""
+        package.warnings.append(
+            f"left out, since there may be secrets in it: {', '.join(walk.secrets[:LARGEST])}{more}"
+        )
     package.files = dict(sorted(package.files.items()))
     if package.bytes > LIMIT:
         raise SettingsError(_too_much(package))
@@ -98,6 +105,7 @@ class _Walk:
     package: Package
     left_out: set[Path]
     exclude: list[str]
+    secrets: list[str] = field(default_factory=list)
 
     def folder(self, folder: Path, prefix: str, chain: tuple[Path, ...]) -> None:
         """Take what is in a folder; `chain` has the folders that lead here, as they are on disk."""
@@ -120,12 +128,14 @@ class _Walk:
             return
         if not real.is_relative_to(self.package.root):
             self.package.warnings.append(f"{name} is a link to {real}, outside of what is sent; it was left out")
-        elif real in self.left_out:
+        elif real in self.left_out or _is_environment(real):
             return
+        elif any(map(_is_secret, (path.name, *real.relative_to(self.package.root).parts))):
+            self.secrets.append(name)
         elif stat.S_ISDIR(found.st_mode):
             if real in chain:
                 self.package.warnings.append(f"{name} is a link to a folder that it lies in; it was left out")
-            elif not _is_environment(real) and not _is_run(real):
+            elif not _is_run(real):
                 self.folder(path, f"{name}/", (*chain, real))
         elif stat.S_ISREG(found.st_mode):
             _check_name(name)
@@ -135,6 +145,10 @@ class _Walk:
         if name in TOP or any(fnmatch(entry.name, pattern) for pattern in (*NAMES, *CACHES)):
             return True
         return any(fnmatch(text, pattern) for pattern in self.exclude for text in (entry.name, name))
+
+
+def _is_secret(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in SECRETS)
 
 
 def _is_environment(folder: Path) -> bool:

@@ -44,6 +44,20 @@ def test_code_is_sent_and_what_grows_beside_it_is_not(tmp_path: Path) -> None:
     assert sent(tree(tmp_path, *good, *bad)) == sorted(good)
 
 
+def test_secrets_stay_here_and_are_named(tmp_path: Path) -> None:
+    secrets = [".env", ".env.local", ".netrc", "a/key.pem", "a/id_rsa", "id_ed25519.pub", ".git-credentials", ".pypirc"]
+    root = tree(
+        tmp_path, "launch.py", "environment.py", ".aws/credentials", ".ssh/config", "b/.env/pyvenv.cfg", *secrets
+    )
+    (root / "link").symlink_to(".env")
+    (root / "another").symlink_to(root / ".aws" / "credentials")
+    package = select(root, exclude=(".pypirc",))
+    assert [*package.files] == ["environment.py", "launch.py"]
+    (said,) = package.warnings
+    named = ".aws, .env, .env.local, .git-credentials, .netrc, .ssh, a/id_rsa, a/key.pem, another, id_ed25519.pub"
+    assert said == f"left out, since there may be secrets in it: {named} and 1 more"
+
+
 def test_the_data_stay_where_they_are(tmp_path: Path) -> None:
     root = tree(tmp_path / "root", "launch.py", "mine/images/a.png", "mine/set.npz", "mine/x.py")
     left_out = (root / "mine" / "images", root / "mine" / "set.npz", root, tmp_path, tmp_path / "elsewhere")
