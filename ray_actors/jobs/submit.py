@@ -15,6 +15,7 @@ from typing import Any
 
 from pflsim.environment import JOB, PACKED, code
 from pflsim.errors import SettingsError
+from pflsim.mirror.place import is_url
 from pflsim.settings import Settings
 from ray_actors.jobs.client import KIND, RUN, Cluster
 from ray_actors.jobs.pack import Package, select, write_archive
@@ -111,7 +112,7 @@ def check_request(request: Request, root: Path, runs: Sequence[Settings]) -> Non
     for text in request.overrides:
         if text.startswith(RESUME):
             folder = text.removeprefix(RESUME)
-            if not (request.home or request.home_of or folder.startswith("/")):
+            if not (request.home or request.home_of or folder.startswith("/") or is_url(folder)):
                 raise SettingsError(
                     f"{text}: a job has a new home on the cluster, with no run in it; give the job whose run is to be "
                     "taken up, --home-of ID, and resume=last"

@@ -92,6 +92,11 @@ def test_a_run_is_taken_up_where_it_was(submitted: Callable[..., dict[str, Any]]
     assert second["metadata"]["home"] == "~/pflsim-runs/first"
 
 
+def test_a_run_that_is_kept_elsewhere_is_taken_up_in_a_new_home(submitted: Callable[..., dict[str, Any]]) -> None:
+    said = submitted("resume=s3://bucket/mine", "--detach")
+    assert said["argv"][0] == "resume=s3://bucket/mine" and "-resume-" in said["cwd"]
+
+
 def test_what_is_asked_of_the_cluster(submitted: Callable[..., dict[str, Any]], client: FakeClient) -> None:
     submitted("-m", "method=local,fedavg", "seed=3", "run_dir=runs/${names.method}", "--detach")
     (asked,) = client.submitted
