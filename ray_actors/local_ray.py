@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     # Ray's processes belong to our group: what is sent to all of it would end them before the state is saved.
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address="local",
@@ -71,6 +73,8 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
         stop(folder)
         raise
     finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray takes it, and one that has come would end us at once
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     _guardians[folder] = Guardian(folder, _descendants())
     return folder

@@ -210,6 +210,7 @@ class Runner:
         if self._ray is None:
             address = settings.ray_address
             made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up)
+            self.interrupts.install()  # Ray takes one of the signals when a cluster is joined
             self._ray = self._open.enter_context(made)
         return self._ray
 

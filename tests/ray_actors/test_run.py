@@ -1,13 +1,20 @@
-"""How much shared memory a run asks for."""
+"""How much shared memory a run asks for, and whom signals reach while Ray comes up."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launch import CONFIGS, composed, composing, plain
-from ray_actors import run
+from pflsim.settings import Settings
+from ray_actors import joined, local_ray, run
 from ray_actors.prepare import Job, prepare
 
 SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]
@@ -65,3 +72,43 @@ def test_it_is_between_what_ray_needs_and_a_third_of_what_is_free(monkeypatch: p
     )
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30))
     assert run.store_mb(big) == 1024  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def ray_takes_it() -> Iterator[None]:
+    """Whatever handler a test leaves is not left."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def init(*args: object, **settings: object) -> None:
+    """As Ray's does it."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
+
+
+def test_who_is_told_to_stop_when_a_cluster_was_joined(monkeypatch: pytest.MonkeyPatch, ray_takes_it: None) -> None:
+    monkeypatch.setattr(joined.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(joined.ray, "init", init)
+    monkeypatch.setattr(joined.ray, "shutdown", lambda: None)
+    with run.Runner() as runner:
+        runner._found(Settings(ray_address="auto"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert runner.interrupts.requested == signal.SIGTERM
+
+
+def test_who_is_told_to_stop_while_ray_starts(
+    monkeypatch: pytest.MonkeyPatch, ray_takes_it: None, tmp_path: Path
+) -> None:
+    def told(*args: object, **settings: object) -> None:
+        init()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    monkeypatch.setattr(joined.ray, "init", told)
+    monkeypatch.setattr(local_ray, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(local_ray, "remove_left_behind", lambda: None)
+    monkeypatch.setattr(local_ray, "Guardian", lambda *args: None)
+    monkeypatch.setattr(local_ray, "_guardians", {})
+    with run.Runner() as runner:
+        local_ray.start(cpus=1, gpus=0, store_mb=100)
+        assert runner.interrupts.requested == signal.SIGTERM
