@@ -95,7 +95,7 @@ def test_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, clock: Time) -> N
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, clock: Time) -> None:
-    with pytest.raises(SettingsError, match=r"0 CPUs here, and at least 1.*10.0.0.1: 0 CPUs"):
+    with pytest.raises(SettingsError, match=r"at least 1 CPU.*0 are free.*10.0.0.1: 0 CPUs"):
         stand(monkeypatch, Nodes(replace(ONE, cpus=0)), wait_s=1.2).first()
     assert clock.slept == [joined.LOOK_S] * 3
     clock.slept.clear()
@@ -291,6 +291,13 @@ def test_what_its_actors_hold_counts_as_free(fake_ray: SimpleNamespace, monkeypa
     )
 
 
+@pytest.fixture
+def a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Ray other tests have up is not what is joined."""
+    monkeypatch.setattr(joined, "_is_another_runs_own", lambda: False)
+
+
+@pytest.mark.usefixtures("a_cluster")
 def test_a_cluster_is_joined_once(fake_ray: SimpleNamespace) -> None:
     JoinedRay("auto")
     assert fake_ray.calls == []
@@ -331,7 +338,13 @@ def test_an_address_that_is_none(address: str, fake_ray: SimpleNamespace) -> Non
         join(address)
 
 
+@pytest.mark.usefixtures("a_cluster")
 def test_an_address_that_answers_is_rays_to_join(fake_ray: SimpleNamespace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         join(f"127.0.0.1:{server.getsockname()[1]}")
     assert len(fake_ray.calls) == 1
+
+
+def test_a_ray_that_another_run_has_started_for_itself_is_known(pool: Any) -> None:
+    """The one of these tests is such a one."""
+    assert joined._is_another_runs_own()

@@ -102,7 +102,7 @@ def test_what_is_asked_of_the_cluster(submitted: Callable[..., dict[str, Any]], 
     (asked,) = client.submitted
     assert asked["entrypoint_num_cpus"] == 1 and asked["entrypoint_num_gpus"] is None
     assert asked["entrypoint_resources"] is None and asked["entrypoint_label_selector"] is None
-    assert asked["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "600"}
+    assert asked["runtime_env"]["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "600", "PFLSIM_JOB": asked["submission_id"]}
     assert re.fullmatch(r"pflsim-\d{8}-\d{6}-sweep-[0-9a-f]{4}", asked["submission_id"])
     metadata = asked["metadata"]
     assert (metadata["method"], metadata["data"], metadata["seed"]) == ("local,fedavg", "digits", "3")

@@ -378,8 +378,8 @@ def test_gpu_actors_are_where_gpus_are() -> None:
     ("nodes", "clients", "placement", "said"),
     [
         ([HEAD, node("2", 4, gpus=1)], 9, {"gpus": 2}, ["placement.gpus=2", "1 GPUs", "10.0.0.2: 4 CPUs, 1 GPUs"]),
-        ([node("1", 0, here=True)], 4, {}, ["0 CPUs", "at least 1", "10.0.0.1: 0 CPUs"]),
-        ([HEAD, TWO], 4, {"cpus": 0}, ["0 CPUs", "at least 1"]),
+        ([node("1", 0, here=True)], 4, {}, ["at least 1 CPU", "0 are free", "10.0.0.1: 0 CPUs"]),
+        ([HEAD, TWO], 4, {"cpus": 0}, ["at least 1 CPU", "0 are free"]),
         ([node("1", 8, memory_mb=100)], 4, {}, ["1 client actors need 0.6 GiB", "600 MiB each", "8 CPUs, 0.1 GiB"]),
         (
             [node("1", 8, memory_mb=2048)], 9, {"actors": 5},
@@ -391,7 +391,7 @@ def test_gpu_actors_are_where_gpus_are() -> None:
             [node("1", 4, gpus=0.5), node("2", 4, gpus=0.5)], 9, {"gpus": 1},
             ["placement.gpus=1", "0 GPUs", "10.0.0.1: 4 CPUs, 0.5 GPUs"],
         ),
-        ([node("1", 0.5), node("2", 0.5)], 9, {}, ["0 CPUs", "at least 1", "10.0.0.1: 0.5 CPUs"]),
+        ([node("1", 0.5), node("2", 0.5)], 9, {}, ["at least 1 CPU", "0 are free", "10.0.0.1: 0.5 CPUs"]),
     ],
 )  # fmt: skip
 def test_errors_on_nodes_name_demand_and_supply(
