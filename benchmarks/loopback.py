@@ -86,9 +86,16 @@ class Node:
         return sum(map(int, found.stdout.split()))
 
     def kill(self) -> None:
-        """End all of its processes at once, as when the machine loses its power."""
+        """End all of its processes at once, as when the machine loses its power.
+
+        It is cut off first, since finding its processes takes a while, in which a run could come to its end.
+        """
         if self.process is None:
             return
+        plug = ["-n", self.cluster.head.space, "link", "set", f"plug{self.number}"]
+        cut = self.cluster.isolated and self is not self.cluster.head
+        if cut:
+            _ip(*plug, "down")
         with suppress(psutil.NoSuchProcess):
             one = psutil.Process(self.process.pid)
             everyone = [one, *one.children(recursive=True)]
@@ -98,6 +105,8 @@ class Node:
             psutil.wait_procs(everyone, timeout=30)
         self.process.wait()
         self.process = None
+        if cut:
+            _ip(*plug, "up")  # whoever waits for an answer hears at once that nobody is there
 
 
 class Cluster:

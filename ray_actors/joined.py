@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def join(address: str) -> None:
     """
     _check_reachable(address)
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of a call that is made again: nothing is unhandled here
     try:
         ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -102,8 +102,8 @@ def _check_supply(placement: Placement, supply: Supply) -> None:
     if supply.cpus < 1 and (not placement.gpus or placement.cpu_actors):
         if supply.nodes:
             raise SettingsError(
-                f"the clients need at least 1 CPU of the cluster, and {supply.cpus:g} are free now: wait longer for one "
-                f"(placement.wait_s), since others may use them{_listed(supply)}"
+                f"the clients need at least 1 CPU of the cluster, and {supply.cpus:g} are free now: wait longer for "
+                f"one (placement.wait_s), since others may use them{_listed(supply)}"
             )
         raise SettingsError(f"Ray has {supply.cpus:g} CPUs here, and at least 1 is needed")
 

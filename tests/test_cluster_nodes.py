@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -66,17 +67,17 @@ def assert_same(one: Path, other: Path) -> None:
 def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path) -> None:
     """Its states are lost with it: those of a checkpoint are used, and the rounds since are gone through again."""
     cluster.start(0, 1, 1)
-    saved = [*LARGE, "checkpoint.every=3"]
+    saved = [*LARGE[:2], "rounds=40", *LARGE[3:], "checkpoint.every=10"]
     run = cluster.launch(*saved, f"ray_address={cluster.address}", "run_dir=run")
-    before = lines_until(run, "round 5/8")
+    before = lines_until(run, "round 13/40")
     cluster.nodes[2].kill()
     after = the_rest(run)
     assert run.returncode == 0, after
     one, other = cluster.nodes[1].address, cluster.nodes[2].address
     assert f"client actors: 1 on {one}, 1 on {other}; driver and server on {cluster.head.address}\n" in before
     log = (cluster.head.home / "run" / "run.log").read_text()
-    assert f"1 of 2 nodes with client actors left the cluster: {other}" in log
-    assert "round_0003; rounds 4 to 5 are gone through again" in log
+    assert "left the cluster" in log and "going on with what is left" in log, log
+    assert re.search(r"round_00[123]0; rounds [123]1 to \d\d are gone through again", log), log
     assert f"client actors: 1 on {one}; driver" in log
     assert_same(inline(tmp_path, saved), cluster.head.home / "run")
 
@@ -155,7 +156,8 @@ def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_p
         records.kill()
     said = the_rest(job)
     assert job.returncode == 0, said
-    assert f"1 of 2 nodes with client actors left the cluster: {cluster.nodes[2].address}" in said
+    assert "left the cluster" in said and "going on with what is left" in said, said  # by a call, or by what is missing
+    assert f"client actors: 1 on {cluster.nodes[1].address}; driver" in said, said
     assert "round 20/20" in said
     fetched = cluster.launch("fetch", *to, "survivor", "fetched")
     said = the_rest(fetched)
