@@ -53,6 +53,13 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def command_to_go_on(folder: Path) -> str:
+    """What takes a run up: a job of a cluster is taken up from where it was submitted, in its home there."""
+    job = os.environ.get(JOB)
+    command = f"submit --home-of {job} resume" if job else "resume"
+    return f"python launch.py {command}={shlex.quote(str(folder))}"
+
+
 class Console:
     """Prints a run's progress and result; bold, and a live display, only on a terminal.
 
@@ -223,9 +230,7 @@ class Console:
         self._print(f"run folder   {folder}{f', kept at {self._kept_at}' if self._kept_at else ''}")
         self._print(f"curves       {tensorboard_command(folder)}")
         if not summary.complete:
-            job = os.environ.get(JOB)
-            command = f"submit --home-of {job} resume" if job else "resume"
-            self._print(f"go on with   python launch.py {command}={shlex.quote(str(folder))}")
+            self._print(f"go on with   {command_to_go_on(folder)}")
 
     def _extremes(self, rates: Mapping[int, float]) -> list[str]:
         """The best and the worst clients, where there are enough of them."""

@@ -146,7 +146,9 @@ def test_a_run_that_fails_is_there_too(url: str, monkeypatch: pytest.MonkeyPatch
         patch.setattr(ClientModule, "adopt", adopt)
         assert launch.main([*RUN, "on_client_error=abort", f"run_dir={url}"]) == 1
     there = contents(url)
-    assert there == local_contents(only()) and "it is broken" in there["run.log"].decode()
+    log = there["run.log"].decode()
+    assert there == local_contents(only())
+    assert "the run ended: client " in log and "it is broken" in log
     assert launch.main([f"resume={only()}"]) == 0
     assert contents(url) == local_contents(only())
 

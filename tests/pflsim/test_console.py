@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console as Rich
 
 from pflsim.accounting import Traffic
-from pflsim.console import WIDTH, Console, format_bytes, format_seconds, tensorboard_command
+from pflsim.console import WIDTH, Console, command_to_go_on, format_bytes, format_seconds, tensorboard_command
 from pflsim.history import RoundMetrics
 from pflsim.metrics import AccuracyStats, Scope
 from pflsim.summary import RunMeta, summarise
@@ -320,3 +320,10 @@ def test_no_part_of_a_line_is_cut_on_a_narrow_terminal(width):
     Console(META, stream, width).round(metrics(3, FULL))
     line = stream.getvalue().rstrip()
     assert len(line) <= width and re.search(r"eta [\d.]+ s$", line), line
+
+
+def test_a_job_of_a_cluster_is_taken_up_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PFLSIM_JOB", "mine")
+    assert command_to_go_on(tmp_path) == f"python launch.py submit --home-of mine resume={tmp_path}"
+    monkeypatch.delenv("PFLSIM_JOB")
+    assert command_to_go_on(tmp_path) == f"python launch.py resume={tmp_path}"
