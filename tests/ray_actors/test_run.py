@@ -91,6 +91,7 @@ def test_who_is_told_to_stop_when_a_cluster_was_joined(monkeypatch: pytest.Monke
     monkeypatch.setattr(joined.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(joined.ray, "init", init)
     monkeypatch.setattr(joined.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(joined, "_is_another_runs_own", lambda: False)  # whatever Ray other tests have up
     with run.Runner() as runner:
         runner._found(Settings(ray_address="auto"))
         os.kill(os.getpid(), signal.SIGTERM)
