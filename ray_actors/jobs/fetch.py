@@ -24,6 +24,7 @@ from typing import Any
 from pflsim.errors import RunError, SettingsError
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import FETCH, KIND, Cluster
+from ray_actors.jobs.copies import mark, may_be_renewed, renew
 from ray_actors.jobs.follow import state, wait_until_over
 from ray_actors.jobs.pack import mib
 from ray_actors.jobs.submit import NODE, home_of, place
@@ -40,15 +41,15 @@ SENDING_S = 1800.0
 def fetch(
     cluster: Cluster, job: str, into: Path, checkpoints: bool = True, wait: Callable[[float], None] = time.sleep
 ) -> list[Path]:
-    """Bring the run folders of a job into a folder; the new ones.
+    """Bring the run folders of a job into a folder; those that are new, or newer than what was brought before.
 
     Raises:
-        SettingsError: there is nothing to bring, or all of it is there already.
+        SettingsError: there is nothing to bring, or all of it is there already and not as it was brought.
         RunError: what came is not what was sent, or nothing came.
     """
     home, node = home_of(cluster, job)
     metadata = cluster.info(job).metadata
-    have = _names(into)
+    have = [name for name in _names(into) if not may_be_renewed(into / name, home)]
     asked = {
         "home": home,
         "elsewhere": json.loads(metadata.get("run_dirs", "[]")),
@@ -63,11 +64,14 @@ def fetch(
         raise SettingsError(
             f"{job}: there is no run folder in {head['home']} (yet): see {cluster.command(f'logs {job}')}"
         )
-    there = [into / name for name in head["all"] if (into / name).exists()]
-    if len(there) == len(head["all"]):
-        named = ", ".join(map(str, there))
-        raise SettingsError(f"{named} is there already, and is not written over: move it away, or give another FOLDER")
-    return unpack(content, head["runs"], into)
+    kept = [into / name for name in head["all"] if _is_kept(into / name, home)]
+    if len(kept) == len(head["all"]):
+        named = ", ".join(map(str, kept))
+        raise SettingsError(
+            f"{named} is there already, and was changed here or did not come from this job: it is not written over; "
+            "move it away, or give another FOLDER"
+        )
+    return unpack(content, head["runs"], into, home)
 
 
 def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable[[float], None]) -> str:
@@ -122,8 +126,8 @@ def received(log: str, job: str) -> tuple[dict[str, Any], bytes]:
     return head, content
 
 
-def unpack(content: bytes, names: list[str], into: Path) -> list[Path]:
-    """Unpack run folders aside, then move those to their places that are not taken.
+def unpack(content: bytes, names: list[str], into: Path, home: str) -> list[Path]:
+    """Unpack run folders aside, then move those to their places that are free, or have what came from this home before.
 
     Raises:
         RunError: the archive has what no run folder has, or the folder cannot be written to.
@@ -140,11 +144,16 @@ def unpack(content: bytes, names: list[str], into: Path) -> list[Path]:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             archive.extractall(aside, filter="data")
         new = []
-        for name in names:
-            if (aside / name).is_dir() and not (into / name).exists():
+        for number, name in enumerate(names):
+            if not (aside / name).is_dir() or _is_kept(into / name, home):
+                continue
+            mark(aside / name, home)
+            if (into / name).exists():
+                renew(into / name, aside / name, aside / f".old-{number}")
+            else:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(into / name)
-                new.append(into / name)
+            new.append(into / name)
         return new
     except (tarfile.TarError, EOFError) as error:
         raise RunError(f"what came is no archive of run folders ({error}); nothing was written") from error
@@ -152,6 +161,11 @@ def unpack(content: bytes, names: list[str], into: Path) -> list[Path]:
         raise RunError(f"{into} cannot be written to: {error.strerror or error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _is_kept(folder: Path, home: str) -> bool:
+    """Whether something is there that is not written over."""
+    return folder.exists() and not may_be_renewed(folder, home)
 
 
 def _names(into: Path) -> list[str]:

@@ -119,7 +119,7 @@ def pack(archive, name, folder, checkpoints):
             below[:] = [one for one in below if one not in ("checkpoints", ".mirror")]
         below.sort()
         for file in sorted(files):
-            if file != ".lock":
+            if file not in (".lock", ".fetched.json"):
                 bring(os.path.normpath(os.path.join(inside, file)))
 
 

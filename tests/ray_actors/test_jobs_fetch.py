@@ -19,6 +19,7 @@ from pflsim.errors import RunError, SettingsError
 from ray_actors.jobs import fetch as fetching
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import Cluster
+from ray_actors.jobs.copies import MARK
 from ray_actors.jobs.fetch import fetch, received, unpack
 
 RECORD = "metrics.jsonl"
@@ -48,11 +49,17 @@ def client(tmp_path: Path) -> FakeClient:
     return client
 
 
+def files_of(folder: Path) -> dict[str, str]:
+    """What is in a fetched folder, without what says where it came from."""
+    return {
+        p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file() and p.name != MARK
+    }
+
+
 def test_a_run_folder_comes_as_it_is(client: FakeClient, tmp_path: Path) -> None:
     (new,) = fetch(Cluster(client), "job", tmp_path / "runs")
     assert new == tmp_path / "runs" / "20260101-000000-fedavg-digits-s0"
-    found = {p.relative_to(new).as_posix(): p.read_text() for p in new.rglob("*") if p.is_file()}
-    assert found == {name: text for name, text in FILES.items() if name != ".lock"}
+    assert files_of(new) == {name: text for name, text in FILES.items() if name != ".lock"}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [new.name]
     (asked,) = client.submitted
     assert asked["entrypoint_label_selector"] == {"ray.io/node-id": "node-1"} and "runtime_env" not in asked
@@ -76,15 +83,63 @@ def test_runs_of_names_of_their_own(client: FakeClient, tmp_path: Path) -> None:
     assert names == {"20260101-000000-fedavg-digits-s0", "elsewhere/x", "sweep/b", "outside"}
 
 
-def test_nothing_is_written_over(client: FakeClient, tmp_path: Path) -> None:
+def test_what_was_changed_is_not_written_over(client: FakeClient, tmp_path: Path) -> None:
     cluster, into = Cluster(client), tmp_path / "runs"
     (first,) = fetch(cluster, "job", into)
     (first / "config.yaml").write_text("mine")
-    with pytest.raises(SettingsError, match="is there already, and is not written over: move it away"):
+    with pytest.raises(SettingsError, match="is there already, and was changed here or .* not written over; move it"):
         fetch(cluster, "job", into)
     run_folder(client.home / "jobs/it's 1/runs/later")
     assert fetch(cluster, "job", into) == [into / "later"]
     assert (first / "config.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["", "sweep/"])
+def test_what_was_brought_is_brought_up_to_date(client: FakeClient, tmp_path: Path, below: str) -> None:
+    """With what was put beside it, and without what has gone; what came from another home is left alone."""
+    cluster, into = Cluster(client), tmp_path / "runs"
+    there = run_folder(client.home / "jobs/it's 1/runs" / f"{below}x")
+    (first,) = (path for path in fetch(cluster, "job", into, checkpoints=False) if path.name == "x")
+    (first / "report.html").write_text("mine")
+    (first / "tb/ü 1").unlink()
+    (there / "checkpoints/round_1").rename(there / "checkpoints/round_2")
+    (there / RECORD).write_text("{}\n{}\n")
+    assert first in fetch(cluster, "job", into)
+    came = {name.replace("round_1", "round_2"): text for name, text in FILES.items() if name != ".lock"}
+    assert files_of(first) == {**came, RECORD: "{}\n{}\n", "report.html": "mine"}
+    (there / "checkpoints/round_2").rename(there / "checkpoints/round_3")
+    assert first in fetch(cluster, "job", into)
+    assert [path.name for path in (first / "checkpoints").iterdir()] == ["round_3"]
+    assert not [path for path in into.rglob("*") if path.name.startswith((".old", ".fetch-"))]
+    mark = json.loads((first / MARK).read_text())
+    (first / MARK).write_text(json.dumps({**mark, "home": "~/jobs/another"}))
+    assert first not in fetch(cluster, "job", into)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"home": "~/jobs/it\'s 1", "files": 3}'])
+def test_a_mark_that_cannot_be_read(client: FakeClient, tmp_path: Path, text: str) -> None:
+    (first,) = fetch(Cluster(client), "job", tmp_path / "runs")
+    (first / MARK).write_text(text)
+    with pytest.raises(SettingsError, match="is not written over"):
+        fetch(Cluster(client), "job", tmp_path / "runs")
+
+
+def test_a_newer_copy_that_cannot_take_its_place(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old one is left."""
+    (first,) = fetch(Cluster(client), "job", tmp_path / "runs")
+    before, rename = files_of(first), Path.rename
+
+    def full(self: Path, target: Path) -> Path:
+        if self.name == first.name and self != first:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(RunError, match="cannot be written to: No space left"):
+        fetch(Cluster(client), "job", tmp_path / "runs")
+    assert files_of(first) == before
 
 
 def test_nothing_to_bring(client: FakeClient, tmp_path: Path) -> None:
@@ -240,18 +295,18 @@ def archive(*entries: tuple[str, bytes | None, str]) -> bytes:
 def test_archives_that_lead_elsewhere(tmp_path: Path, content: bytes) -> None:
     into = tmp_path / "deep" / "runs"
     with pytest.raises(RunError, match="is no archive of run folders"):
-        unpack(content, ["x"], into)
+        unpack(content, ["x"], into, "~")
     assert not [*into.iterdir()] and not (tmp_path / "deep" / "evil").exists() and not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "", "a/../../x"])
 def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunError, match="is no name of a run folder"):
-        unpack(archive(("x/a", b"x", "")), [name], tmp_path / "runs")
+        unpack(archive(("x/a", b"x", "")), [name], tmp_path / "runs", "~")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(RunError, match="cannot be written to"):
-        unpack(archive(("x/a", b"x", "")), ["x"], tmp_path / "runs")
+        unpack(archive(("x/a", b"x", "")), ["x"], tmp_path / "runs", "~")
