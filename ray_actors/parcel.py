@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+ALIGNMENT = 64
+"""Bytes: the memory of every new tensor begins at a multiple of it."""
+
 
 class Parcel:
     """Something with tensors in it that arrives at the other end as what it was, not as a parcel.
@@ -58,7 +61,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(content).view(dtype).view(shape)
+    return _aligned(content).view(dtype).view(shape)
 
 
 def _without_gaps(tensor: Tensor) -> bool:
@@ -72,7 +75,16 @@ def _without_gaps(tensor: Tensor) -> bool:
 
 
 def _strided(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(content).view(dtype).as_strided(shape, stride)
+    return _aligned(content).view(dtype).as_strided(shape, stride)
+
+
+def _aligned(content: np.ndarray) -> Tensor:
+    """The bytes where torch would have put them: products of matrices differ in the last bits with where these begin.
+
+    Ray has small buffers (below 2 kB) at multiples of 8 only, so what is copied is small.
+    """
+    found = torch.from_numpy(content)
+    return found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
 
 
 def _unpack(pickled: bytes, buffers: Sequence[pickle.PickleBuffer]) -> Any:
