@@ -13,7 +13,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.evaluation import confusion, count
 from lightning_modules.lockstep.trainee import Trainee
 from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.lockstep.values import wear, worn
+from lightning_modules.lockstep.values import undressed, wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, Pool, Shard, pooled, shard
@@ -91,7 +91,8 @@ class ClientHost:
         replies: dict[int, tuple[Uplink, TrainReport]] = {}
         for unit in self.recipe.units(clients):
             if unit[0] in self.pools:
-                replies.update(self._train_together(round_number, unit, messages, work or {}))
+                with undressed(self.modules[self.recipe.variant_of(unit[0])]):
+                    replies.update(self._train_together(round_number, unit, messages, work or {}))
             else:
                 replies[unit[0]] = self._train(round_number, unit[0], messages[unit[0]], (work or {}).get(unit[0], 1.0))
         return [replies[c][0] for c in clients], [replies[c][1] for c in clients]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from lightning_modules.base import ClientModule
@@ -21,6 +24,22 @@ def wear(module: ClientModule, values: dict[str, Tensor]) -> None:
                 part._buffers[key] = value
             else:  # of an anchor
                 part.register_buffer(key, value, persistent=False)
+
+
+@contextmanager
+def undressed(module: ClientModule) -> Iterator[None]:
+    """What a module comes to wear inside the block is off again at its end, and what it was made with is back.
+
+    Otherwise it would be left with rows of a stack, wherever in memory these begin. The last bits of a product depend
+    on that, so that those of the next client judged here would depend on who had trained here before.
+    """
+    module.clear_anchors()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    own = {name: value.detach() for name, value in named.items()}
+    try:
+        yield
+    finally:
+        wear(module, own)
 
 
 def worn(module: ClientModule) -> dict[str, Tensor]:
