@@ -135,8 +135,8 @@ def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False)
 
 def settings_of(lines: Sequence[str]) -> Settings:
     """Settings as launch.py makes them of a command line."""
-    import launch
+    from configuring.compose import CONFIGS, composed, composing, plain
 
-    folders = [launch.CONFIGS, ROOT / "benchmarks" / "configs"]
-    with launch.composing(folders):
-        return launch.plain(launch.composed(lines, folders))
+    folders = [CONFIGS, ROOT / "benchmarks" / "configs"]
+    with composing(folders):
+        return plain(composed(lines, folders))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support import softmax, states, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.loop import train
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.l2gd import L2GD

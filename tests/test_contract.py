@@ -15,7 +15,7 @@ import yaml
 from lightning import Trainer
 from support import Records, rounds, same, states
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
 from pflsim.checkpoint import plain as plain_state

@@ -13,6 +13,7 @@ import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
 import launch
+from configuring.compose import CONFIGS, composed, composing, plain, sweep
 from lightning_modules.base import ClientModule
 from pflsim.checks import check, check_sweep
 from pflsim.components import resolve, settings_of, targets_of
@@ -23,7 +24,7 @@ README = ROOT / "README.md"
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 TOP = "pflsim|lightning_modules|ray_actors|configs|tests|docs|benchmarks"
 PLACE = re.compile(rf"^(?:{TOP})/[\w./-]*$|^[\w-]+\.(?:py|toml|txt)$|^Makefile$")
-FILE_NAMES = {p.name for p in (ROOT / "pflsim").rglob("*.py")}
+FILE_NAMES = {p.name for folder in ("pflsim", "configuring") for p in (ROOT / folder).rglob("*.py")}
 COMMANDS = [command for page in PAGES for command in commands(page)]
 
 
@@ -98,10 +99,10 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
         return
     options = launch._options(command.arguments)
     options.overrides = [text for text in options.overrides if not text.startswith(launch.RESUME)]
-    folders = [launch.CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
-    with launch.composing(folders):
-        jobs = launch.sweep(options.overrides, folders) if options.multirun else [options.overrides]
-        runs = [launch.plain(launch.composed(job, folders)) for job in jobs]
+    folders = [CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
+    with composing(folders):
+        jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
+        runs = [plain(composed(job, folders)) for job in jobs]
     for settings in runs:
         check(settings)
     check_sweep(runs)

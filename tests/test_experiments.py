@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain, sweep
 from pflsim.checks import check, check_sweep
 from pflsim.components import PARTS, bind_variants, check_part
 from pflsim.settings import Settings
@@ -57,7 +57,7 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
     for line in found:
         options = launch._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
-            jobs = launch.sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
+            jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
             runs = [plain(composed(job, [CONFIGS])) for job in jobs]
         for run in runs:
             sound(run)

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from support import Records
 
-from launch import CONFIGS, composed, composing, parse, plain
+from configuring.compose import CONFIGS, composed, composing, parse, plain
 from pflsim.checks import check
 from pflsim.components import PARTS, settings_of, targets_of
 from pflsim.errors import RunError, SettingsError

@@ -1,4 +1,4 @@
-"""Imports run one way: pflsim ← lightning_modules ← ray_actors ← launch.py."""
+"""Imports run one way: pflsim ← lightning_modules ← ray_actors ← launch.py, and pflsim ← configuring ← launch.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ORDER = ["pflsim", "lightning_modules", "ray_actors", "launch"]
+ORDER = ["pflsim", "lightning_modules", "ray_actors", "configuring", "launch"]
 FORBIDDEN = {
     "pflsim": {"ray", "lightning", "pytorch_lightning", "hydra", "omegaconf"},
     "lightning_modules": {"ray", "hydra", "omegaconf"},
     "ray_actors": {"hydra", "omegaconf"},
+    "configuring": {"ray", "lightning", "pytorch_lightning", "lightning_modules", "ray_actors"},
 }
 
 

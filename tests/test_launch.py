@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import launch
+from configuring.compose import CONFIGS
 from pflsim.errors import SettingsError
 from pflsim.settings import Settings
 
@@ -158,7 +159,7 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
 def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
     assert launch.main(["-m", "method=glob(fed*)"]) == 0
     found = [r.names["method"] for r in runs]
-    assert found == sorted(f.stem for f in (launch.CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
+    assert found == sorted(f.stem for f in (CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
 
 
 def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
@@ -288,7 +289,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -
 def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: str) -> None:
     assert launch.main(["--help", "--config-dir", mine]) == 0
     said = capsys.readouterr().out
-    for file in launch.CONFIGS.glob("*/*.yaml"):
+    for file in CONFIGS.glob("*/*.yaml"):
         assert file.stem in said and file.parent.name in said
     assert "own_strong" in said and "placement.actors_per_gpu=1" in said and "seed=0" in said
 
@@ -300,7 +301,7 @@ def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: p
     assert Path.cwd() == tmp_path and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("file", sorted(launch.CONFIGS.glob("*/*.yaml")), ids=lambda f: f"{f.parent.name}/{f.stem}")
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda f: f"{f.parent.name}/{f.stem}")
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group, name = file.parent.name, file.stem
     chosen = [f"{'+' if group in ('experiment', 'cluster') else ''}{group}={name}"]

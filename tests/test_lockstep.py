@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import Records, states
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.trainee import Trainee

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import Records, dataset
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from pflsim.checks import check
 from pflsim.compare.paper import differences, paper_table
 from pflsim.compare.planned import planned

@@ -13,10 +13,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
+from configuring.compose import CONFIGS
 from pflsim.checkpoint import read_state
 from ray_actors import run
 
-METHODS = sorted(path.stem for path in (launch.CONFIGS / "method").glob("*.yaml"))
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",
          "eval.holdout_clients=1", "checkpoint.every=3", "init=per_client"]  # fmt: skip
 

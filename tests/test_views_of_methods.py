@@ -10,11 +10,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
+from configuring.compose import CONFIGS
 from pflsim.messages import Uplink
 from pflsim.trace import read_message, read_server
 from pflsim.views import Views, read_views
 
-METHODS = sorted(path.stem for path in (launch.CONFIGS / "method").glob("*.yaml"))
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
 PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "pfedpm", "r_pfedpm"}

@@ -10,7 +10,7 @@ import torch
 from support import World, rounds, world
 from torch import Tensor, nn
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from support import Records, World, dataset, plan, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.loop import train
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.methods.local import Local

@@ -13,7 +13,7 @@ import torch
 from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.loop import train
 from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.local import Local

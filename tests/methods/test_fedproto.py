@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import World, dataset, states, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.gpfl import GPFL
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.nets.valve import ConditionalValve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from ray_actors.prepare import prepare
 
 JUDGED_BY = {

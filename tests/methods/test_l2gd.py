@@ -11,7 +11,7 @@ import torch
 from support import World, rounds, softmax, states, trained_states, world
 from torch import nn
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp

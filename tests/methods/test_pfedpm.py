@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import World, dataset, dropout_mlp, partition, rounds, same, states, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.cnn import Cnn, MapCnn

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from pflsim.errors import SettingsError
 from ray_actors.prepare import prepare
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launch import CONFIGS, composed, composing
-from launch import plain as settings_of
+from configuring.compose import CONFIGS, composed, composing
+from configuring.compose import plain as settings_of
 from pflsim.compare.__main__ import main
 from pflsim.compare.paper import paper_table
 from pflsim.compare.published import read_published

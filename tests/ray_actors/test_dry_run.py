@@ -17,7 +17,7 @@ from pretended import Pretended
 from ray._private.state import actors
 from support import dropout_mlp, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
 from pflsim.servers.fedavg import FedAvg as FedAvgServer

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.evaluation import count
 from pflsim.data.federated import shard
 from pflsim.export import main

@@ -14,7 +14,7 @@ import torch
 from pretended import Shown
 from support import rounds, same, states, world
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import Batch, Terms
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.checkpoint import newest_checkpoint

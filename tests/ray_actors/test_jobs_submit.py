@@ -16,6 +16,7 @@ import pytest
 from fake_cluster import FakeClient
 
 import launch
+from configuring.compose import CONFIGS
 from pflsim.environment import code
 from pflsim.errors import RunError, SettingsError
 from pflsim.settings import Settings
@@ -36,7 +37,7 @@ sys.exit(int(os.environ.get("CODE", "0")))
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory whose launch.py says how it was called; `launch` believes to be in it."""
     root = tmp_path / "root"
-    shutil.copytree(launch.CONFIGS, root / "configs")
+    shutil.copytree(CONFIGS, root / "configs")
     (root / "launch.py").write_text(DRIVER)
     monkeypatch.setattr(launch, "CONFIGS", root / "configs")
     monkeypatch.chdir(root)

@@ -17,6 +17,7 @@ from support import World, rounds, same, states, world
 from torch import Tensor, nn
 
 import launch
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
@@ -253,9 +254,9 @@ def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_rounds_are_drawn_from_those_who_train() -> None:
-    with launch.composing([launch.CONFIGS]):
+    with composing([CONFIGS]):
         small = ["method=fedavg", "clients=6", "fraction=0.5", "rounds=3", "eval.holdout_clients=2"]
-        made = prepare(launch.plain(launch.composed(small, [launch.CONFIGS])))
+        made = prepare(plain(composed(small, [CONFIGS])))
     assert made.plan.newcomers == (4, 5) and made.plan.clients == len(made.federation.clients) == 4
     assert all(set(cohort) <= set(range(4)) and len(cohort) == 2 for cohort in made.plan.cohorts)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import Records, rounds, same, states
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.local import Local
 from lightning_modules.prototypes import class_means

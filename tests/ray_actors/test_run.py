@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch import CONFIGS, composed, composing, plain
+from configuring.compose import CONFIGS, composed, composing, plain
 from pflsim.settings import Settings
 from ray_actors import joined, local_ray, run
 from ray_actors.prepare import Job, prepare
