@@ -63,12 +63,17 @@ class Pool:
             chosen.append(kept)
         missing = [seat for seat, host in zip(seats, chosen, strict=True) if host is None]
         reserved = reserve([seat for seat in missing if seat.node], self.patience_s)
-        places = iter([reserved.pop(0) if seat.node else None for seat in missing])
-        for at, seat in enumerate(seats):
-            if chosen[at] is None:
-                place = next(places)
-                chosen[at] = made = _Host(seat, place, _start(seat, place))
-                self._hosts.append(made)
+        try:
+            for at, seat in enumerate(seats):
+                if chosen[at] is None:
+                    place = reserved[0] if seat.node else None
+                    chosen[at] = made = _Host(seat, place, _start(seat, place))
+                    self._hosts.append(made)
+                    if place is not None:
+                        reserved.remove(place)
+        except BaseException:
+            release(reserved)  # for those that were not started; the others are this pool's to end
+            raise
         return [host.actor for host in chosen if host is not None]
 
     def trim(self, seats: Sequence[Seat]) -> None:

@@ -192,6 +192,27 @@ def test_actors_that_cannot_be_had_start_nothing_and_leave_the_others(
     made.close()
 
 
+def test_what_was_reserved_for_actors_that_do_not_start_is_given_back(
+    node: str, made: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Seat] = []
+
+    def start(seat: Seat, reserved: Any) -> object:
+        if started:
+            raise RuntimeError("no more")
+        started.append(seat)
+        return object()
+
+    monkeypatch.setattr(pools, "_start", start)
+    monkeypatch.setattr(pools.ray, "kill", lambda actor: None)
+    before = reserved_now()
+    with pytest.raises(RuntimeError, match="no more"):
+        made.hosts([Seat(CPU, 0.0, node)] * 3)
+    assert made.started == 1 and reserved_now() == before + 1
+    made.close()
+    assert reserved_now() == before
+
+
 def test_seats_on_a_machine_of_ones_own_are_not_reserved(
     node: str, made: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
