@@ -25,22 +25,20 @@ class Parcel:
 
     Args:
         content: messages, of any type of pickle; tensors on the CPU.
-        strides: whether tensors shall lie in memory as they did, where they have no gaps; the last bits of a sum may
-            depend on it.
 
     Notes:
-        Received tensors are contiguous otherwise, whatever they were, and nobody may write to them: it would change
-        what the others have received. They hold their place in the store for as long as they live, so that what is kept
-        beyond the call is copied (`load`, anchors, and the tables of servers do).
+        Received tensors lie in memory as they did, for the last bits of a sum may depend on it; those with gaps become
+        contiguous. Nobody may write to them: it would change what the others have received. They hold their place in
+        the store for as long as they live, so that what is kept beyond the call is copied (`load`, anchors, and the
+        tables of servers do).
     """
 
-    def __init__(self, content: Any, strides: bool = False):
-        self.content, self.strides = content, strides
+    def __init__(self, content: Any):
+        self.content = content
 
     def __reduce__(self) -> tuple[Any, ...]:
         pickled, buffers = io.BytesIO(), []
         pickler = _Pickler(pickled, protocol=5, buffer_callback=buffers.append)
-        pickler.strides = self.strides
         pickler.dump(self.content)
         return _unpack, (pickled.getvalue(), buffers)
 
@@ -48,12 +46,10 @@ class Parcel:
 class _Pickler(pickle.Pickler):
     """Pickles tensors as arrays of bytes, which protocol 5 leaves outside."""
 
-    strides = False
-
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
             return NotImplemented
-        if self.strides and not obj.is_contiguous() and _without_gaps(obj):
+        if not obj.is_contiguous() and _without_gaps(obj):
             flat = obj.detach().as_strided((obj.numel(),), (1,))
             return _strided, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.stride())
         flat = obj.detach().reshape(-1).contiguous()  # bytes, since NumPy does not know all types (bfloat16)

@@ -266,7 +266,7 @@ class RayExecutor:
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Take over saved states."""
-        self.server.change("restore", ray.put(Parcel(server, strides=True)))
+        self.server.change("restore", ray.put(Parcel(server)))
         self.states = {client: ray.put(Parcel(state)) for client, state in clients}
 
     def _tasks(self, units: Units, round_number: int, phase: str, parts: int = 1) -> list[Task]:

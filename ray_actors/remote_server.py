@@ -35,12 +35,12 @@ class RemoteServer:
 
     def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[Observation, Parcel]:
         """As `ServerHost.fuse`, with the state that comes of it."""
-        return self.host.fuse(*uplinks, matrices=matrices), Parcel(self.host.state, strides=True)
+        return self.host.fuse(*uplinks, matrices=matrices), Parcel(self.host.state)
 
     def restore(self, saved: object) -> tuple[int, Parcel]:
         """As `ServerHost.restore`, with the state that comes of it."""
         self.host.restore(saved)
-        return 0, Parcel(self.host.state, strides=True)
+        return 0, Parcel(self.host.state)
 
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
@@ -48,7 +48,7 @@ class RemoteServer:
 
     def saved_state(self) -> Parcel:
         """As `ServerHost.saved_state`."""
-        return Parcel(self.host.saved_state(), strides=True)
+        return Parcel(self.host.saved_state())
 
     def send(self, clients: Sequence[int], new: bool = False) -> tuple[Any, ...]:
         """The messages to these clients (they may be `new`).

@@ -220,7 +220,9 @@ def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Pa
         executor.start()
         records = Records()
         Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
-        found.append((states(executor), [record.evaluations for record in records.records], records.joined))
+        rounds = [(record.evaluations, record.drift) for record in records.records]
+        found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
     assert found[0][1:] == found[1][1:]
-    for client, state in found[0][0].items():
-        assert all(torch.equal(value, found[1][0][client][name]) for name, value in state.items())
+    for whose, state in found[0][0].items():
+        assert state.keys() == found[1][0][whose].keys()
+        assert all(torch.equal(value, found[1][0][whose][name]) for name, value in state.items())
