@@ -206,7 +206,7 @@ CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "frac
 
 
 @pytest.mark.parametrize(
-    ("method", "small"), [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV)]
+    ("method", "small"), [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)]
 )
 def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Path) -> None:
     """To the bit, wherever the stacks live; also where computations go by how or where values lie in memory."""
