@@ -16,7 +16,8 @@ from pflsim.journal import Journal
 from pflsim.memory import held_mb
 from pflsim.settings import Settings
 from pflsim.simulation import Simulation
-from pflsim.tracking import Tracker, create_run_folder
+from pflsim.tracking.run_folder import create_run_folder
+from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner

@@ -115,7 +115,7 @@ def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
     print(f"job {job}: {len(package.files)} files, {mib(package.bytes)} of content", flush=True)
     if not options.detach:
         status = Follower(cluster, job, sys.stdout).follow()
-        if status != 130:
+        if status not in (2, 127, 130):  # it has not begun, or goes on
             print(f"bring its run folder here with   {cluster.command(f'fetch {job}')}", flush=True)
         return status
     for words in (f"status {job}", f"logs {job} --follow", f"stop {job}", f"fetch {job}"):
@@ -133,9 +133,21 @@ def _about(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
     elif command == "stop":
         stop(cluster, options.id, say=lambda text: print(text, flush=True))
     else:
-        for folder in fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints):
-            print(folder, flush=True)
+        return _fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints)
     return 0
+
+
+def _fetch(cluster: Cluster, job: str, into: Path, checkpoints: bool) -> int:
+    found = fetch(cluster, job, into, checkpoints)
+    for folder in found.brought:
+        print(folder, flush=True)
+    for folder in found.complete:
+        print(f"{folder} has come whole before", flush=True)
+    for folder, why in found.kept.items():
+        print(
+            f"{folder} is left as it is: {why}; move it away, or give another FOLDER, to have it anew", file=sys.stderr
+        )
+    return 0 if found.brought or found.complete else 2
 
 
 def _amount(text: str) -> float:

@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import io
 import json
+import os
 import shlex
 import shutil
 import tarfile
@@ -18,13 +19,15 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pflsim.errors import RunError, SettingsError
+from pflsim.tracking.run_folder import CONFIG
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import FETCH, KIND, Cluster
-from ray_actors.jobs.copies import mark, may_be_renewed, renew
+from ray_actors.jobs.copies import is_settled, mark, put
 from ray_actors.jobs.follow import state, wait_until_over
 from ray_actors.jobs.pack import mib
 from ray_actors.jobs.submit import NODE, home_of, place
@@ -36,20 +39,37 @@ NAMES = 60_000
 PATIENCE_S = 60.0
 """For the second job to begin: it asks for nothing but a machine that is there."""
 SENDING_S = 1800.0
+NOT_FOUND = 127
+"""The exit status of a shell that has not found a command."""
+
+
+@dataclass
+class Fetched:
+    """What became of the run folders of a job.
+
+    Args:
+        brought: those that are new here, or newer than before.
+        complete: those that had come whole before, and were not sent again.
+        kept: those that were left as they are, and why.
+    """
+
+    brought: list[Path] = field(default_factory=list)
+    complete: list[Path] = field(default_factory=list)
+    kept: dict[Path, str] = field(default_factory=dict)
 
 
 def fetch(
     cluster: Cluster, job: str, into: Path, checkpoints: bool = True, wait: Callable[[float], None] = time.sleep
-) -> list[Path]:
-    """Bring the run folders of a job into a folder; those that are new, or newer than what was brought before.
+) -> Fetched:
+    """Bring the run folders of a job into a folder, or bring what came there before up to date.
 
     Raises:
-        SettingsError: there is nothing to bring, or all of it is there already and not as it was brought.
-        RunError: what came is not what was sent, or nothing came.
+        SettingsError: there is nothing to bring.
+        RunError: what came is not what was sent, or nothing came, or it cannot be written.
     """
     home, node = home_of(cluster, job)
     metadata = cluster.info(job).metadata
-    have = [name for name in _names(into) if not may_be_renewed(into / name, home)]
+    have = [name for name in _names(into) if is_settled(into / name, checkpoints)]
     asked = {
         "home": home,
         "elsewhere": json.loads(metadata.get("run_dirs", "[]")),
@@ -57,24 +77,24 @@ def fetch(
         "have": have if sum(map(len, have)) < NAMES else [],
         "limit": LIMIT,
     }
-    text = Path(sender.__file__).read_text(encoding="utf-8")
-    command = f"exec {place(metadata.get('python', 'python'))} -c {shlex.quote(text)} {shlex.quote(json.dumps(asked))}"
-    head, content = received(_printed(cluster, job, command, node, wait), job)
+    python, text = metadata.get("python", "python"), Path(sender.__file__).read_text(encoding="utf-8")
+    command = f"exec {place(python)} -c {shlex.quote(text)} {shlex.quote(json.dumps(asked))}"
+    head, content = received(_printed(cluster, job, command, node, wait, python), job)
     if not head["all"]:
         raise SettingsError(
             f"{job}: there is no run folder in {head['home']} (yet): see {cluster.command(f'logs {job}')}"
         )
-    kept = [into / name for name in head["all"] if _is_kept(into / name, home)]
-    if len(kept) == len(head["all"]):
-        named = ", ".join(map(str, kept))
-        raise SettingsError(
-            f"{named} is there already, and was changed here or did not come from this job: it is not written over; "
-            "move it away, or give another FOLDER"
-        )
-    return unpack(content, head["runs"], into, home)
+    _check_names([*head["all"], *head["runs"]])
+    found = unpack(content, head["runs"], into, checkpoints)
+    for folder in (into / name for name in head["all"] if name not in head["runs"]):
+        if mark(folder) is None:
+            found.kept[folder] = "it was not brought by fetch"
+        else:
+            found.complete.append(folder)
+    return found
 
 
-def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable[[float], None]) -> str:
+def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable[[float], None], python: str) -> str:
     """What the command prints on a node; its job is forgotten afterwards."""
     name = cluster.submit(
         entrypoint=command,
@@ -88,6 +108,8 @@ def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable
             raise RunError(f"{job}: the machine that it ran on does not answer; it may have left the cluster")
         if state(info) == "RUNNING":
             info = wait_until_over(cluster, name, SENDING_S, wait)
+        if info.driver_exit_code == NOT_FOUND:
+            raise RunError(f"{job}: its run folders cannot be read there: there is no {python} to do it")
         if state(info) != "SUCCEEDED":
             why = (info.message or "no reason given").strip().splitlines()[-1]
             raise RunError(f"{job}: its run folders cannot be read there: {why}")
@@ -126,15 +148,12 @@ def received(log: str, job: str) -> tuple[dict[str, Any], bytes]:
     return head, content
 
 
-def unpack(content: bytes, names: list[str], into: Path, home: str) -> list[Path]:
-    """Unpack run folders aside, then move those to their places that are free, or have what came from this home before.
+def unpack(content: bytes, names: list[str], into: Path, checkpoints: bool = True) -> Fetched:
+    """Unpack run folders aside, then put each into its place.
 
     Raises:
         RunError: the archive has what no run folder has, or the folder cannot be written to.
     """
-    for name in names:
-        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise RunError(f"{name!r} is no name of a run folder; nothing was written")
     try:
         into.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=into))
@@ -143,18 +162,14 @@ def unpack(content: bytes, names: list[str], into: Path, home: str) -> list[Path
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             archive.extractall(aside, filter="data")
-        new = []
-        for number, name in enumerate(names):
-            if not (aside / name).is_dir() or _is_kept(into / name, home):
-                continue
-            mark(aside / name, home)
-            if (into / name).exists():
-                renew(into / name, aside / name, aside / f".old-{number}")
-            else:
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                (aside / name).rename(into / name)
-            new.append(into / name)
-        return new
+        found = Fetched()
+        for name in names:
+            if (aside / name).is_dir():
+                if why := put(aside / name, into / name, checkpoints):
+                    found.kept[into / name] = why
+                else:
+                    found.brought.append(into / name)
+        return found
     except (tarfile.TarError, EOFError) as error:
         raise RunError(f"what came is no archive of run folders ({error}); nothing was written") from error
     except OSError as error:
@@ -163,11 +178,17 @@ def unpack(content: bytes, names: list[str], into: Path, home: str) -> list[Path
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _is_kept(folder: Path, home: str) -> bool:
-    """Whether something is there that is not written over."""
-    return folder.exists() and not may_be_renewed(folder, home)
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise RunError(f"{name!r} is no name of a run folder; nothing was written")
 
 
 def _names(into: Path) -> list[str]:
-    """What is in the folder already."""
-    return sorted(path.name for path in into.iterdir() if path.is_dir()) if into.is_dir() else []
+    """The run folders that are there."""
+    found = []
+    for folder, below, files in os.walk(into):
+        if CONFIG in files:
+            below.clear()
+            found.append(Path(folder).relative_to(into).as_posix())
+    return sorted(found)

@@ -21,6 +21,7 @@ NAMES = ("__pycache__", "node_modules", "*.egg-info", "*.pyc", ".git", ".hg", ".
 CACHES = (".pytest_cache", ".ruff_cache", ".mypy_cache", ".hypothesis", ".benchmarks", ".ipynb_checkpoints")
 SECRETS = (".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "id_rsa*", "id_ed25519*", ".git-credentials", ".pypirc")
 """Left out, and named: the cluster keeps what it is sent, for others to read perhaps."""
+PROGRAM = ("launch.py", "configs", "configuring", "pflsim", "lightning_modules", "ray_actors")
 TOP = ("runs", "data", "build", "dist", "multirun", "outputs", "benchmarks/out")
 """Left out at the top only: deeper down these may be names of packages, as `pflsim/data` is."""
 BEGUN = (".lock", "environment.json", "partition.json")
@@ -144,7 +145,10 @@ class _Walk:
     def _stays(self, entry: os.DirEntry[str], name: str) -> bool:
         if name in TOP or any(fnmatch(entry.name, pattern) for pattern in (*NAMES, *CACHES)):
             return True
-        return any(fnmatch(text, pattern) for pattern in self.exclude for text in (entry.name, name))
+        asked = next((p for p in self.exclude for text in (entry.name, name) if fnmatch(text, p)), None)
+        if asked is not None and name in PROGRAM:
+            raise SettingsError(f"--exclude {asked} would leave out {name}, which every run needs")
+        return asked is not None
 
 
 def _is_secret(name: str) -> bool:

@@ -25,7 +25,8 @@ from pflsim.mirror.mirror import Mirror
 from pflsim.mirror.place import Place, has_password, is_url, last_part
 from pflsim.results import find_runs
 from pflsim.summary import RunMeta
-from pflsim.tracking import Tracker, read_records
+from pflsim.tracking.records import read_records
+from pflsim.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
 
 NUMBERS = itertools.count()

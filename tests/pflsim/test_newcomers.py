@@ -15,7 +15,7 @@ import pytest
 from pflsim.console import Console
 from pflsim.metrics import Phase
 from pflsim.summary import RunMeta, newcomer_figures, summarise, to_dict
-from pflsim.tracking import Tracker
+from pflsim.tracking.tracker import Tracker
 from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)

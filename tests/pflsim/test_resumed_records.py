@@ -20,7 +20,9 @@ from pflsim.errors import SettingsError
 from pflsim.history import from_line, read_history, to_line
 from pflsim.metrics import Model, Phase
 from pflsim.summary import RunMeta
-from pflsim.tracking import Tracker, event_files, read_records
+from pflsim.tracking import event_files
+from pflsim.tracking.records import read_records
+from pflsim.tracking.tracker import Tracker
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord, Split, TrainReport
 from pflsim.views import Axis, Matrix, Views, read_views, write_views
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.tracking import incomplete_runs, last_run, run_lock
+from pflsim.tracking.run_folder import incomplete_runs, last_run, run_lock
 
 
 def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path: Path) -> None:

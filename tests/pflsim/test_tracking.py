@@ -17,8 +17,10 @@ from pflsim.history import from_line, read_history, round_metrics, to_line
 from pflsim.metrics import Model, Phase
 from pflsim.settings import Settings
 from pflsim.summary import RunMeta
-from pflsim.tracking import Tracker, create_run_folder, event_files, write_config
+from pflsim.tracking import event_files
 from pflsim.tracking.hyperparameters import hyperparameters
+from pflsim.tracking.run_folder import create_run_folder, write_config
+from pflsim.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, Split, TrainReport
 from pflsim.views import Axis, Matrix, read_views
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -10,17 +11,19 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fake_cluster import FakeClient
 
 from pflsim.errors import RunError, SettingsError
+from pflsim.tracking.run_folder import run_lock
 from ray_actors.jobs import fetch as fetching
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import Cluster
 from ray_actors.jobs.copies import MARK
-from ray_actors.jobs.fetch import fetch, received, unpack
+from ray_actors.jobs.fetch import Fetched, fetch, received, unpack
 
 RECORD = "metrics.jsonl"
 FILES = {
@@ -51,13 +54,12 @@ def client(tmp_path: Path) -> FakeClient:
 
 def files_of(folder: Path) -> dict[str, str]:
     """What is in a fetched folder, without what says where it came from."""
-    return {
-        p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file() and p.name != MARK
-    }
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in (MARK, ".lock"))
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
 def test_a_run_folder_comes_as_it_is(client: FakeClient, tmp_path: Path) -> None:
-    (new,) = fetch(Cluster(client), "job", tmp_path / "runs")
+    (new,) = fetch(Cluster(client), "job", tmp_path / "runs").brought
     assert new == tmp_path / "runs" / "20260101-000000-fedavg-digits-s0"
     assert files_of(new) == {name: text for name, text in FILES.items() if name != ".lock"}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [new.name]
@@ -67,7 +69,7 @@ def test_a_run_folder_comes_as_it_is(client: FakeClient, tmp_path: Path) -> None
 
 
 def test_without_checkpoints(client: FakeClient, tmp_path: Path) -> None:
-    (new,) = fetch(Cluster(client), "job", tmp_path / "runs", checkpoints=False)
+    (new,) = fetch(Cluster(client), "job", tmp_path / "runs", checkpoints=False).brought
     assert (new / "config.yaml").exists() and not (new / "checkpoints").exists()
 
 
@@ -78,68 +80,213 @@ def test_runs_of_names_of_their_own(client: FakeClient, tmp_path: Path) -> None:
     (home / "runs/begun").mkdir()
     (home / "runs/begun/config.yaml").touch()
     (home / "link").symlink_to(home / "runs")
-    new = fetch(Cluster(client), "job", tmp_path / "runs")
+    new = fetch(Cluster(client), "job", tmp_path / "runs").brought
     names = {path.relative_to(tmp_path / "runs").as_posix() for path in new}
     assert names == {"20260101-000000-fedavg-digits-s0", "elsewhere/x", "sweep/b", "outside"}
 
 
-def test_what_was_changed_is_not_written_over(client: FakeClient, tmp_path: Path) -> None:
-    cluster, into = Cluster(client), tmp_path / "runs"
-    (first,) = fetch(cluster, "job", into)
-    (first / "config.yaml").write_text("mine")
-    with pytest.raises(SettingsError, match="is there already, and was changed here or .* not written over; move it"):
-        fetch(cluster, "job", into)
-    run_folder(client.home / "jobs/it's 1/runs/later")
-    assert fetch(cluster, "job", into) == [into / "later"]
-    assert (first / "config.yaml").read_text() == "mine"
+def again(client: FakeClient, into: Path, checkpoints: bool = True) -> Fetched:
+    return fetch(Cluster(client), "job", into, checkpoints)
 
 
-@pytest.mark.parametrize("below", ["", "sweep/"])
-def test_what_was_brought_is_brought_up_to_date(client: FakeClient, tmp_path: Path, below: str) -> None:
-    """With what was put beside it, and without what has gone; what came from another home is left alone."""
-    cluster, into = Cluster(client), tmp_path / "runs"
-    there = run_folder(client.home / "jobs/it's 1/runs" / f"{below}x")
-    (first,) = (path for path in fetch(cluster, "job", into, checkpoints=False) if path.name == "x")
-    (first / "report.html").write_text("mine")
-    (first / "tb/ü 1").unlink()
-    (there / "checkpoints/round_1").rename(there / "checkpoints/round_2")
-    (there / RECORD).write_text("{}\n{}\n")
-    assert first in fetch(cluster, "job", into)
-    came = {name.replace("round_1", "round_2"): text for name, text in FILES.items() if name != ".lock"}
-    assert files_of(first) == {**came, RECORD: "{}\n{}\n", "report.html": "mine"}
-    (there / "checkpoints/round_2").rename(there / "checkpoints/round_3")
-    assert first in fetch(cluster, "job", into)
-    assert [path.name for path in (first / "checkpoints").iterdir()] == ["round_3"]
-    assert not [path for path in into.rglob("*") if path.name.startswith((".old", ".fetch-"))]
-    mark = json.loads((first / MARK).read_text())
-    (first / MARK).write_text(json.dumps({**mark, "home": "~/jobs/another"}))
-    assert first not in fetch(cluster, "job", into)
+@pytest.fixture
+def there(client: FakeClient) -> Path:
+    """The run folder on the cluster."""
+    (folder,) = (client.home / "jobs/it's 1/runs").iterdir()
+    return folder
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"home": "~/jobs/it\'s 1", "files": 3}'])
-def test_a_mark_that_cannot_be_read(client: FakeClient, tmp_path: Path, text: str) -> None:
-    (first,) = fetch(Cluster(client), "job", tmp_path / "runs")
-    (first / MARK).write_text(text)
-    with pytest.raises(SettingsError, match="is not written over"):
-        fetch(Cluster(client), "job", tmp_path / "runs")
+@pytest.fixture
+def here(there: Path, client: FakeClient, tmp_path: Path) -> Path:
+    """The run folder as it was brought."""
+    (folder,) = again(client, tmp_path / "runs").brought
+    return folder
 
 
-def test_a_newer_copy_that_cannot_take_its_place(
-    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def go_on(there: Path) -> None:
+    """A round later: another checkpoint in the place of the last one."""
+    (old,) = (there / "checkpoints").iterdir()
+    number = int(old.name.removeprefix("round_")) + 1
+    old.rename(old.with_name(f"round_{number}"))
+    with (there / RECORD).open("a") as records:
+        records.write(f'{{"round": {number}}}\n')
+
+
+def test_what_was_brought_is_brought_up_to_date(client: FakeClient, there: Path, here: Path) -> None:
+    """What others have put beside it is as it was, what they took away comes back, and what has gone there is gone."""
+    elsewhere = run_folder(here.parent.parent / "notes")
+    (here / "report.html").write_text("mine")
+    (here / "empty").mkdir()
+    (here / "notes").symlink_to(elsewhere)
+    (here / "nowhere").symlink_to("nothing")
+    (here / "tb/ü 1").unlink()
+    for number in (2, 3):
+        go_on(there)
+        found = again(client, here.parent)
+        assert (found.brought, found.complete, found.kept) == ([here], [], {})
+        assert files_of(here)["report.html"] == "mine" and (here / "empty").is_dir()
+        assert (here / "notes").readlink() == elsewhere and (here / "nowhere").is_symlink()
+        assert files_of(there).items() <= files_of(here).items()
+        assert [path.name for path in (here / "checkpoints").iterdir()] == [f"round_{number}"]
+    assert [path.name for path in here.parent.iterdir()] == [here.name]
+
+
+def test_a_copy_on_another_disk(
+    client: FakeClient, there: Path, here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The old one is left."""
-    (first,) = fetch(Cluster(client), "job", tmp_path / "runs")
-    before, rename = files_of(first), Path.rename
+    """The folder stays the link that someone has made of it."""
+    large = tmp_path / "large"
+    here.rename(large)
+    here.symlink_to(large)
+    go_on(there)
+    real = Path.replace
 
-    def full(self: Path, target: Path) -> Path:
-        if self.name == first.name and self != first:
-            raise OSError(28, "No space left on device")
-        return rename(self, target)
+    def replace(self: Path, target: Path) -> Path:
+        if self.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return real(self, target)
 
-    monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(RunError, match="cannot be written to: No space left"):
-        fetch(Cluster(client), "job", tmp_path / "runs")
-    assert files_of(first) == before
+    monkeypatch.setattr(Path, "replace", replace)
+    assert again(client, here.parent).brought == [here]
+    assert here.is_symlink() and files_of(large) == files_of(there)
+
+
+def test_checkpoints_that_are_not_asked_for_stay(client: FakeClient, there: Path, here: Path) -> None:
+    """Those that came before; and they are brought up to date, and go, when they are asked for."""
+    before = files_of(here)
+    go_on(there)
+    assert again(client, here.parent, checkpoints=False).brought == [here]
+    assert files_of(here) == {**before, RECORD: (there / RECORD).read_text()}
+    assert again(client, here.parent).brought == [here]
+    assert [path.name for path in (here / "checkpoints").iterdir()] == ["round_2"]
+
+
+def test_what_has_come_whole_is_not_sent_again(client: FakeClient, there: Path, tmp_path: Path) -> None:
+    """So that one more run is not one too many for a log."""
+    into = tmp_path / "runs"
+    (there / "summary.json").write_text('{"complete": true}')
+    (here,) = again(client, into, checkpoints=False).brought
+    assert again(client, into).brought == [here]  # with checkpoints
+    (here / "checkpoints/round_1/server.pt").unlink()
+    found = again(client, into)
+    assert (found.brought, found.complete, found.kept) == ([], [here], {})
+    assert not (here / "checkpoints/round_1/server.pt").exists()
+    later = run_folder(there.with_name("sweep") / "later")
+    found = again(client, into)
+    assert (found.brought, found.complete) == ([into / "sweep/later"], [here])
+    assert later.name == "later"
+
+
+def change(here: Path) -> None:
+    (here / "config.yaml").write_text("mine")
+
+
+def resume(here: Path) -> None:
+    """A run that is taken up here, and gets no further than its first line."""
+    (here / "summary.json").write_text("{}")
+
+
+def replace(here: Path) -> None:
+    (here / RECORD).unlink()
+    (here / RECORD).mkdir()
+
+
+def forget(here: Path) -> None:
+    (here / MARK).write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (change, "config.yaml was changed here"),
+        (resume, "summary.json is here already, and comes from there too"),
+        (replace, "is in the way"),
+        (forget, "it was not brought by fetch"),
+    ],
+)
+def test_what_was_changed_here_is_left_as_it_is(
+    act: Callable[[Path], None], why: str, client: FakeClient, there: Path, here: Path
+) -> None:
+    act(here)
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and path.name != ".lock"}
+    go_on(there)
+    (there / "summary.json").write_text('{"complete": false}')
+    run_folder(there.with_name("later"))
+    found = again(client, here.parent)
+    assert found.brought == [here.with_name("later")] and why in found.kept[here]
+    after = {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"checkpoints": true, "files": 3}', '{"files": {}}'])
+def test_a_mark_that_cannot_be_read(client: FakeClient, here: Path, text: str) -> None:
+    (here / MARK).write_text(text)
+    assert again(client, here.parent).kept == {here: "it was not brought by fetch"}
+
+
+def test_a_run_that_goes_on_here_is_left_alone(client: FakeClient, there: Path, here: Path) -> None:
+    go_on(there)
+    with run_lock(here):
+        assert "is in use by another process" in again(client, here.parent).kept[here]
+    assert again(client, here.parent).brought == [here]
+
+
+@pytest.mark.parametrize(
+    ("records", "why"), [("", "another run"), ('{"round": 1, "seconds": 2}\n', "another run"), ("{}\n", "more rounds")]
+)
+def test_what_is_no_later_copy_of_the_same_run(
+    records: str, why: str, client: FakeClient, there: Path, here: Path
+) -> None:
+    go_on(there)
+    assert again(client, here.parent).brought == [here]
+    (there / RECORD).write_text(records)
+    before = files_of(here)
+    assert why in again(client, here.parent).kept[here]
+    assert files_of(here) == before
+
+
+def test_before_the_first_round_the_settings_tell_runs_apart(client: FakeClient, there: Path, tmp_path: Path) -> None:
+    (there / RECORD).write_text("")
+    (here,) = again(client, tmp_path / "runs").brought
+    (there / "config.yaml").write_text("seed: 7")
+    assert "another run" in again(client, here.parent).kept[here]
+    (there / "config.yaml").write_text(FILES["config.yaml"])
+    (there / RECORD).write_text("{}\n")
+    assert again(client, here.parent).brought == [here]
+
+
+def test_wherever_it_is_interrupted_the_next_fetch_goes_on(
+    client: FakeClient, there: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then there is a checkpoint that the records have the rounds of, and nothing says that all has come."""
+    real, written, reached = Path.replace, [], 0
+
+    def broken(self: Path, target: Path) -> Path:
+        written.append(target.name)
+        if len(written) > reached:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    (here / "report.html").write_text("mine")
+    while reached < 20:
+        go_on(there)
+        (there / "summary.json").write_text(str(reached))
+        written.clear()
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(Path, "replace", broken)
+            assert again(client, here.parent).brought == [here]
+            break
+        rounds = [
+            int(path.name.removeprefix("round_")) for path in (here / "checkpoints").iterdir() if any(path.iterdir())
+        ]
+        found = files_of(here)
+        assert min(rounds) <= found[RECORD].count("\n") and found["report.html"] == "mine"
+        if found.get("summary.json") == str(reached):  # which may say that the run is complete
+            assert files_of(there).items() <= found.items()
+        reached += 1
+    assert 3 < reached < 20
+    assert files_of(here) == {**files_of(there), "report.html": "mine"}
+    assert [path.name for path in here.parent.iterdir()] == [here.name]
 
 
 def test_nothing_to_bring(client: FakeClient, tmp_path: Path) -> None:
@@ -172,7 +319,7 @@ def test_the_machine_is_gone(client: FakeClient, tmp_path: Path, monkeypatch: py
 
 def test_a_python_that_is_not_there(client: FakeClient, tmp_path: Path) -> None:
     client.details["job"].metadata["python"] = "~/no/python"
-    with pytest.raises(RunError, match="its run folders cannot be read there"):
+    with pytest.raises(RunError, match="its run folders cannot be read there: there is no ~/no/python to do it"):
         fetch(Cluster(client), "job", tmp_path / "runs")
 
 
@@ -295,18 +442,23 @@ def archive(*entries: tuple[str, bytes | None, str]) -> bytes:
 def test_archives_that_lead_elsewhere(tmp_path: Path, content: bytes) -> None:
     into = tmp_path / "deep" / "runs"
     with pytest.raises(RunError, match="is no archive of run folders"):
-        unpack(content, ["x"], into, "~")
+        unpack(content, ["x"], into)
     assert not [*into.iterdir()] and not (tmp_path / "deep" / "evil").exists() and not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "", "a/../../x"])
-def test_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("list_", ["runs", "all"])
+def test_names_that_lead_elsewhere(
+    client: FakeClient, tmp_path: Path, name: str, list_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = log_with(archive(("x/a", b"x", "")), **{list_: [name]})
+    monkeypatch.setattr(fetching, "_printed", lambda *args: log)
     with pytest.raises(RunError, match="is no name of a run folder"):
-        unpack(archive(("x/a", b"x", "")), [name], tmp_path / "runs", "~")
+        fetch(Cluster(client), "job", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(RunError, match="cannot be written to"):
-        unpack(archive(("x/a", b"x", "")), ["x"], tmp_path / "runs", "~")
+        unpack(archive(("x/a", b"x", "")), ["x"], tmp_path / "runs")

@@ -16,6 +16,7 @@ import launch
 from pflsim.errors import RunError
 from ray_actors.jobs import command, show
 from ray_actors.jobs.client import Cluster
+from ray_actors.jobs.fetch import Fetched
 from ray_actors.jobs.follow import ATTEMPTS, Follower, exit_status
 
 RUN = {"pflsim": "run", "method": "fedavg", "data": "digits", "seed": "3", "home": "~/x", "arguments": "seed=3"}
@@ -130,6 +131,33 @@ def test_submit_ends_as_the_job_does(
         out.startswith("job job: ")
         and "the driver's words\nbring its run folder here with   python launch.py fetch" in out
     )
+
+
+@pytest.mark.parametrize("status", [2, 127])
+def test_a_job_that_has_not_begun_a_run(
+    status: int, client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its settings are wrong there, or there is no such Python: nothing can be brought."""
+    monkeypatch.setattr(client, "_run", lambda command, here: (status, "why\n"))
+    assert launch.main(["submit", "--id", "job"]) == status
+    assert capsys.readouterr().out.endswith("why\n")
+
+
+def test_what_fetch_says(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b, c = Path("runs/a"), Path("runs/b"), Path("runs/c")
+    found = Fetched([a], [b], {c: "config.yaml was changed here"})
+    monkeypatch.setattr(command, "fetch", lambda *args: found)
+    told = (
+        "runs/c is left as it is: config.yaml was changed here; move it away, or give another FOLDER, to have it anew\n"
+    )
+    assert launch.main(["fetch", "job"]) == 0
+    assert capsys.readouterr() == ("runs/a\nruns/b has come whole before\n", told)
+    found.brought.clear()
+    assert launch.main(["fetch", "job"]) == 0
+    found.complete.clear()
+    assert launch.main(["fetch", "job"]) == 2 and capsys.readouterr().err == told + told
 
 
 def test_detached(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import zipfile
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_the_data_stay_where_they_are(tmp_path: Path) -> None:
     root = tree(tmp_path / "root", "launch.py", "mine/images/a.png", "mine/set.npz", "mine/x.py")
     left_out = (root / "mine" / "images", root / "mine" / "set.npz", root, tmp_path, tmp_path / "elsewhere")
     assert sent(root, *left_out) == ["launch.py", "mine/x.py"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "named"), [("ray_actors", "ray_actors"), ("*.py", "launch.py"), ("conf*", "configs")]
+)
+def test_what_every_run_needs_cannot_be_excluded(tmp_path: Path, pattern: str, named: str) -> None:
+    """The cluster's Python may have another version of it, which would be run in its place without a word."""
+    root = tree(tmp_path, "launch.py", "configs/config.yaml", "ray_actors/run.py", "mine/ray_actors/x")
+    with pytest.raises(SettingsError, match=f"--exclude {re.escape(pattern)} would leave out {named}, which every run"):
+        sent(root, exclude=(pattern,))
 
 
 def test_patterns_that_are_excluded(tmp_path: Path) -> None:
