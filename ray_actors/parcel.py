@@ -49,15 +49,24 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
             return NotImplemented
-        if not obj.is_contiguous() and _without_gaps(obj):
+        if _without_gaps(obj):
             flat = obj.detach().as_strided((obj.numel(),), (1,))
-            return _strided, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.stride())
-        flat = obj.detach().reshape(-1).contiguous()  # bytes, since NumPy does not know all types (bfloat16)
-        return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
+        else:
+            obj = obj.detach().clone(memory_format=torch.contiguous_format)
+            flat = obj.reshape(-1)
+        content = flat.view(torch.uint8).numpy()  # bytes, since NumPy does not know all types (bfloat16)
+        return _tensor, (content, obj.dtype, tuple(obj.shape), obj.stride())
 
 
-def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return _aligned(content).view(dtype).view(shape)
+def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """The bytes as a tensor.
+
+    They lie where torch would have put them: products of matrices differ in the last bits with where these begin. Ray
+    has small buffers (below 2 kB) at multiples of 8 only, so what is copied is small.
+    """
+    found = torch.from_numpy(content)
+    aligned = found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
+    return aligned.view(dtype).as_strided(shape, stride)
 
 
 def _without_gaps(tensor: Tensor) -> bool:
@@ -68,19 +77,6 @@ def _without_gaps(tensor: Tensor) -> bool:
             return False
         expected *= size
     return tensor.numel() > 0
-
-
-def _strided(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return _aligned(content).view(dtype).as_strided(shape, stride)
-
-
-def _aligned(content: np.ndarray) -> Tensor:
-    """The bytes where torch would have put them: products of matrices differ in the last bits with where these begin.
-
-    Ray has small buffers (below 2 kB) at multiples of 8 only, so what is copied is small.
-    """
-    found = torch.from_numpy(content)
-    return found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
 
 
 def _unpack(pickled: bytes, buffers: Sequence[pickle.PickleBuffer]) -> Any:

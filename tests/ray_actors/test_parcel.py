@@ -63,7 +63,14 @@ def test_where_memory_begins_does_not_depend_on_the_way() -> None:
 def test_strides_stay_where_there_are_no_gaps() -> None:
     whole = torch.arange(48.0).reshape(2, 4, 6)
     last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    kept = {"t": whole[1].T, "p": whole.permute(2, 0, 1), "last": last, "one": last[:1], "plain": whole}
+    kept = {
+        "t": whole[1].T,
+        "p": whole.permute(2, 0, 1),
+        "last": last,
+        "one": last[:1],
+        "plain": whole,
+        "grey": torch.randn(3, 1, 5, 5).to(memory_format=torch.channels_last),
+    }
     gaps = {"steps": whole[..., ::2], "same": whole[:1, 0].expand(5, 6), "none": whole[:0].permute(2, 0, 1)}
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(Parcel({**kept, **gaps}), protocol=5, buffer_callback=buffers.append)
