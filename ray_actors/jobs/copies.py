@@ -24,6 +24,7 @@ from pflsim.tracking.run_folder import CONFIG, is_complete, run_lock
 from ray_actors.jobs.sender import RECORDS
 
 MARK = ".fetched.json"
+ANOTHER = "it is another run than the one there"
 CHECKPOINTS, META, SUMMARY = "checkpoints/", "/meta.json", "summary.json"
 
 
@@ -117,7 +118,7 @@ def _another(new: Path, place: Path) -> str:
     first, ended, _ = old.partition(b"\n")
     same = now.startswith(first + ended) if ended else _contents(place / CONFIG) == _contents(new / CONFIG)
     if not same:
-        return "it is another run than the one there"
+        return ANOTHER
     return "it has more rounds than there are there now" if len(now) < len(old) and old.startswith(now) else ""
 
 

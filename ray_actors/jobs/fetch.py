@@ -27,7 +27,7 @@ from pflsim.errors import RunError, SettingsError
 from pflsim.tracking.run_folder import CONFIG
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import FETCH, KIND, Cluster
-from ray_actors.jobs.copies import is_settled, mark, put
+from ray_actors.jobs.copies import ANOTHER, is_settled, mark, put
 from ray_actors.jobs.follow import state, wait_until_over
 from ray_actors.jobs.pack import mib
 from ray_actors.jobs.submit import NODE, home_of, place
@@ -86,9 +86,14 @@ def fetch(
         )
     _check_names([*head["all"], *head["runs"]])
     found = unpack(content, head["runs"], into, checkpoints)
-    for folder in (into / name for name in head["all"] if name not in head["runs"]):
+    for name, first in head["all"].items():
+        folder = into / name
+        if name in head["runs"]:
+            continue
         if mark(folder) is None:
             found.kept[folder] = "it was not brought by fetch"
+        elif sender.first(folder) != first:
+            found.kept[folder] = ANOTHER
         else:
             found.complete.append(folder)
     return found

@@ -43,6 +43,16 @@ def run_folders(home, elsewhere):
     return named
 
 
+def first(folder):
+    """The SHA-256 of the first line of a run's records, by which runs are told apart; empty where there is none."""
+    path = os.path.join(folder, RECORDS[0])
+    if not os.path.isfile(path):
+        return ""
+    with open(path, "rb") as stream:
+        line = stream.readline()
+    return hashlib.sha256(line).hexdigest() if line.endswith(b"\n") else ""
+
+
 def read(path):
     """The contents of a file and when it was changed; None where it is no plain file, FileNotFoundError if it went."""
     if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
@@ -140,7 +150,8 @@ def main(asked):
         digest = hashlib.sha256()
         for block in iter(lambda: stream.read(1 << 20), b""):
             digest.update(block)
-        head = {"sha256": digest.hexdigest(), "bytes": size, "runs": list(new), "all": list(found), "home": home}
+        head = {"sha256": digest.hexdigest(), "bytes": size, "runs": list(new), "home": home}
+        head["all"] = {name: first(folder) for name, folder in found.items()}
         print(BEGIN, json.dumps(head), flush=True)
         stream.seek(0)
         for block in iter(lambda: stream.read(LINE), b""):

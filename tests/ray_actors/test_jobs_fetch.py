@@ -171,10 +171,11 @@ def test_what_has_come_whole_is_not_sent_again(client: FakeClient, there: Path, 
     found = again(client, into)
     assert (found.brought, found.complete, found.kept) == ([], [here], {})
     assert not (here / "checkpoints/round_1/server.pt").exists()
-    later = run_folder(there.with_name("sweep") / "later")
+    run_folder(there.with_name("sweep") / "later")
     found = again(client, into)
     assert (found.brought, found.complete) == ([into / "sweep/later"], [here])
-    assert later.name == "later"
+    (there / RECORD).write_text('{"round": 1, "seconds": 2}\n')
+    assert "another run" in again(client, into).kept[here]
 
 
 def change(here: Path) -> None:
@@ -395,7 +396,13 @@ def test_a_run_that_ends_while_it_is_read_is_not_complete(tmp_path: Path) -> Non
 
 
 def log_with(content: bytes, **said: object) -> str:
-    head = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "runs": ["x"], "all": ["x"], **said}
+    head = {
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "runs": ["x"],
+        "all": {"x": ""},
+        **said,
+    }
     return (
         f"noise\npflsim-fetch-begin {json.dumps(head)}\n{base64.b64encode(content).decode()}\npflsim-fetch-end\nnoise\n"
     )
@@ -447,11 +454,11 @@ def test_archives_that_lead_elsewhere(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "", "a/../../x"])
-@pytest.mark.parametrize("list_", ["runs", "all"])
+@pytest.mark.parametrize("sent", [True, False])
 def test_names_that_lead_elsewhere(
-    client: FakeClient, tmp_path: Path, name: str, list_: str, monkeypatch: pytest.MonkeyPatch
+    client: FakeClient, tmp_path: Path, name: str, sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = log_with(archive(("x/a", b"x", "")), **{list_: [name]})
+    log = log_with(archive(("x/a", b"x", "")), **{"runs": [name]} if sent else {"all": {name: ""}})
     monkeypatch.setattr(fetching, "_printed", lambda *args: log)
     with pytest.raises(RunError, match="is no name of a run folder"):
         fetch(Cluster(client), "job", tmp_path / "runs")
