@@ -224,5 +224,7 @@ def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Pa
         found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
     assert found[0][1:] == found[1][1:]
     for whose, state in found[0][0].items():
-        assert state.keys() == found[1][0][whose].keys()
-        assert all(torch.equal(value, found[1][0][whose][name]) for name, value in state.items())
+        other = found[1][0][whose]
+        assert state.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in state.items())
+        assert all(value.stride() == other[name].stride() for name, value in state.items())
