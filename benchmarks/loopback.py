@@ -133,6 +133,7 @@ class Cluster:
 
     @property
     def head(self) -> Node:
+        """The node that the others join."""
         return self.nodes[0]
 
     @property
@@ -182,6 +183,7 @@ class Cluster:
         )  # fmt: skip
 
     def logs(self) -> str:
+        """The ends of what the nodes have printed."""
         return "\n".join(node.log.read_text()[-2000:] for node in self.nodes if node.log.exists())
 
     def _connect(self) -> None:
@@ -203,6 +205,7 @@ class Cluster:
             _ip("-n", node.space, "link", "set", "eth", "up")
 
     def close(self) -> None:
+        """End all nodes, and remove their namespaces and folders."""
         for node in reversed(self.nodes):
             node.kill()
         if self.isolated:

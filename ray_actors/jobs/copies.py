@@ -21,9 +21,8 @@ from typing import Any
 
 from pflsim.errors import SettingsError
 from pflsim.tracking.run_folder import CONFIG, is_complete, run_lock
-from ray_actors.jobs.sender import RECORDS
+from ray_actors.jobs.sender import MARK, RECORDS
 
-MARK = ".fetched.json"
 ANOTHER = "it is another run than the one there"
 CHECKPOINTS, META, SUMMARY = "checkpoints/", "/meta.json", "summary.json"
 

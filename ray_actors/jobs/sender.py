@@ -15,6 +15,8 @@ import tempfile
 BEGIN, END, ERROR = "pflsim-fetch-begin", "pflsim-fetch-end", "pflsim-fetch-error"
 LINE = 3 * 1024
 """Bytes of the archive in a line of base64."""
+LOCK, MARK = ".lock", ".fetched.json"
+"""What is of one place only: who has the run there, and what was brought there."""
 RECORDS = "metrics.jsonl", "per_client.csv"
 TRIES = 20
 """How often checkpoints are looked for, when some go while they are read."""
@@ -129,7 +131,7 @@ def pack(archive, name, folder, checkpoints):
             below[:] = [one for one in below if one not in ("checkpoints", ".mirror")]
         below.sort()
         for file in sorted(files):
-            if file not in (".lock", ".fetched.json"):
+            if file not in (LOCK, MARK):
                 bring(os.path.normpath(os.path.join(inside, file)))
 
 

@@ -22,8 +22,8 @@ from pflsim.tracking.run_folder import run_lock
 from ray_actors.jobs import fetch as fetching
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import Cluster
-from ray_actors.jobs.copies import MARK
 from ray_actors.jobs.fetch import Fetched, fetch, received, unpack
+from ray_actors.jobs.sender import MARK
 
 RECORD = "metrics.jsonl"
 FILES = {
