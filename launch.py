@@ -1,6 +1,6 @@
 """Run what the command line says: `python launch.py --help`.
 
-`configuring` makes settings of the command line and the config files, `ray_actors` runs them.
+`pflsim.config` composes the settings, `ray_actors` runs them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configuring.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
+from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
+from pflsim.config.help import COMMANDS, usage
+from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.interrupts import Stopped
-from pflsim.settings import Settings
 from pflsim.streams import let_go
-from pflsim.usage import COMMANDS, usage
 
 RESUME = "resume="
 
@@ -108,7 +108,7 @@ def _folders(config_dirs: Sequence[str]) -> list[Path]:
 
 
 def _check(runs: Sequence[Settings]) -> None:
-    from pflsim.checks import check, check_sweep
+    from pflsim.config.checks import check, check_sweep
 
     for settings in runs:
         check(settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pflsim.settings import Settings
+    from pflsim.config.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "out"
@@ -135,7 +135,7 @@ def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False)
 
 def settings_of(lines: Sequence[str]) -> Settings:
     """Settings as launch.py makes them of a command line."""
-    from configuring.compose import CONFIGS, composed, composing, plain
+    from pflsim.config.compose import CONFIGS, composed, composing, plain
 
     folders = [CONFIGS, ROOT / "benchmarks" / "configs"]
     with composing(folders):

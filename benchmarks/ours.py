@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from benchmarks.rounds import Round, check_steps, digest
 from pflsim.accounting import client_traffic, total
-from pflsim.checks import check
+from pflsim.config.checks import check
+from pflsim.config.settings import Settings
 from pflsim.console import Console
 from pflsim.execution import Executor
 from pflsim.journal import Journal
 from pflsim.memory import held_mb
-from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.tracking.run_folder import create_run_folder
 from pflsim.tracking.tracker import Tracker

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pflsim.config.validate import stable_pull
 from pflsim.types import Buffers
-from pflsim.validate import stable_pull
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.plain import dotted, settings_from
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.mirror.place import is_url
-from pflsim.plain import dotted, settings_from
-from pflsim.settings import Settings
 from pflsim.tracking.run_folder import CONFIG, last_run
 
 CHANGEABLE = (

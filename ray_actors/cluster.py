@@ -10,7 +10,7 @@ from types import TracebackType
 import psutil
 import ray
 
-from pflsim.settings import Placement
+from pflsim.config.settings import Placement
 from ray_actors import local_ray
 from ray_actors.placement import Layout, Supply
 from ray_actors.pool import Pool

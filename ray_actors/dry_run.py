@@ -11,12 +11,12 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
+from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import AT_ONCE, Examples, Partition
 from pflsim.errors import RunError, SettingsError
 from pflsim.execution import Judge
 from pflsim.resume import fixed_settings
-from pflsim.settings import Placement
 from ray_actors.blame import in_words
 from ray_actors.client_host import ClientHost
 from ray_actors.gpu import CONTEXT_MB

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from pflsim.checkpoint import Checkpoint, check_header
-from pflsim.checks import check
-from pflsim.components import settings_of, targets_of
+from pflsim.config.checks import check
+from pflsim.config.components import settings_of, targets_of
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.execution import Judge
 from pflsim.metrics import Model
 from pflsim.results import Run
-from pflsim.settings import Settings
 from ray_actors.fallback import on_cpus, on_gpus
 from ray_actors.prepare import Job, prepare
 

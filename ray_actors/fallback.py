@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from pflsim.settings import Placement, Settings
+from pflsim.config.settings import Placement, Settings
 
 
 def on_gpus(placement: Placement) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pflsim.config.settings import Placement
 from pflsim.errors import RunError, SettingsError
-from pflsim.settings import Placement
 from ray_actors.joined import JoinedRay, in_time
 from ray_actors.nodes import alive_ids
 from ray_actors.placement import Layout, lay_out

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import ServerError
@@ -14,7 +15,6 @@ from pflsim.execution import Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
 from pflsim.observe import Observation
-from pflsim.on_error import OnError
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors

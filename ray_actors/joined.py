@@ -12,8 +12,8 @@ from types import TracebackType
 
 import ray
 
+from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from pflsim.settings import Placement
 from ray_actors.local_ray import PREFIX
 from ray_actors.nodes import LOOK_S, alive_nodes
 from ray_actors.placement import Layout, Supply

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from lightning_modules.base import ClientModule
+from pflsim.config.settings import Settings
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
-from pflsim.settings import Settings
 from ray_actors.parts import part_name
 from ray_actors.recipe import Recipe
 

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.servers.base import ServerRule
-from pflsim.settings import Settings
 
 
 class MakesClient(Protocol):

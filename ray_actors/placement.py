@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from pflsim.settings import Placement
 from ray_actors.balance import LOOSEN, balance
 from ray_actors.seating import Wanted, gpu_room, seated
 from ray_actors.seats import ACTOR_MB, Node, Seat

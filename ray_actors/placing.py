@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
-from pflsim.settings import Placement, Settings
 from ray_actors.cluster import LocalRay
 from ray_actors.dry_run import DryRuns, most_per_gpu
 from ray_actors.fallback import gpus_here, on_gpus

@@ -10,18 +10,18 @@ from typing import Any, cast
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.components import bind, bind_method, bind_variants
+from pflsim.config.components import bind, bind_method, bind_variants
+from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
-from pflsim.on_error import OnError
 from pflsim.plan import Plan
 from pflsim.resume import fixed_settings
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pflsim.config.on_client_error import OnError
 from pflsim.errors import ClientError
 from pflsim.journal import Journal
-from pflsim.on_error import OnError
 from ray_actors.attempts import Failure, Reply
 
 

@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 from ray.experimental import get_object_locations
 
 from pflsim.checkpoint import plain
+from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
@@ -23,7 +24,6 @@ from pflsim.execution import Displaced, Judge, Sent, Trained
 from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
 from pflsim.observe import Observation
-from pflsim.on_error import OnError
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.crew import Crew, Task

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import psutil
 
-from pflsim.checks import check
+from pflsim.config.checks import check
+from pflsim.config.settings import Settings
 from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
 from pflsim.environment import write_environment
@@ -23,7 +24,6 @@ from pflsim.mirror.begin import new_place, taken_up
 from pflsim.mirror.mirror import Mirror
 from pflsim.recovery import MOST
 from pflsim.resume import fixed_settings
-from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.summary import Summary
 from pflsim.tracking.hyperparameters import hyperparameters

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from pflsim.settings import Placement
 from ray_actors.seats import ACTOR_MB, Node, Seat, share, spread_over
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from lightning_modules.base import ClientModule
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.settings import Settings
 
 TAKING_PART = {"cpu": 5, "cuda": 64}
 """Clients of a stack that take part in a round, by device: a CPU's cache holds few, a GPU wants many. On a CPU a model

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from support import Records, World, states
 
+from pflsim.config.on_client_error import OnError
 from pflsim.execution import Displaced
 from pflsim.interrupts import Interrupts
 from pflsim.journal import Journal
-from pflsim.on_error import OnError
 from pflsim.plan import Plan
 from pflsim.simulation import Simulation
 from pflsim.types import RoundRecord

@@ -8,10 +8,10 @@ from typing import Any
 
 from support import Records, World, plan, same, states
 
+from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import Placement
 from pflsim.journal import Journal
-from pflsim.on_error import OnError
 from pflsim.plan import Plan
-from pflsim.settings import Placement
 from pflsim.simulation import Simulation
 from ray_actors.placement import Supply, lay_out
 from ray_actors.pool import Pool

@@ -20,10 +20,10 @@ from support import Records, World, plan, same, states, world
 from traps import EndangeredServer, caught, set_trap
 
 from lightning_modules.methods.fedprox import FedProx
+from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
 from pflsim.journal import LOG, Journal
-from pflsim.on_error import OnError
-from pflsim.settings import Placement
 from pflsim.simulation import Simulation
 
 SIZES = (12, 7, 20)

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pflsim.config.settings import Settings
 from pflsim.metrics import Model, Phase
 from pflsim.results import Run, read_run
-from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.tracking.run_folder import write_config
 from pflsim.tracking.tracker import Tracker

@@ -17,7 +17,6 @@ import pytest
 import torch
 from support import softmax, states, world
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.loop import train
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.l2gd import L2GD
@@ -25,6 +24,7 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
 from pflsim.checkpoint import plain as plain_state
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.execution import Judge, Sent
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors

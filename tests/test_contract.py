@@ -15,10 +15,10 @@ import yaml
 from lightning import Trainer
 from support import Records, rounds, same, states
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
 from pflsim.checkpoint import plain as plain_state
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.execution import Judge
 from pflsim.messages import Message

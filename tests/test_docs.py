@@ -13,18 +13,18 @@ import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
 import launch
-from configuring.compose import CONFIGS, composed, composing, plain, sweep
 from lightning_modules.base import ClientModule
-from pflsim.checks import check, check_sweep
-from pflsim.components import resolve, settings_of, targets_of
-from pflsim.settings import Settings
+from pflsim.config.checks import check, check_sweep
+from pflsim.config.components import resolve, settings_of, targets_of
+from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
+from pflsim.config.settings import Settings
 from ray_actors.jobs.command import parser
 
 README = ROOT / "README.md"
 METHODS = sorted((ROOT / "docs" / "methods").glob("*.md"))
 TOP = "pflsim|lightning_modules|ray_actors|configs|tests|docs|benchmarks"
 PLACE = re.compile(rf"^(?:{TOP})/[\w./-]*$|^[\w-]+\.(?:py|toml|txt)$|^Makefile$")
-FILE_NAMES = {p.name for folder in ("pflsim", "configuring") for p in (ROOT / folder).rglob("*.py")}
+FILE_NAMES = {p.name for folder in ("pflsim",) for p in (ROOT / folder).rglob("*.py")}
 COMMANDS = [command for page in PAGES for command in commands(page)]
 
 

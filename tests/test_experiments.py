@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import launch
-from configuring.compose import CONFIGS, composed, composing, plain, sweep
-from pflsim.checks import check, check_sweep
-from pflsim.components import PARTS, bind_variants, check_part
-from pflsim.settings import Settings
+from pflsim.config.checks import check, check_sweep
+from pflsim.config.components import PARTS, bind_variants, check_part
+from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
+from pflsim.config.settings import Settings
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
 QUICK = sorted(p.stem for p in (CONFIGS / "quick").glob("*.yaml"))

@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from support import Records
 
-from configuring.compose import CONFIGS, composed, composing, parse, plain
-from pflsim.checks import check
-from pflsim.components import PARTS, settings_of, targets_of
+from pflsim.config.checks import check
+from pflsim.config.components import PARTS, settings_of, targets_of
+from pflsim.config.compose import CONFIGS, composed, composing, parse, plain
+from pflsim.config.plain import settings_from
+from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
-from pflsim.plain import settings_from
-from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare

@@ -1,4 +1,4 @@
-"""Imports run one way: pflsim ← lightning_modules ← ray_actors ← launch.py, and pflsim ← configuring ← launch.py."""
+"""Imports run one way: pflsim ← lightning_modules ← ray_actors ← launch.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ORDER = ["pflsim", "lightning_modules", "ray_actors", "configuring", "launch"]
+ORDER = ["pflsim", "lightning_modules", "ray_actors", "launch"]
 FORBIDDEN = {
-    "pflsim": {"ray", "lightning", "pytorch_lightning", "hydra", "omegaconf"},
+    "pflsim": {"ray", "lightning", "pytorch_lightning"},
     "lightning_modules": {"ray", "hydra", "omegaconf"},
     "ray_actors": {"hydra", "omegaconf"},
-    "configuring": {"ray", "lightning", "pytorch_lightning", "lightning_modules", "ray_actors"},
 }
 
 
@@ -50,7 +49,7 @@ def test_the_engine_loads_neither_ray_nor_lightning() -> None:
     ]
     code = (
         f"import importlib, sys\nfor m in {modules!r}: importlib.import_module(m)\n"
-        "found = [m for m in ('ray', 'lightning', 'pytorch_lightning', 'hydra') if m in sys.modules]\n"
+        "found = [m for m in ('ray', 'lightning', 'pytorch_lightning') if m in sys.modules]\n"
         "sys.exit(f'loaded: {found}' if found else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

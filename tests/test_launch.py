@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 import launch
-from configuring.compose import CONFIGS
+from pflsim.config.compose import CONFIGS
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.settings import Settings
 
 NUMBERS = itertools.count()
 PARTS = """

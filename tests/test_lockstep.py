@@ -13,10 +13,10 @@ import pytest
 import torch
 from support import Records, states
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.trainee import Trainee
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.errors import SettingsError
 from pflsim.simulation import Simulation

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from support import Records, dataset
 
-from configuring.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
-from pflsim.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.types import EvalRow
 from ray_actors import prepare as preparing

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from configuring.compose import CONFIGS, composed, composing, plain
-from pflsim.checks import check
 from pflsim.compare.paper import differences, paper_table
 from pflsim.compare.planned import planned
 from pflsim.compare.published import read_published
+from pflsim.config.checks import check
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.results import Run
 from pflsim.results.settings import run_settings
 

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
-from configuring.compose import CONFIGS
+from pflsim.config.compose import CONFIGS
 from pflsim.messages import Uplink
 from pflsim.trace import read_message, read_server
 from pflsim.views import Views, read_views

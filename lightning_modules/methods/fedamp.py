@@ -7,7 +7,7 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.validate import non_negative, positive
+from pflsim.config.validate import non_negative, positive
 
 
 class FedAMP(ClientModule):

@@ -15,10 +15,10 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import reply_means
 from lightning_modules.training import Training
+from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import BODY, HEAD, Selector
-from pflsim.validate import non_negative
 
 
 class FedFCD(ClientModule):

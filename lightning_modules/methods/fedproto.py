@@ -12,10 +12,10 @@ from lightning_modules.losses import alignment, cross_entropy
 from lightning_modules.nets.net import Net
 from lightning_modules.prototypes import nearest_scores, received_means, reply_means
 from lightning_modules.training import Training
+from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
-from pflsim.validate import non_negative
 
 
 class FedProto(ClientModule):

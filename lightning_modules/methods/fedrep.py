@@ -10,9 +10,9 @@ from lightning_modules.modes import evaluating
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim.config.validate import at_least_one
 from pflsim.errors import SettingsError
 from pflsim.params import BODY, HEAD
-from pflsim.validate import at_least_one
 
 
 class FedRep(ClientModule):

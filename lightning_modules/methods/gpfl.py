@@ -13,9 +13,9 @@ from lightning_modules.nets.net import Net
 from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
 from pflsim.params import Selector
-from pflsim.validate import non_negative
 
 
 class GPFL(ClientModule):

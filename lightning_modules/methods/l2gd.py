@@ -11,12 +11,12 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim.config.validate import chance, non_negative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import load
 from pflsim.sampling import coin
-from pflsim.validate import chance, non_negative
 
 
 class L2GD(ClientModule):

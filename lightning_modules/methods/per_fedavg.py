@@ -12,9 +12,9 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
+from pflsim.config.validate import non_negative, positive
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
-from pflsim.validate import non_negative, positive
 
 SMALLEST_DELTA = 1e-6
 

@@ -13,10 +13,10 @@ from lightning_modules.losses import cross_entropy, proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
+from pflsim.config.validate import at_least_one, positive, stable_pull
 from pflsim.data.federated import Shard
 from pflsim.messages import Message
 from pflsim.params import load
-from pflsim.validate import at_least_one, positive, stable_pull
 
 
 class PFedMe(ClientModule):

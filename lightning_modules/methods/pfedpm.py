@@ -17,11 +17,11 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import class_means, received_means
 from lightning_modules.training import Training
+from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import NOTHING, Selector
-from pflsim.validate import non_negative
 
 Distance = Literal["mse", "l2"]
 

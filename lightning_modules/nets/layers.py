@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import nn
 
+from pflsim.config.validate import WIDEST
 from pflsim.errors import SettingsError
-from pflsim.validate import WIDEST
 
 Norm = Literal["none", "batch", "group"]
 LARGEST_PADDING = 100

@@ -7,8 +7,8 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pflsim.config.validate import WIDEST
 from pflsim.errors import SettingsError
-from pflsim.validate import WIDEST
 
 
 class RelationModule(nn.Module):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
 from pflsim.results import ClientCounts, Group, Run
 from pflsim.summary import Choice
 

@@ -12,7 +12,7 @@ from pflsim.compare.published import CONFIGS, Published, PublishedRow, read_publ
 from pflsim.compare.rows import Spread
 from pflsim.compare.tables import NONE, Table
 from pflsim.compare.words import numbers
-from pflsim.components import PARTS
+from pflsim.config.components import PARTS
 from pflsim.results import Run
 from pflsim.results.settings import run_settings, written
 from pflsim.summary import Choice

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pflsim.components import PARTS, settings_of, targets_of
-from pflsim.plain import dotted
+from pflsim.config.components import PARTS, settings_of, targets_of
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
 from pflsim.results.settings import IGNORED, written
-from pflsim.settings import Settings
 
 OVERRIDE = "override /"
 

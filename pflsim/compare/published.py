@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
 from pflsim.summary import Choice
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -10,9 +10,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
+from pflsim.config.validate import non_negative, positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import Workspace, blocks
-from pflsim.validate import non_negative, positive
 
 ROUNDING = 1e-9
 """How far below zero a self weight may come by rounding alone."""

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
 
 PART = ".part"
 CONFIGURATION = (

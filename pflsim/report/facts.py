@@ -11,13 +11,13 @@ from pathlib import PurePath
 from typing import Any
 
 from pflsim.compare.rows import row
-from pflsim.components import PARTS
-from pflsim.plain import dotted
+from pflsim.config.components import PARTS
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
 from pflsim.report.rows import Value, value_of
 from pflsim.results import Run
 from pflsim.results.groups import Group
 from pflsim.results.settings import run_settings, written
-from pflsim.settings import Settings
 from pflsim.summary import Choice
 
 OWN = ("seed", "names", "run_dir")

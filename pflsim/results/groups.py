@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.components import PARTS
+from pflsim.config.components import PARTS
 from pflsim.errors import SettingsError
 from pflsim.results.run import Run
 from pflsim.results.settings import run_settings, written

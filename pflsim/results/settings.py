@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pflsim.components import PARTS
-from pflsim.plain import dotted
+from pflsim.config.components import PARTS
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
 from pflsim.results.run import Run
-from pflsim.settings import Settings
 
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",

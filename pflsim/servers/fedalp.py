@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import at_least_one
 from pflsim.errors import SettingsError
 from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import blocks
@@ -21,7 +22,6 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.fedavg import State as Mean
 from pflsim.types import Tensors, Unit
-from pflsim.validate import at_least_one
 from pflsim.views import Axis, Matrix
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from pflsim.config.validate import positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.head import labelled, passes, train_head
 from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing
@@ -18,7 +19,6 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import positive
 
 
 @dataclass(frozen=True, slots=True)

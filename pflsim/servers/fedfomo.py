@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import at_least_one, non_negative
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, packed, unpacked
 from pflsim.params import snapshot
 from pflsim.seeding import numpy_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import at_least_one, non_negative
 from pflsim.views import Matrix, between_clients
 
 CANDIDATE, USEFULNESS = "candidate/", "usefulness/"

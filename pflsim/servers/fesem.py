@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import at_least_one
 from pflsim.errors import SettingsError
 from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
 from pflsim.fusion.layerwise import column, flat_rows, stack
@@ -15,7 +16,6 @@ from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
-from pflsim.validate import at_least_one
 
 CENTRE = "centre/"
 """Tensors of a centre in a newcomer's message are centre/<k>/<key>."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import at_least_one, chance, layer_widths, non_negative
 from pflsim.fusion.hypernetwork import (
     Hypernetworks,
     draw_common,
@@ -25,7 +26,6 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import at_least_one, chance, layer_widths, non_negative
 
 
 @dataclass(frozen=True, slots=True)

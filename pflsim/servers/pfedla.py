@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pflsim.config.validate import at_least_one, at_least_zero, layer_widths, non_negative
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
 from pflsim.fusion.layerwise import column, flat_rows, mix_unit
@@ -18,7 +19,6 @@ from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, snapshot
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
-from pflsim.validate import at_least_one, at_least_zero, layer_widths, non_negative
 from pflsim.views import Matrix, between_clients
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pflsim.config.validate import positive
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from pflsim.validate import positive
 
 
 @dataclass(frozen=True, slots=True)

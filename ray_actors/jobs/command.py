@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
-from pflsim.settings import Settings
 from ray_actors.jobs.client import DEFAULT, Cluster, connect
 from ray_actors.jobs.fetch import fetch
 from ray_actors.jobs.follow import Follower

@@ -21,7 +21,7 @@ NAMES = ("__pycache__", "node_modules", "*.egg-info", "*.pyc", ".git", ".hg", ".
 CACHES = (".pytest_cache", ".ruff_cache", ".mypy_cache", ".hypothesis", ".benchmarks", ".ipynb_checkpoints")
 SECRETS = (".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "id_rsa*", "id_ed25519*", ".git-credentials", ".pypirc")
 """Left out, and named: the cluster keeps what it is sent, for others to read perhaps."""
-PROGRAM = ("launch.py", "configs", "configuring", "pflsim", "lightning_modules", "ray_actors")
+PROGRAM = ("launch.py", "configs", "pflsim", "lightning_modules", "ray_actors")
 TOP = ("runs", "data", "build", "dist", "multirun", "outputs", "benchmarks/out")
 """Left out at the top only: deeper down these may be names of packages, as `pflsim/data` is."""
 BEGUN = (".lock", "environment.json", "partition.json")

@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.settings import Settings
 from pflsim.environment import JOB, PACKED, code
 from pflsim.errors import SettingsError
 from pflsim.mirror.place import is_url
-from pflsim.settings import Settings
 from ray_actors.jobs.client import KIND, RUN, Cluster
 from ray_actors.jobs.pack import Package, select, write_archive
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
-from pflsim.settings import Settings
+from pflsim.config.settings import Settings
 from pflsim.simulation import Simulation
 from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor

@@ -10,12 +10,12 @@ import torch
 from support import World, rounds, world
 from torch import Tensor, nn
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.errors import ServerError, SettingsError
 from pflsim.execution import Judge
 from pflsim.fusion.layerwise import stack

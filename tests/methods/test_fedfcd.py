@@ -16,13 +16,13 @@ from safetensors.numpy import load_file
 from support import Records, World, dataset, plan, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.loop import train
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.execution import Judge

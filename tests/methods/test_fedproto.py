@@ -13,12 +13,12 @@ import pytest
 import torch
 from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.execution import Judge

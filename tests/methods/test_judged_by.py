@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from configuring.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from ray_actors.prepare import prepare
 
 JUDGED_BY = {

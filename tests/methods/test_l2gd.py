@@ -11,12 +11,12 @@ import torch
 from support import World, rounds, softmax, states, trained_states, world
 from torch import nn
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.errors import SettingsError
 from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink

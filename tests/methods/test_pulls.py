@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from configuring.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.errors import SettingsError
 from ray_actors.prepare import prepare
 

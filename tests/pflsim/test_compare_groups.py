@@ -9,9 +9,9 @@ import pytest
 import yaml
 from made_runs import made
 
+from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
 from pflsim.results import Run, check_comparable, group_runs, read_run
-from pflsim.settings import Checkpoint, Eval, Placement
 
 ONE = [[(5, 10), (6, 10)]]
 Make = Callable[..., Run]

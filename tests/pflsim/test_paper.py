@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from configuring.compose import CONFIGS, composed, composing
-from configuring.compose import plain as settings_of
 from pflsim.compare.__main__ import main
 from pflsim.compare.paper import paper_table
 from pflsim.compare.published import read_published
+from pflsim.config.compose import CONFIGS, composed, composing
+from pflsim.config.compose import plain as settings_of
 from pflsim.errors import SettingsError
 from pflsim.metrics import Model, Phase
 from pflsim.results import Run, read_run

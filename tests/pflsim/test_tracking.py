@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from pflsim.accounting import Traffic
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.history import from_line, read_history, round_metrics, to_line
 from pflsim.metrics import Model, Phase
-from pflsim.settings import Settings
 from pflsim.summary import RunMeta
 from pflsim.tracking import event_files
 from pflsim.tracking.hyperparameters import hyperparameters

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pflsim.settings import Placement
+from pflsim.config.settings import Placement
 from ray_actors import cluster
 from ray_actors.placement import Layout, lay_out
 from ray_actors.seats import ACTOR_MB

@@ -17,11 +17,11 @@ from pretended import Pretended
 from ray._private.state import actors
 from support import dropout_mlp, world
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.settings import Placement, Settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from pflsim.settings import Placement, Settings
 from ray_actors import dry_run, ground, joined, placing, run
 from ray_actors.client_host import ClientHost
 from ray_actors.cluster import LocalRay

@@ -16,9 +16,9 @@ from support import Records, World, dropout_mlp, plan, rounds, same, states, wor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
+from pflsim.config.settings import Placement
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from pflsim.settings import Placement
 from pflsim.simulation import Simulation
 from pflsim.trace import read_message
 from ray_actors.placement import Supply, lay_out

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.evaluation import count
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import shard
 from pflsim.export import main
 from pflsim.results import read_run

@@ -13,10 +13,10 @@ from support import World, dropout_mlp, plan, same, world
 from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
+from pflsim.config.on_client_error import OnError
 from pflsim.errors import ClientError, SettingsError
 from pflsim.journal import LOG, Journal
 from pflsim.messages import Prototypes, Uplink
-from pflsim.on_error import OnError
 from ray_actors.attempts import nonfinite
 from ray_actors.inline import InlineExecutor
 from ray_actors.pool import Pool

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pflsim.config.settings import Placement
 from pflsim.errors import RunError, SettingsError
-from pflsim.settings import Placement
 from ray_actors import ground, joined
 from ray_actors.ground import Ground
 from ray_actors.joined import JoinedRay, in_time, join

@@ -16,10 +16,10 @@ import pytest
 from fake_cluster import FakeClient
 
 import launch
-from configuring.compose import CONFIGS
+from pflsim.config.compose import CONFIGS
+from pflsim.config.settings import Settings
 from pflsim.environment import code
 from pflsim.errors import RunError, SettingsError
-from pflsim.settings import Settings
 from ray_actors.jobs import client as clients
 from ray_actors.jobs import command
 from ray_actors.jobs.client import Cluster, checked_address, connect

@@ -17,7 +17,6 @@ from support import World, rounds, same, states, world
 from torch import Tensor, nn
 
 import launch
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
@@ -33,6 +32,7 @@ from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.execution import Judge, Sent
 from pflsim.messages import Message

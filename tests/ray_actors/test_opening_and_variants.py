@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support import Records, rounds, same, states
 
-from configuring.compose import CONFIGS, composed, composing, plain
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.local import Local
 from lightning_modules.prototypes import class_means
+from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink

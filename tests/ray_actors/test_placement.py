@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from pflsim.settings import Placement
 from ray_actors.balance import balance
 from ray_actors.placement import Layout, Supply, lay_out
 from ray_actors.seats import ACTOR_MB, Node, share

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from configuring.compose import CONFIGS, composed, composing, plain
-from pflsim.settings import Settings
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.settings import Settings
 from ray_actors import joined, local_ray, run
 from ray_actors.prepare import Job, prepare
 

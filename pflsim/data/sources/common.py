@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pflsim.config.names import shortened
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
-from pflsim.names import shortened
 
 MOST_CLASSES = 100_000
 """More than any data set has; a label beyond is a mistake in the file."""

@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from pflsim.config.names import nearest, unknown_key
 from pflsim.errors import SettingsError
-from pflsim.names import nearest, unknown_key
 
 ConfigError = HydraException, OmegaConfBaseException
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from pflsim.annotations import misfit
-from pflsim.components import PARTS, check_part
+from pflsim.config.annotations import misfit
+from pflsim.config.components import PARTS, check_part
+from pflsim.config.names import nearest, shortened
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.names import nearest, shortened
-from pflsim.settings import Settings
 
 Schema = TypeVar("Schema")
 

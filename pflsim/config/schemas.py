@@ -18,9 +18,9 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from configuring.mistakes import first_line
-from pflsim.annotations import misfit
-from pflsim.components import PARTS, SIDES, TARGET, settings_of, targets_of
+from pflsim.config.annotations import misfit
+from pflsim.config.components import PARTS, SIDES, TARGET, settings_of, targets_of
+from pflsim.config.override_errors import first_line
 from pflsim.errors import SettingsError
 
 
@@ -103,7 +103,7 @@ def unconverted(schema: type) -> type:
 def _schema_type(annotation: Any) -> Any:
     """The annotation with every Literal replaced by the types of its values, for OmegaConf.
 
-    A bool is anything here, since OmegaConf would make true of 2; `pflsim.plain` and `check_part` look at it.
+    A bool is anything here, since OmegaConf would make true of 2; `pflsim.config.plain` and `check_part` look at it.
     """
     arguments = typing.get_args(annotation)
     if annotation is bool or set(arguments) == {bool, type(None)}:

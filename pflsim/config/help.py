@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pflsim.signatures import find_source
+from pflsim.config.signatures import find_source
 
 COMMANDS = ("submit", "status", "logs", "stop", "fetch")
 """First words of a command line that is about a job on a cluster."""
@@ -72,7 +72,7 @@ def _groups(folders: Sequence[Path]) -> str:
 
 def _settings(name: str, prefix: str) -> list[str]:
     """A line for each field of a settings class: key, default and what its docstring says."""
-    source = find_source("pflsim.settings")
+    source = find_source("pflsim.config.settings")
     assert source is not None
     body = next(s.body for s in source.tree.body if isinstance(s, ast.ClassDef) and s.name == name)
     lines = []

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from pflsim.components import bind, bind_method, check_part, resolve, settings_of
+from pflsim.config.components import bind, bind_method, check_part, resolve, settings_of
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()

@@ -17,8 +17,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
+from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.names import nearest
 
 Callable = ast.FunctionDef | ast.ClassDef
 BASIC = {"int": int, "float": float, "str": str, "bool": bool, "Any": Any}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pflsim.checks import CHOICES, check, check_sweep
+from pflsim.config.checks import CHOICES, check, check_sweep
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.settings import Settings
 
 
 def settings_with(**changes: Any) -> Settings:

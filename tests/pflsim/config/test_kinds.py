@@ -9,14 +9,14 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from pflsim.components import resolve
+from pflsim.config.components import resolve
+from pflsim.config.signatures import gives
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.data.partitions import iid
 from pflsim.data.splits import official
 from pflsim.errors import SettingsError
-from pflsim.signatures import gives
 from ray_actors.parts import MakesClient, MakesNet, MakesRule
 
 NUMBERS = itertools.count()

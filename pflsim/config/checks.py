@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from pflsim.config.names import nearest
+from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
 from pflsim.mirror.place import CONFIGURATION, has_password
-from pflsim.names import nearest
-from pflsim.on_error import OnError
-from pflsim.settings import Placement, Settings
 
 CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),

@@ -1,7 +1,7 @@
 """The settings of a run, as plain dataclasses: the schema that the command line and the YAML files are checked against.
 
 Parts (method, data, partition, split, model) are mappings that name a class or function under `_target_` and give its
-keyword-only arguments; the defaults of those live in the signatures (see `pflsim.components`).
+keyword-only arguments; the defaults of those live in the signatures (see `pflsim.config.components`).
 """
 
 from __future__ import annotations

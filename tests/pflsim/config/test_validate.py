@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from pflsim.config.validate import stable_pull
 from pflsim.errors import SettingsError
-from pflsim.validate import stable_pull
 
 
 def distance(pull: float, lr: float, momentum: float, steps: int = 2000) -> float:

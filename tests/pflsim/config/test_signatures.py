@@ -13,8 +13,8 @@ from typing import Literal
 
 import pytest
 
+from pflsim.config.signatures import Parameter, choices_of, signature_of
 from pflsim.errors import SettingsError
-from pflsim.signatures import Parameter, choices_of, signature_of
 
 NUMBERS = itertools.count()
 Package = Callable[..., str]
@@ -163,7 +163,7 @@ def test_agrees_with_inspect(target: str) -> None:
 def test_reading_loads_no_torch() -> None:
     code = (
         "import sys\n"
-        "from pflsim.components import settings_of\n"
+        "from pflsim.config.components import settings_of\n"
         "settings_of({'': 'lightning_modules.methods.pfedcfr.PFedCFR'})\n"
         "print(sorted({'torch', 'lightning', 'ray', 'numpy', 'lightning_modules'} & set(sys.modules)))"
     )

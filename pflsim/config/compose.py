@@ -20,16 +20,16 @@ from hydra.errors import OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from configuring.mistakes import ConfigError, check_groups, explain, first_line
-from configuring.parts import PartsSearchPath, PartsSource, unconverted
-from pflsim.components import PARTS
+from pflsim.config.components import PARTS
+from pflsim.config.help import groups_in
+from pflsim.config.names import shortened
+from pflsim.config.override_errors import ConfigError, check_groups, explain, first_line
+from pflsim.config.plain import settings_from
+from pflsim.config.schemas import PartsSearchPath, PartsSource, unconverted
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.names import shortened
-from pflsim.plain import settings_from
-from pflsim.settings import Settings
-from pflsim.usage import groups_in
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pflsim.annotations import misfit
+from pflsim.config.annotations import misfit
+from pflsim.config.names import nearest, shortened
+from pflsim.config.signatures import Parameter, choices_of, find, find_source, gives, signature_of, unknown_target
 from pflsim.errors import SettingsError
-from pflsim.names import nearest, shortened
-from pflsim.signatures import Parameter, choices_of, find, find_source, gives, signature_of, unknown_target
 
 __all__ = [
     "PARTS",
