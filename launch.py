@@ -15,8 +15,8 @@ from pathlib import Path
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
 from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
-from pflsim.interrupts import Stopped
 from pflsim.streams import let_go
 
 RESUME = "resume="

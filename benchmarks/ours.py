@@ -12,10 +12,10 @@ from pflsim.accounting import client_traffic, total
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.console import Console
-from pflsim.execution import Executor
-from pflsim.journal import Journal
+from pflsim.engine.execution import Executor
+from pflsim.engine.journal import Journal
+from pflsim.engine.simulation import Simulation
 from pflsim.memory import held_mb
-from pflsim.simulation import Simulation
 from pflsim.tracking.run_folder import create_run_folder
 from pflsim.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord

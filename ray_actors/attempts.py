@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
+from pflsim.engine.execution import Judge
 from pflsim.errors import ClientError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.client_host import ClientHost

@@ -17,7 +17,7 @@ from lightning_modules.lockstep.values import undressed, wear, worn
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, Pool, Shard, pooled, shard
-from pflsim.execution import Judge
+from pflsim.engine.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.params import load, snapshot
 from pflsim.payload import payload_bytes

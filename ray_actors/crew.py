@@ -12,8 +12,8 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
+from pflsim.engine.execution import Displaced
 from pflsim.errors import ClientError, RunError
-from pflsim.execution import Displaced
 from ray_actors.attempts import Failure
 from ray_actors.deaths import DEATHS, LOOK_S, check_lost, how_it_died, verdict, wait_for_memory
 from ray_actors.nodes import addresses, alive_ids

@@ -20,7 +20,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from pflsim.execution import Displaced
+from pflsim.engine.execution import Displaced
 
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 THRESHOLD = "RAY_memory_usage_threshold", 0.95

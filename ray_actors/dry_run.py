@@ -14,8 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import AT_ONCE, Examples, Partition
+from pflsim.engine.execution import Judge
 from pflsim.errors import RunError, SettingsError
-from pflsim.execution import Judge
 from pflsim.resume import fixed_settings
 from ray_actors.blame import in_words
 from ray_actors.client_host import ClientHost

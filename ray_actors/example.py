@@ -11,7 +11,7 @@ import torch
 
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples
-from pflsim.execution import Judge
+from pflsim.engine.execution import Judge
 from ray_actors.recipe import Recipe
 
 TEMPLATE = '''\

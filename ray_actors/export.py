@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lightning_modules.evaluation import count
 from pflsim.checkpoint import BadCheckpoint, choose_checkpoint
 from pflsim.data.federated import Examples
+from pflsim.engine.execution import Judge
 from pflsim.errors import RunError, SettingsError
-from pflsim.execution import Judge
 from pflsim.files import write_atomically
 from pflsim.messages import Message
 from pflsim.metrics import Model, Scope

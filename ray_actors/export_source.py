@@ -12,8 +12,8 @@ from pflsim.checkpoint import Checkpoint, check_header
 from pflsim.config.checks import check
 from pflsim.config.components import settings_of, targets_of
 from pflsim.config.settings import Settings
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.metrics import Model
 from pflsim.results import Run
 from ray_actors.fallback import on_cpus, on_gpus

@@ -10,11 +10,11 @@ from typing import Any
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.engine.diagnostics import Observation
+from pflsim.engine.execution import Judge, Sent, Trained
+from pflsim.engine.journal import Journal
 from pflsim.errors import ServerError
-from pflsim.execution import Judge, Sent, Trained
-from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
-from pflsim.observe import Observation
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors

@@ -17,8 +17,8 @@ from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
+from pflsim.engine.plan import Plan
 from pflsim.errors import SettingsError
-from pflsim.plan import Plan
 from pflsim.resume import fixed_settings
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.journal import Journal
 from pflsim.errors import ClientError
-from pflsim.journal import Journal
 from ray_actors.attempts import Failure, Reply
 
 

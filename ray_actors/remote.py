@@ -19,11 +19,11 @@ from pflsim.checkpoint import plain
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.engine.diagnostics import Observation
+from pflsim.engine.execution import Displaced, Judge, Sent, Trained
+from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
-from pflsim.execution import Displaced, Judge, Sent, Trained
-from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
-from pflsim.observe import Observation
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.crew import Crew, Task

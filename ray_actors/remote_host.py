@@ -10,7 +10,7 @@ import torch
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.execution import Judge
+from pflsim.engine.execution import Judge
 from pflsim.messages import Message
 from pflsim.types import EvalRow, TrainReport
 from ray_actors.attempts import Attempts, Failure, Reply

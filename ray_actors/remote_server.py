@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
+from pflsim.engine.diagnostics import Observation
 from pflsim.messages import Uplink
-from pflsim.observe import Observation
 from pflsim.payload import payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors

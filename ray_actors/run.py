@@ -15,16 +15,16 @@ from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
+from pflsim.engine.execution import Displaced, Executor
+from pflsim.engine.interrupts import Interrupts, Stopped
+from pflsim.engine.journal import Journal
+from pflsim.engine.recovery import MOST
+from pflsim.engine.simulation import Simulation
 from pflsim.environment import write_environment
 from pflsim.errors import RunError
-from pflsim.execution import Displaced, Executor
-from pflsim.interrupts import Interrupts, Stopped
-from pflsim.journal import Journal
 from pflsim.mirror.begin import new_place, taken_up
 from pflsim.mirror.mirror import Mirror
-from pflsim.recovery import MOST
 from pflsim.resume import fixed_settings
-from pflsim.simulation import Simulation
 from pflsim.summary import Summary
 from pflsim.tracking.hyperparameters import hyperparameters
 from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config

@@ -10,8 +10,8 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.journal import Journal
 from pflsim.errors import ServerError
-from pflsim.journal import Journal
 from ray_actors.deaths import DEATHS, check_lost, how_it_died, wait_for_memory
 from ray_actors.pool import Pool
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pflsim.checkpoint import plain, restored
+from pflsim.engine.diagnostics import Observation, observe
 from pflsim.messages import Message, Uplink
-from pflsim.observe import Observation, observe
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.threads import torch_threads
 from pflsim.types import Tensors

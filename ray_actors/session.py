@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
+from pflsim.engine.execution import Executor
+from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
-from pflsim.execution import Executor
-from pflsim.journal import Journal
 from pflsim.mirror.mirror import Mirror
 from pflsim.tracking.records import read_records
 from ray_actors.prepare import Job

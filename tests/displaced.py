@@ -13,11 +13,11 @@ import torch
 from support import Records, World, states
 
 from pflsim.config.on_client_error import OnError
-from pflsim.execution import Displaced
-from pflsim.interrupts import Interrupts
-from pflsim.journal import Journal
-from pflsim.plan import Plan
-from pflsim.simulation import Simulation
+from pflsim.engine.execution import Displaced
+from pflsim.engine.interrupts import Interrupts
+from pflsim.engine.journal import Journal
+from pflsim.engine.plan import Plan
+from pflsim.engine.simulation import Simulation
 from pflsim.types import RoundRecord
 from ray_actors.inline import InlineExecutor
 

@@ -10,9 +10,9 @@ from support import Records, World, plan, same, states
 
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
-from pflsim.journal import Journal
-from pflsim.plan import Plan
-from pflsim.simulation import Simulation
+from pflsim.engine.journal import Journal
+from pflsim.engine.plan import Plan
+from pflsim.engine.simulation import Simulation
 from ray_actors.placement import Supply, lay_out
 from ray_actors.pool import Pool
 from ray_actors.remote import RayExecutor

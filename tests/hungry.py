@@ -23,8 +23,8 @@ from lightning_modules.methods.fedprox import FedProx
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
-from pflsim.journal import LOG, Journal
-from pflsim.simulation import Simulation
+from pflsim.engine.journal import LOG, Journal
+from pflsim.engine.simulation import Simulation
 
 SIZES = (12, 7, 20)
 PIECE = 64 * 2**20

@@ -16,8 +16,8 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.execution import Executor, Trained
-from pflsim.plan import Plan
+from pflsim.engine.execution import Executor, Trained
+from pflsim.engine.plan import Plan
 from pflsim.sampling import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord

@@ -25,7 +25,7 @@ from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
 from pflsim.checkpoint import plain as plain_state
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.execution import Judge, Sent
+from pflsim.engine.execution import Judge, Sent
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink

@@ -28,8 +28,8 @@ from pflsim.config.components import PARTS, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, parse, plain
 from pflsim.config.plain import settings_from
 from pflsim.config.settings import Settings
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from pflsim.simulation import Simulation
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 

@@ -18,8 +18,8 @@ from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.trainee import Trainee
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.simulation import Simulation
 from ray_actors import client_host
 from ray_actors.inline import InlineExecutor
 from ray_actors.placement import Layout

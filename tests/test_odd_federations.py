@@ -16,8 +16,8 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.simulation import Simulation
 from pflsim.types import EvalRow
 from ray_actors import prepare as preparing
 from ray_actors.inline import InlineExecutor

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
-from pflsim.interrupts import Stopped
 from pflsim.tracking.run_folder import is_complete
 
 if TYPE_CHECKING:

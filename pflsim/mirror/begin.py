@@ -11,8 +11,8 @@ from typing import Any
 
 from pflsim.checkpoint.meta import META, BadCheckpoint, round_of
 from pflsim.checkpoint.read import verified
+from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
-from pflsim.journal import Journal
 from pflsim.mirror.mirror import CHECKPOINTS, Mirror, Seen, seen
 from pflsim.mirror.place import PART, Place, check_no_password, is_hidden, is_url, last_part, reason
 from pflsim.tracking.records import METRICS, PER_CLIENT, read_records

@@ -13,7 +13,7 @@ from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
 from pflsim.config.settings import Settings
-from pflsim.simulation import Simulation
+from pflsim.engine.simulation import Simulation
 from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare

@@ -18,8 +18,8 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Schedule
 from lightning_modules.training import Training
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as Server

@@ -16,8 +16,8 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.engine.execution import Judge
 from pflsim.errors import ServerError, SettingsError
-from pflsim.execution import Judge
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Uplink
 from pflsim.servers.base import ServerRule

@@ -14,7 +14,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedbn import FedBN
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.execution import Judge
+from pflsim.engine.execution import Judge
 from pflsim.servers.fedavg import FedAvg as Server
 
 ALL = (0, 1, 2, 3)

@@ -24,13 +24,13 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
+from pflsim.engine.execution import Judge
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
 from pflsim.servers.local import Local as LocalServer
-from pflsim.simulation import Simulation
 from ray_actors.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 

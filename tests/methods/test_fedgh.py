@@ -21,8 +21,8 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedgh import FedGH as Server

@@ -17,8 +17,8 @@ from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.params import BODY
 from pflsim.servers.fedavg import FedAvg as Server
 from pflsim.servers.local import Local as LocalServer

@@ -19,8 +19,9 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.engine.execution import Judge
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.fusion.layerwise import stack
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Uplink
@@ -28,7 +29,6 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedavg import State as Mean
 from pflsim.servers.fesem import FeSEM as Server
 from pflsim.servers.fesem import State
-from pflsim.simulation import Simulation
 
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 

@@ -19,8 +19,8 @@ from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples, Partition, Shard
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
 from ray_actors.inline import InlineExecutor

@@ -17,8 +17,8 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.sampling import coin
 from pflsim.servers.l2gd import L2GD as Server

@@ -23,8 +23,8 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
 from ray_actors.model_checks import check_batches

@@ -22,6 +22,7 @@ from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.lenet import LeNet
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.fusion import hypernetwork
 from pflsim.fusion.hypernetwork import Linear, tensors
@@ -33,7 +34,6 @@ from pflsim.servers.base import Federation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedla import PFedLA as Server
-from pflsim.simulation import Simulation
 from pflsim.types import ClientInfo, Unit
 from ray_actors.inline import InlineExecutor
 

@@ -15,12 +15,12 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
+from pflsim.engine.execution import Judge
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Uplink
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedme import PFedMe as Server
-from pflsim.simulation import Simulation
 
 LR, LAM, K, PERSONAL = 0.05, 6.0, 4, 0.07
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]

@@ -20,8 +20,8 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
+from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.payload import payload_bytes
 from pflsim.servers.local import Local as LocalServer

@@ -21,9 +21,9 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
+from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.pfedpm import PFedPM as Server
-from pflsim.simulation import Simulation
 
 LR, LAM, A, MOMENTUM = 0.3, 2.5, 0.3, 0.5
 NET = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]

@@ -15,8 +15,8 @@ from made_runs import make_run
 import launch
 from pflsim.compare.sweeps import comparisons, print_comparisons
 from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
-from pflsim.interrupts import Stopped
 
 TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "model.hidden=[4]"]
 ONE = [[(5, 10), (6, 10)]]

@@ -18,8 +18,8 @@ from stores import Ask, Asked, contents, local_contents, nothing, register
 
 from pflsim.checkpoint import newest_checkpoint, write_checkpoint
 from pflsim.checkpoint.meta import read_meta
+from pflsim.engine.journal import Journal
 from pflsim.errors import RunError, SettingsError
-from pflsim.journal import Journal
 from pflsim.mirror.begin import fetch, new_place, taken_up
 from pflsim.mirror.mirror import Mirror
 from pflsim.mirror.place import Place, has_password, is_url, last_part

@@ -17,8 +17,8 @@ from support import Records, World, dropout_mlp, world
 from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
+from pflsim.engine.journal import LOG
 from pflsim.errors import ClientError, RunError, ServerError
-from pflsim.journal import LOG
 from pflsim.types import RoundRecord
 from ray_actors.pool import Pool
 

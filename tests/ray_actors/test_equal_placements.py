@@ -17,9 +17,9 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
+from pflsim.engine.simulation import Simulation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from pflsim.simulation import Simulation
 from pflsim.trace import read_message
 from ray_actors.placement import Supply, lay_out
 from ray_actors.pool import Pool

@@ -14,8 +14,8 @@ from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.journal import LOG, Journal
 from pflsim.errors import ClientError, SettingsError
-from pflsim.journal import LOG, Journal
 from pflsim.messages import Prototypes, Uplink
 from ray_actors.attempts import nonfinite
 from ray_actors.inline import InlineExecutor

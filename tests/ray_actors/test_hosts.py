@@ -19,8 +19,8 @@ from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard, shard
+from pflsim.engine.execution import Judge
 from pflsim.errors import ClientError
-from pflsim.execution import Judge
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg

@@ -27,10 +27,10 @@ from support import Records, World, dropout_mlp, states, world
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
-from pflsim.execution import Displaced
-from pflsim.journal import Journal
+from pflsim.engine.execution import Displaced
+from pflsim.engine.journal import Journal
+from pflsim.engine.simulation import Simulation
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from pflsim.simulation import Simulation
 from ray_actors import crew, deaths, remote
 from ray_actors.deaths import check_lost, verdict
 from ray_actors.placement import Layout, Supply, lay_out

@@ -34,7 +34,7 @@ from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
-from pflsim.execution import Judge, Sent
+from pflsim.engine.execution import Judge, Sent
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
 from pflsim.servers.base import ServerRule

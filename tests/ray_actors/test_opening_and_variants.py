@@ -14,11 +14,11 @@ from lightning_modules.methods.local import Local
 from lightning_modules.prototypes import class_means
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Shard
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.simulation import Simulation
 from ray_actors.inline import InlineExecutor
 from ray_actors.placement import Layout
 from ray_actors.pool import Pool

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.journal import Journal
 from pflsim.errors import RunError
-from pflsim.journal import Journal
 from ray_actors import crew, origin
 from ray_actors.crew import Crew
 from ray_actors.origin import PACKAGES, Origin, code_digest

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from pflsim.engine.diagnostics import Observation
 from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
-from pflsim.observe import Observation
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 Handle = TypeVar("Handle")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from pflsim.engine.diagnostics import MOST_CLIENTS, drift, mean_confusion, observe, prototype_similarity
 from pflsim.messages import Prototypes, Uplink
-from pflsim.observe import MOST_CLIENTS, drift, mean_confusion, observe, prototype_similarity
 from pflsim.types import EvalRow
 from pflsim.views import Axis, Matrix
 

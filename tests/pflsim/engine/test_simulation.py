@@ -15,13 +15,13 @@ import torch
 from support import Records
 
 from pflsim.checkpoint import read_state
+from pflsim.engine.diagnostics import Observation
+from pflsim.engine.execution import Judge, Sent, Trained
+from pflsim.engine.journal import Journal
+from pflsim.engine.plan import Plan
+from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
-from pflsim.execution import Judge, Sent, Trained
-from pflsim.journal import Journal
 from pflsim.messages import Message, Uplink
-from pflsim.observe import Observation
-from pflsim.plan import Plan
-from pflsim.simulation import Simulation
 from pflsim.trace import read_message, read_server
 from pflsim.types import EvalRow, Tensors, TrainReport
 from pflsim.views import Axis, Matrix

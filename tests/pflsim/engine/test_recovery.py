@@ -22,9 +22,9 @@ from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.checkpoint import newest_checkpoint
+from pflsim.engine.interrupts import Interrupts, Stopped
+from pflsim.engine.plan import Plan
 from pflsim.errors import RunError
-from pflsim.interrupts import Interrupts, Stopped
-from pflsim.plan import Plan
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from pflsim.checkpoint import Staged, stage_checkpoint
+from pflsim.engine.diagnostics import Observation, mean_confusion
+from pflsim.engine.execution import Displaced, Executor, Judge, Sent, Trained
+from pflsim.engine.interrupts import Interrupts, Stopped
+from pflsim.engine.journal import Journal
+from pflsim.engine.plan import Plan
+from pflsim.engine.recovery import MOST, Recovery
 from pflsim.errors import RunError
-from pflsim.execution import Displaced, Executor, Judge, Sent, Trained
-from pflsim.interrupts import Interrupts, Stopped
-from pflsim.journal import Journal
 from pflsim.metrics import validation_score
-from pflsim.observe import Observation, mean_confusion
-from pflsim.plan import Plan
-from pflsim.recovery import MOST, Recovery
 from pflsim.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 from pflsim.views import Matrix
