@@ -71,7 +71,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     folders, texts = _folders(config_dirs), [_quoted(text) for text in overrides]
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
-        from pflsim.resume import changed
+        from pflsim.run_folder.resume import changed
 
         _check_resume([text for text in texts if text.startswith(RESUME)], multirun)
         known = [text for text in others if not text.startswith("data.")]  # the run's folder knows which data
@@ -116,7 +116,7 @@ def _check(runs: Sequence[Settings]) -> None:
 
 
 def _check_resume(asked: Sequence[str], alone: bool) -> None:
-    from pflsim.mirror.place import check_no_password
+    from pflsim.run_folder.remote_copy.remote_folder import check_no_password
 
     for text in asked:
         check_no_password(text.removeprefix(RESUME))
@@ -155,8 +155,8 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
     """Take up a run with its own settings; of others only those may be given that cannot change its results."""
-    from pflsim.resume import changed, run_folder, saved_settings
-    from pflsim.tracking.run_folder import is_complete
+    from pflsim.run_folder.folder import is_complete
+    from pflsim.run_folder.resume import changed, run_folder, saved_settings
 
     _check_resume(asked, options.multirun or options.cfg)
     folder = run_folder(asked[0].removeprefix(RESUME))

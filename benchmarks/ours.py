@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rounds import Round, check_steps, digest
-from pflsim.accounting import client_traffic, total
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.console import Console
@@ -16,8 +15,9 @@ from pflsim.engine.execution import Executor
 from pflsim.engine.journal import Journal
 from pflsim.engine.simulation import Simulation
 from pflsim.memory import held_mb
-from pflsim.tracking.run_folder import create_run_folder
-from pflsim.tracking.tracker import Tracker
+from pflsim.run_folder.accounting import client_traffic, total
+from pflsim.run_folder.folder import create_run_folder
+from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner

@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.cases import ROOT
 from benchmarks.report import table
-from pflsim.environment import code
+from pflsim.run_folder.environment import code
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
@@ -298,7 +298,7 @@ def _kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def differences(one: Path, other: Path) -> list[str]:
     """What two run folders differ in, to the bit, but for times: records, and the states in the last checkpoints."""
-    from pflsim.checkpoint import read_state
+    from pflsim.run_folder.checkpoint import read_state
 
     found = []
     if _lines(one) != _lines(other):

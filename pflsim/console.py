@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, cast, get_args
 
-from pflsim.environment import JOB
-from pflsim.history import RoundMetrics
 from pflsim.live import Live, Status
-from pflsim.metrics import Model, Scope
+from pflsim.run_folder.environment import JOB
+from pflsim.run_folder.history import RoundMetrics
+from pflsim.run_folder.metrics import Model, Scope
+from pflsim.run_folder.summary import Figure, NewcomerFigures, RunMeta, Summary
 from pflsim.streams import Patient, can_print
-from pflsim.summary import Figure, NewcomerFigures, RunMeta, Summary
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
-
-from pflsim.views import Matrix
 
 Tensors = Mapping[str, Tensor]
 """Tensors by name; names are state_dict keys of the client's module."""
@@ -81,6 +80,34 @@ class EvalRow:
     confusion: tuple[tuple[int, int, int], ...] = ()
     """Where it was asked for: (class, predicted class, how many), where there are any, ascending; −1: no class, for a
     prediction that is not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the rows or columns of a matrix are, e.g. "receiver", and their names; without names they are numbered."""
+
+    label: str
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """One matrix to look at.
+
+    Args:
+        name: what it is called, e.g. "alpha/conv1"; what is before the first slash is drawn together.
+        title: what it shows, in words.
+        rows, columns: what they are.
+        values: [rows, columns] float32; NaN where there is nothing.
+        bounds: the values of the scale's ends; None: the least and the greatest there is.
+    """
+
+    name: str
+    title: str
+    rows: Axis
+    columns: Axis
+    values: np.ndarray
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

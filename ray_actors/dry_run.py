@@ -16,7 +16,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import AT_ONCE, Examples, Partition
 from pflsim.engine.execution import Judge
 from pflsim.errors import RunError, SettingsError
-from pflsim.resume import fixed_settings
+from pflsim.run_folder.resume import fixed_settings
 from ray_actors.blame import in_words
 from ray_actors.client_host import ClientHost
 from ray_actors.gpu import CONTEXT_MB

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.evaluation import count
-from pflsim.checkpoint import BadCheckpoint, choose_checkpoint
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import Judge
 from pflsim.errors import RunError, SettingsError
-from pflsim.files import write_atomically
 from pflsim.messages import Message
-from pflsim.metrics import Model, Scope
 from pflsim.params import snapshot
 from pflsim.results import read_run
-from pflsim.resume import saved_settings
+from pflsim.run_folder.checkpoint import BadCheckpoint, choose_checkpoint
+from pflsim.run_folder.files import write_atomically
+from pflsim.run_folder.metrics import Model, Scope
+from pflsim.run_folder.resume import saved_settings
 from ray_actors.client_host import ClientHost
 from ray_actors.example import Exported, example
 from ray_actors.export_source import Source, chosen_clients, find_source

@@ -19,10 +19,10 @@ from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
 from pflsim.engine.plan import Plan
 from pflsim.errors import SettingsError
-from pflsim.resume import fixed_settings
+from pflsim.run_folder.resume import fixed_settings
+from pflsim.run_folder.summary import RunMeta
 from pflsim.sampling import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.summary import RunMeta
 from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.fallback import gpus_here, on_gpus

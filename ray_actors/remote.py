@@ -15,7 +15,6 @@ from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 from ray.experimental import get_object_locations
 
-from pflsim.checkpoint import plain
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -24,6 +23,7 @@ from pflsim.engine.execution import Displaced, Judge, Sent, Trained
 from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
+from pflsim.run_folder.checkpoint import plain
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.crew import Crew, Task

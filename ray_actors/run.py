@@ -20,15 +20,15 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.journal import Journal
 from pflsim.engine.recovery import MOST
 from pflsim.engine.simulation import Simulation
-from pflsim.environment import write_environment
 from pflsim.errors import RunError
-from pflsim.mirror.begin import new_place, taken_up
-from pflsim.mirror.mirror import Mirror
-from pflsim.resume import fixed_settings
-from pflsim.summary import Summary
-from pflsim.tracking.hyperparameters import hyperparameters
-from pflsim.tracking.run_folder import create_run_folder, run_lock, write_config
-from pflsim.tracking.tracker import Tracker
+from pflsim.run_folder.environment import write_environment
+from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
+from pflsim.run_folder.remote_copy.begin import new_place, taken_up
+from pflsim.run_folder.remote_copy.remote_copy import Mirror
+from pflsim.run_folder.resume import fixed_settings
+from pflsim.run_folder.summary import Summary
+from pflsim.run_folder.tracking.hyperparameters import hyperparameters
+from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.fallback import fallen_back, gpus_here
 from ray_actors.inline import InlineExecutor
@@ -82,7 +82,7 @@ class Runner:
 
         Args:
             folder: its run folder.
-            settings: its settings, as `pflsim.resume` reads them.
+            settings: its settings, as `pflsim.run_folder.resume` reads them.
 
         Raises:
             SettingsError: the folder is in use, or what is in it is of another run; nothing was changed.

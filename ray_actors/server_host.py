@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pflsim.checkpoint import plain, restored
 from pflsim.engine.diagnostics import Observation, observe
 from pflsim.messages import Message, Uplink
+from pflsim.run_folder.checkpoint import plain, restored
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.threads import torch_threads
 from pflsim.types import Tensors

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflsim.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.engine.execution import Executor
 from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
-from pflsim.mirror.mirror import Mirror
-from pflsim.tracking.records import read_records
+from pflsim.run_folder.checkpoint import Checkpoint, check_header, newest_checkpoint
+from pflsim.run_folder.remote_copy.remote_copy import Mirror
+from pflsim.run_folder.tracking.records import read_records
 from ray_actors.prepare import Job
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pflsim.config.settings import Settings
-from pflsim.metrics import Model, Phase
 from pflsim.results import Run, read_run
-from pflsim.summary import RunMeta
-from pflsim.tracking.run_folder import write_config
-from pflsim.tracking.tracker import Tracker
+from pflsim.run_folder.folder import write_config
+from pflsim.run_folder.metrics import Model, Phase
+from pflsim.run_folder.summary import RunMeta
+from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
 
 Counts = Sequence[tuple[int, int]]

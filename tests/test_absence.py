@@ -23,12 +23,12 @@ from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
-from pflsim.checkpoint import plain as plain_state
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import Judge, Sent
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.run_folder.checkpoint import plain as plain_state
 from pflsim.sampling import coin
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.base import ServerRule

@@ -19,8 +19,8 @@ from support import rounds, world
 import launch
 from lightning_modules.base import ClientModule
 from lightning_modules.phases import Phase, Schedule
-from pflsim.checkpoint import read_state
 from pflsim.params import BODY, HEAD
+from pflsim.run_folder.checkpoint import read_state
 from pflsim.servers.fedavg import FedAvg
 
 PAGE = ROOT / "docs" / "add-a-method.md"

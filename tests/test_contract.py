@@ -17,13 +17,13 @@ from support import Records, rounds, same, states
 
 from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
-from pflsim.checkpoint import plain as plain_state
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import Judge
 from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message
 from pflsim.params import Selector, snapshot
+from pflsim.run_folder.checkpoint import plain as plain_state
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.threads import torch_threads
 from ray_actors.inline import InlineExecutor

@@ -228,7 +228,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         ("model.variants", [{"hidden": 3}], r"model.variants\[0\]: model.hidden=3: expected a list"),
         ("model.variants", [{"_target_": "os.abort"}], "nothing in Python's own modules is a part"),
         ("partition._target_", "pflsim.data.splits.official", "partition._target_ .* is no function -> list"),
-        ("data._target_", "pflsim.files.os.abort", "data: _target_ 'pflsim.files.os.abort'"),
+        ("data._target_", "pflsim.run_folder.files.os.abort", "data: _target_ 'pflsim.run_folder.files.os.abort'"),
     ],
 )
 def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, says: str) -> None:

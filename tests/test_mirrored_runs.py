@@ -18,8 +18,8 @@ from test_resume import SMALL, agree, left, stop_after
 import launch
 from lightning_modules.base import ClientModule
 from pflsim.errors import SettingsError
-from pflsim.mirror.begin import fetch
-from pflsim.mirror.mirror import Mirror
+from pflsim.run_folder.remote_copy.begin import fetch
+from pflsim.run_folder.remote_copy.remote_copy import Mirror
 
 RUN = ["method=fedavg", *SMALL, "checkpoint.every=1"]
 NUMBERS = itertools.count()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_contract import METHODS, inline, job, tensors_of
 
-from pflsim.checkpoint import plain, restored
 from pflsim.messages import Message
+from pflsim.run_folder.checkpoint import plain, restored
 
 
 def through_a_file(state: Any) -> Any:

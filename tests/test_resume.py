@@ -13,8 +13,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import launch
-from pflsim.checkpoint import read_state
 from pflsim.config.compose import CONFIGS
+from pflsim.run_folder.checkpoint import read_state
 from ray_actors import run
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))

@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import launch
 from pflsim.config.compose import CONFIGS
 from pflsim.messages import Uplink
-from pflsim.trace import read_message, read_server
-from pflsim.views import Views, read_views
+from pflsim.run_folder.diagnostics import Views, read_views
+from pflsim.run_folder.trace import read_message, read_server
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",

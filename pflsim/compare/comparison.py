@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pflsim.compare.paired import Difference, differences, find_reference
 from pflsim.compare.rows import Row, check_choice, common_choice, common_target, row
 from pflsim.results import Group
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 
 @dataclass(frozen=True, slots=True)

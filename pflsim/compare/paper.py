@@ -15,7 +15,7 @@ from pflsim.compare.words import numbers
 from pflsim.config.components import PARTS
 from pflsim.results import Run
 from pflsim.results.settings import run_settings, written
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 ROUNDS: dict[Choice, str] = {
     "last": "the last",

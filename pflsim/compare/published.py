@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Whose = Literal["judged", "personal", "global"]

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pflsim.accounting import Traffic
 from pflsim.errors import SettingsError
-from pflsim.history import RoundMetrics
-from pflsim.metrics import Scope
 from pflsim.results import Group, Run
-from pflsim.summary import Choice
+from pflsim.run_folder.accounting import Traffic
+from pflsim.run_folder.history import RoundMetrics
+from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.summary import Choice
 
 SLACK = 1e-9
 """A mean of rates may be so far from what it would be without rounding."""

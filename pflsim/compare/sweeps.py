@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
-from pflsim.tracking.run_folder import is_complete
+from pflsim.run_folder.folder import is_complete
 
 if TYPE_CHECKING:
     from pflsim.results import Group

@@ -8,7 +8,7 @@ from typing import Any
 from pflsim.compare.comparison import Comparison
 from pflsim.results import Run
 from pflsim.results.settings import run_settings
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 CHOSEN: dict[Choice, str] = {
     "best_val": "each seed's best by mean validation accuracy",

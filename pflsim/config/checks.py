@@ -12,7 +12,7 @@ from pflsim.config.names import nearest
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
-from pflsim.mirror.place import CONFIGURATION, has_password
+from pflsim.run_folder.remote_copy.remote_folder import CONFIGURATION, has_password
 
 CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),

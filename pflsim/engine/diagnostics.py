@@ -15,8 +15,7 @@ import torch
 
 from pflsim.messages import Prototypes, Uplink
 from pflsim.servers.base import ServerRule
-from pflsim.types import EvalRow
-from pflsim.views import Axis, Matrix
+from pflsim.types import Axis, EvalRow, Matrix
 
 MOST_CLIENTS = 1000
 """With more clients there are no matrices of clients by clients: nobody could look at them."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pflsim.checkpoint import newest_checkpoint
 from pflsim.engine.execution import Displaced, Executor
 from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.errors import RunError, SettingsError
+from pflsim.run_folder.checkpoint import newest_checkpoint
 from pflsim.types import RoundRecord
 
 Handle = TypeVar("Handle")

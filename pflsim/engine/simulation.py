@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pflsim.checkpoint import Staged, stage_checkpoint
 from pflsim.engine.diagnostics import Observation, mean_confusion
 from pflsim.engine.execution import Displaced, Executor, Judge, Sent, Trained
 from pflsim.engine.interrupts import Interrupts, Stopped
@@ -18,10 +17,10 @@ from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.engine.recovery import MOST, Recovery
 from pflsim.errors import RunError
-from pflsim.metrics import validation_score
-from pflsim.trace import write_message, write_server
-from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
-from pflsim.views import Matrix
+from pflsim.run_folder.checkpoint import Staged, stage_checkpoint
+from pflsim.run_folder.metrics import validation_score
+from pflsim.run_folder.trace import write_message, write_server
+from pflsim.types import EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord
 
 Handle = TypeVar("Handle")
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.views import Axis, Matrix
+from pflsim.types import Axis, Matrix
 
 SIDE = 2.6
 """Inches of a map's longer side."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.errors import SettingsError
-from pflsim.files import write_atomically
 from pflsim.results import find_runs
+from pflsim.run_folder.files import write_atomically
 
 NAME = "report.html"
 

@@ -10,7 +10,7 @@ from pflsim.figures.svg import colour_of, drawing, to_svg
 from pflsim.report.curves import Chart
 from pflsim.results import Run
 from pflsim.results.groups import Group
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 
 def shown_runs(groups: Sequence[Group]) -> list[Run]:

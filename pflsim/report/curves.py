@@ -12,10 +12,10 @@ import numpy as np
 from pflsim.figures.curves import Curve, draw_curves
 from pflsim.figures.svg import drawing, to_svg
 from pflsim.figures.svg import dress as dress_axes
-from pflsim.history import RoundMetrics
 from pflsim.report.rows import Row
 from pflsim.results import Run
 from pflsim.results.groups import Group
+from pflsim.run_folder.history import RoundMetrics
 
 POINTS = 400
 """A curve has no more points than this; others in between are left out."""

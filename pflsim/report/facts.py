@@ -18,7 +18,7 @@ from pflsim.report.rows import Value, value_of
 from pflsim.results import Run
 from pflsim.results.groups import Group
 from pflsim.results.settings import run_settings, written
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 OWN = ("seed", "names", "run_dir")
 """Settings that are said elsewhere."""

@@ -11,7 +11,6 @@ from pflsim.compare.rows import common_choice, common_target
 from pflsim.compare.words import plural
 from pflsim.console import WHEN, format_bytes, format_seconds
 from pflsim.errors import SettingsError
-from pflsim.metrics import Model
 from pflsim.report import facts
 from pflsim.report.clients import client_charts, shown_runs
 from pflsim.report.curves import accuracy_charts, loss_charts
@@ -22,7 +21,8 @@ from pflsim.report.verdict import in_short
 from pflsim.report.words import ROUND, listed, spans
 from pflsim.results import Group, Run, check_comparable, group_runs, read_run
 from pflsim.results.groups import check_evaluation
-from pflsim.summary import Choice
+from pflsim.run_folder.metrics import Model
+from pflsim.run_folder.summary import Choice
 
 CHOSEN: dict[Choice, str] = {
     "best_val": "best by validation",

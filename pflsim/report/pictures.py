@@ -10,7 +10,7 @@ from pflsim.figures.svg import png_uri, to_png
 from pflsim.report.clients import shown_runs
 from pflsim.results import Run
 from pflsim.results.groups import Group
-from pflsim.views import read_views
+from pflsim.run_folder.diagnostics import read_views
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from pflsim.history import RoundMetrics
-from pflsim.metrics import Model, Phase
 from pflsim.results import Run
 from pflsim.results.groups import Group
-from pflsim.summary import Choice
+from pflsim.run_folder.history import RoundMetrics
+from pflsim.run_folder.metrics import Model, Phase
+from pflsim.run_folder.summary import Choice
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
-"""Columns of `pflsim.metrics.AccuracyStats` that a table shows."""
+"""Columns of `pflsim.run_folder.metrics.AccuracyStats` that a table shows."""
 
 
 @dataclass(frozen=True, slots=True)

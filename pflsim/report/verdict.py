@@ -12,7 +12,7 @@ from pflsim.report.rows import Row
 from pflsim.report.words import ROUND, listed, rate
 from pflsim.report.worst import Gap, clients_needed, worst_gap
 from pflsim.results.groups import Group
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 SAME = 1e-9
 """Means of rates that differ by less are equal."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflsim.results.groups import Group
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95

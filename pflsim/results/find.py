@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.errors import SettingsError
-from pflsim.mirror.place import is_url
-from pflsim.tracking.run_folder import CONFIG
+from pflsim.run_folder.folder import CONFIG
+from pflsim.run_folder.remote_copy.remote_folder import is_url
 
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:

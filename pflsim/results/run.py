@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from pflsim.errors import SettingsError
-from pflsim.history import RoundMetrics, read_history
-from pflsim.metrics import AccuracyStats, Model, Phase, Scope
-from pflsim.summary import Choice, chosen_round
-from pflsim.tracking.run_folder import CONFIG
+from pflsim.run_folder.folder import CONFIG
+from pflsim.run_folder.history import RoundMetrics, read_history
+from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
+from pflsim.run_folder.summary import Choice, chosen_round
 
 PER_CLIENT = "per_client.csv"
 CHOICES: tuple[Choice, ...] = get_args(Choice)

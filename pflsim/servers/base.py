@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
-from pflsim.types import ClientInfo, Tensors, Unit
-from pflsim.views import Matrix
+from pflsim.types import Axis, ClientInfo, Matrix, Tensors, Unit
 
 State = TypeVar("State")
 
@@ -110,3 +109,10 @@ class ServerRule(ABC, Generic[State]):
         """Matrices to look at after a fusion, such as who is given how much of whom."""
         del state
         return ()
+
+
+def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> list[Matrix]:
+    """A rule's numbers `<kind>/<unit>` or `<kind>`, [N, N] with receivers as rows, as matrices."""
+    found = {name: value for name, value in numbers.items() if name.partition("/")[0] == kind}
+    rows, columns = Axis("receiver"), Axis("sender")
+    return [Matrix(name, title, rows, columns, value.float().cpu().numpy()) for name, value in found.items()]

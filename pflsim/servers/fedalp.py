@@ -21,8 +21,7 @@ from pflsim.params import UnitKind
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.servers.fedavg import FedAvg
 from pflsim.servers.fedavg import State as Mean
-from pflsim.types import Tensors, Unit
-from pflsim.views import Axis, Matrix
+from pflsim.types import Axis, Matrix, Tensors, Unit
 
 
 @dataclass(frozen=True, slots=True)

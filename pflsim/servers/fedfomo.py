@@ -13,9 +13,8 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, packed, unpacked
 from pflsim.params import snapshot
 from pflsim.seeding import numpy_generator
-from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import Tensors
-from pflsim.views import Matrix, between_clients
+from pflsim.servers.base import Federation, ServerRule, between_clients
+from pflsim.types import Matrix, Tensors
 
 CANDIDATE, USEFULNESS = "candidate/", "usefulness/"
 """Tensors of a candidate in a downlink are candidate/<client>/<key>, u_n in an uplink is usefulness/<n>."""

@@ -15,9 +15,8 @@ from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, resolve_threshold, snapshot
-from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import Tensors, Unit
-from pflsim.views import Matrix, between_clients
+from pflsim.servers.base import Federation, ServerRule, between_clients
+from pflsim.types import Matrix, Tensors, Unit
 
 
 @dataclass(frozen=True, slots=True)

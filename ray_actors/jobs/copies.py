@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.errors import SettingsError
-from pflsim.tracking.run_folder import CONFIG, is_complete, run_lock
+from pflsim.run_folder.folder import CONFIG, is_complete, run_lock
 from ray_actors.jobs.sender import MARK, RECORDS
 
 ANOTHER = "it is another run than the one there"

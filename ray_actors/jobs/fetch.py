@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pflsim.errors import RunError, SettingsError
-from pflsim.tracking.run_folder import CONFIG
+from pflsim.run_folder.folder import CONFIG
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import FETCH, KIND, Cluster
 from ray_actors.jobs.copies import ANOTHER, is_settled, mark, put

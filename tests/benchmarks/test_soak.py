@@ -24,7 +24,7 @@ from benchmarks.soak import (
     same,
     victims,
 )
-from pflsim.checkpoint import write_checkpoint
+from pflsim.run_folder.checkpoint import write_checkpoint
 
 
 def test_blows_are_drawn_from_the_seed_and_of_all_kinds() -> None:

@@ -14,7 +14,7 @@ from pflsim.compare.tables import Table
 from pflsim.compare.words import numbers
 from pflsim.errors import SettingsError
 from pflsim.results import Run, group_runs
-from pflsim.summary import Choice
+from pflsim.run_folder.summary import Choice
 
 
 @pytest.fixture

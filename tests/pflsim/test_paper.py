@@ -17,11 +17,11 @@ from pflsim.compare.published import read_published
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
 from pflsim.errors import SettingsError
-from pflsim.metrics import Model, Phase
 from pflsim.results import Run, read_run
-from pflsim.summary import RunMeta
-from pflsim.tracking.run_folder import write_config
-from pflsim.tracking.tracker import Tracker
+from pflsim.run_folder.folder import write_config
+from pflsim.run_folder.metrics import Model, Phase
+from pflsim.run_folder.summary import RunMeta
+from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord
 
 NAME = "pfedcfr_table2_mnist"

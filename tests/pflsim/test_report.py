@@ -14,7 +14,8 @@ from made_runs import make_run
 
 from pflsim.data.picture import draw_partition
 from pflsim.report.__main__ import main
-from pflsim.views import Axis, Matrix, Views, write_views
+from pflsim.run_folder.diagnostics import Views, write_views
+from pflsim.types import Axis, Matrix
 
 TESTS = 20
 """Test examples of every client."""

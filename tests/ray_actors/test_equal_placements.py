@@ -18,9 +18,9 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
 from pflsim.engine.simulation import Simulation
+from pflsim.run_folder.trace import read_message
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from pflsim.trace import read_message
 from ray_actors.placement import Supply, lay_out
 from ray_actors.pool import Pool
 from ray_actors.remote import RayExecutor

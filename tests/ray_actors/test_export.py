@@ -18,7 +18,7 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import shard
 from pflsim.export import main
 from pflsim.results import read_run
-from pflsim.resume import saved_settings
+from pflsim.run_folder.resume import saved_settings
 from ray_actors.export import loaded_by
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner

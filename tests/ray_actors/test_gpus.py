@@ -16,12 +16,12 @@ from support import rounds, same, states, world
 
 from lightning_modules.base import Batch, Terms
 from lightning_modules.methods.fedavg import FedAvg
-from pflsim.checkpoint import newest_checkpoint
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Message
-from pflsim.resume import changed, saved_settings
+from pflsim.run_folder.checkpoint import newest_checkpoint
+from pflsim.run_folder.resume import changed, saved_settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import crew, fallback, gpu, prepare, run
 from ray_actors.blame import in_words

@@ -18,7 +18,7 @@ import pytest
 from fake_cluster import FakeClient
 
 from pflsim.errors import RunError, SettingsError
-from pflsim.tracking.run_folder import run_lock
+from pflsim.run_folder.folder import run_lock
 from ray_actors.jobs import fetch as fetching
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import Cluster

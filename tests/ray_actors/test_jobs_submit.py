@@ -18,8 +18,8 @@ from fake_cluster import FakeClient
 import launch
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
-from pflsim.environment import code
 from pflsim.errors import RunError, SettingsError
+from pflsim.run_folder.environment import code
 from ray_actors.jobs import client as clients
 from ray_actors.jobs import command
 from ray_actors.jobs.client import Cluster, checked_address, connect

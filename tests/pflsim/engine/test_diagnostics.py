@@ -11,8 +11,7 @@ import torch
 
 from pflsim.engine.diagnostics import MOST_CLIENTS, drift, mean_confusion, observe, prototype_similarity
 from pflsim.messages import Prototypes, Uplink
-from pflsim.types import EvalRow
-from pflsim.views import Axis, Matrix
+from pflsim.types import Axis, EvalRow, Matrix
 
 
 def uplink(client: int, **weights: np.ndarray) -> Uplink:

@@ -21,10 +21,10 @@ from lightning_modules.methods.fesem import FeSEM
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
-from pflsim.checkpoint import newest_checkpoint
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.plan import Plan
 from pflsim.errors import RunError
+from pflsim.run_folder.checkpoint import newest_checkpoint
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer

@@ -14,7 +14,6 @@ import pytest
 import torch
 from support import Records
 
-from pflsim.checkpoint import read_state
 from pflsim.engine.diagnostics import Observation
 from pflsim.engine.execution import Judge, Sent, Trained
 from pflsim.engine.journal import Journal
@@ -22,9 +21,9 @@ from pflsim.engine.plan import Plan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
-from pflsim.trace import read_message, read_server
-from pflsim.types import EvalRow, Tensors, TrainReport
-from pflsim.views import Axis, Matrix
+from pflsim.run_folder.checkpoint import read_state
+from pflsim.run_folder.trace import read_message, read_server
+from pflsim.types import Axis, EvalRow, Matrix, Tensors, TrainReport
 
 SEEN = Matrix("seen", "Seen", Axis("row"), Axis("column"), np.zeros((1, 1), np.float32))
 

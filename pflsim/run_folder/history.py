@@ -1,0 +1,140 @@
+"""The lines of metrics.jsonl: what a round came to. Summaries and reports are functions of these lines alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from pflsim.run_folder.accounting import Traffic
+from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
+from pflsim.types import Fault, RoundRecord, Split
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMetrics:
+    """One round in figures.
+
+    Args:
+        round: the round, from 1.
+        cohort: how many clients took part.
+        losses: mean of each named loss term over the participants, weighted by their examples.
+        accuracy: statistics over clients by scope; empty in a round without evaluation.
+        traffic: bytes of this round.
+        traffic_total: bytes of all rounds up to this one.
+        seconds: wall seconds by part of the round, and "total". Everything else is the same in every repetition.
+        faults: how many clients of the cohort had a fault, by kind; kinds that did not occur are left out.
+        drift: "mean" and "max" over clients of ‖w_i − w̄‖; empty where clients send no weights.
+    """
+
+    round: int
+    cohort: int
+    losses: Mapping[str, float]
+    accuracy: Mapping[Scope, AccuracyStats]
+    traffic: Traffic
+    traffic_total: Traffic
+    seconds: Mapping[str, float]
+    faults: Mapping[str, int] = field(default_factory=dict)
+    drift: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall seconds of the whole round."""
+        return self.seconds["total"]
+
+
+def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic) -> RoundMetrics:
+    """Derive a round's figures. Without a "total" among the record's seconds it is the sum of the parts."""
+    seconds = dict(record.seconds)
+    seconds.setdefault("total", sum(record.seconds.values()))
+    return RoundMetrics(
+        round=record.round,
+        cohort=len(record.cohort),
+        losses=mean_losses(record.reports),
+        accuracy=accuracy_by_scope(record.evaluations),
+        traffic=traffic,
+        traffic_total=traffic_total,
+        seconds=seconds,
+        faults=fault_counts(record.faults),
+        drift=_drift(record.drift),
+    )
+
+
+def _drift(drift: Mapping[int, float]) -> dict[str, float]:
+    found = list(drift.values())
+    return {"mean": sum(found) / len(found), "max": max(found)} if found else {}
+
+
+def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:
+    """How many clients had a fault, by kind, in one order; kinds that did not occur are left out."""
+    kinds = list(faults.values())
+    return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that JSON cannot write (NaN, infinity) by null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def to_line(metrics: RoundMetrics) -> str:
+    """One line of JSON, without the line end. `accuracy` is nested: model, split, phase; what is not finite is null."""
+    accuracy: dict[str, dict[str, dict[str, object]]] = {}
+    for scope, stats in metrics.accuracy.items():
+        accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = asdict(stats)
+    content = {
+        "round": metrics.round,
+        "cohort": metrics.cohort,
+        "losses": metrics.losses,
+        "accuracy": accuracy,
+        "traffic": {
+            "up_bytes": metrics.traffic.up_bytes,
+            "down_bytes": metrics.traffic.down_bytes,
+            "up_bytes_total": metrics.traffic_total.up_bytes,
+            "down_bytes_total": metrics.traffic_total.down_bytes,
+        },
+        "faults": metrics.faults,
+        "drift": metrics.drift,
+        "seconds": metrics.seconds,
+    }
+    return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
+
+
+def from_line(line: str) -> RoundMetrics:
+    """Read back what `to_line` wrote; null becomes NaN."""
+    content = json.loads(line)
+    accuracy = {
+        Scope(cast(Model, model), cast(Split, split), cast(Phase, phase)): AccuracyStats(**_numbers(stats))
+        for model, splits in content["accuracy"].items()
+        for split, phases in splits.items()
+        for phase, stats in phases.items()
+    }
+    traffic = content["traffic"]
+    return RoundMetrics(
+        round=content["round"],
+        cohort=content["cohort"],
+        losses=_numbers(content["losses"]),
+        accuracy=accuracy,
+        traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
+        traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
+        seconds=_numbers(content["seconds"]),
+        faults=content.get("faults", {}),  # files of earlier versions have none, nor of the next
+        drift=_numbers(content.get("drift", {})),
+    )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def read_history(folder: Path) -> list[RoundMetrics]:
+    """All rounds that a run folder's metrics.jsonl holds. A last line that was cut off in the middle is left out."""
+    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [from_line(line) for line in whole.split("\n") if line]

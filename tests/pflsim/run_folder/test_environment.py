@@ -1,0 +1,62 @@
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import pflsim
+from pflsim.run_folder.environment import code, gpu_names, write_environment
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_the_file_names_versions_code_and_machine_but_no_host(tmp_path):
+    write_environment(tmp_path)
+    text = (tmp_path / "environment.json").read_text()
+    content = json.loads(text)
+    assert set(content) == {"versions", "code", "machine", "command"}
+    assert content["versions"]["torch"] == torch.__version__
+    assert content["versions"]["python"] == platform.python_version()
+    assert content["machine"]["memory_mb"] > 100
+    del content["command"]
+    node = platform.node()
+    assert not node or f'"{node}"' not in json.dumps(content)
+
+
+def test_versions_are_read_without_importing_anything():
+    script = (
+        "import sys, pflsim.run_folder.environment as e; e.environment(); "
+        "print(*{'torch', 'ray', 'lightning'} & {*sys.modules})"
+    )
+    root = Path(pflsim.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == ""
+
+
+def test_the_commit_and_whether_the_code_differs_from_it(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert code(package) == {"commit": None, "dirty": None}
+    git(tmp_path, "init")
+    assert code(package) == {"commit": None, "dirty": None}, "another project's repository is not ours"
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "x")
+    clean = code(package)
+    assert len(str(clean["commit"])) == 40
+    assert clean["dirty"] is False
+    (package / "new.py").write_text("")
+    assert code(package) == {"commit": clean["commit"], "dirty": True}
+
+
+def test_gpu_names_come_from_the_drivers_files(tmp_path):
+    assert gpu_names(tmp_path) == []
+    for number, name in enumerate(("NVIDIA A", "NVIDIA B")):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+        (tmp_path / f"0000:0{number}:00.0" / "information").write_text(f"Model: \t\t {name}\nIRQ:   1\n")
+    assert gpu_names(tmp_path) == ["NVIDIA A", "NVIDIA B"]
