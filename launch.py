@@ -17,7 +17,7 @@ from pflsim.config.help import COMMANDS, usage
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
-from pflsim.streams import let_go
+from pflsim.terminal.streams import let_go
 
 RESUME = "resume="
 

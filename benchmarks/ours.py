@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from benchmarks.rounds import Round, check_steps, digest
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
-from pflsim.console import Console
 from pflsim.engine.execution import Executor
 from pflsim.engine.journal import Journal
 from pflsim.engine.simulation import Simulation
@@ -18,6 +17,7 @@ from pflsim.memory import held_mb
 from pflsim.run_folder.accounting import client_traffic, total
 from pflsim.run_folder.folder import create_run_folder
 from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner

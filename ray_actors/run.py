@@ -13,7 +13,6 @@ import psutil
 
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
-from pflsim.console import Console, Progress
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Displaced, Executor
 from pflsim.engine.interrupts import Interrupts, Stopped
@@ -29,6 +28,7 @@ from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import Summary
 from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.fallback import fallen_back, gpus_here
 from ray_actors.inline import InlineExecutor

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.errors import SettingsError
-from pflsim.streams import let_go
+from pflsim.terminal.streams import let_go
 
 EXAMPLES = """examples:
   python -m pflsim.compare 'runs/20261122-*'                      what a pattern stands for

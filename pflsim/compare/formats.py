@@ -14,9 +14,9 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from pflsim.compare.comparison import Comparison
 from pflsim.compare.tables import Table, records, tables
-from pflsim.console import WIDTH
 from pflsim.errors import SettingsError
-from pflsim.streams import can_print
+from pflsim.terminal.console import WIDTH
+from pflsim.terminal.streams import can_print
 
 Format = Literal["text", "markdown", "latex", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -9,7 +9,6 @@ from typing import Any, get_args
 from pflsim.compare.paired import differences, find_reference
 from pflsim.compare.rows import common_choice, common_target
 from pflsim.compare.words import plural
-from pflsim.console import WHEN, format_bytes, format_seconds
 from pflsim.errors import SettingsError
 from pflsim.report import facts
 from pflsim.report.clients import client_charts, shown_runs
@@ -23,6 +22,7 @@ from pflsim.results import Group, Run, check_comparable, group_runs, read_run
 from pflsim.results.groups import check_evaluation
 from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Choice
+from pflsim.terminal.console import WHEN, format_bytes, format_seconds
 
 CHOSEN: dict[Choice, str] = {
     "best_val": "best by validation",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from pflsim.compare.paired import Difference, differences
 from pflsim.compare.words import plural
-from pflsim.console import format_bytes
 from pflsim.report.rows import Row
 from pflsim.report.words import ROUND, listed, rate
 from pflsim.report.worst import Gap, clients_needed, worst_gap
 from pflsim.results.groups import Group
 from pflsim.run_folder.summary import Choice
+from pflsim.terminal.console import format_bytes
 
 SAME = 1e-9
 """Means of rates that differ by less are equal."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.console import Console
 from pflsim.run_folder.metrics import Phase
 from pflsim.run_folder.summary import RunMeta, newcomer_figures, summarise, to_dict
 from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.terminal.console import Console
 from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, cast, get_args
 
-from pflsim.live import Live, Status
 from pflsim.run_folder.environment import JOB
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import Figure, NewcomerFigures, RunMeta, Summary
-from pflsim.streams import Patient, can_print
+from pflsim.terminal.live import Live, Status
+from pflsim.terminal.streams import Patient, can_print
 
 if TYPE_CHECKING:
     from rich.table import Table

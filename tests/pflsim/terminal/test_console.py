@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from pflsim.console import WIDTH, Console, command_to_go_on, format_bytes, format_seconds, tensorboard_command
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import AccuracyStats, Scope
 from pflsim.run_folder.summary import RunMeta, summarise
+from pflsim.terminal.console import WIDTH, Console, command_to_go_on, format_bytes, format_seconds, tensorboard_command
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 0)
 PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test", "received")

@@ -1,0 +1,1 @@
+"""The display of a run on the terminal."""
