@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.evaluation import count
+from pflsim.analysis.results import read_run
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import Judge
 from pflsim.errors import RunError, SettingsError
 from pflsim.messages import Message
 from pflsim.params import snapshot
-from pflsim.results import read_run
 from pflsim.run_folder.checkpoint import BadCheckpoint, choose_checkpoint
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.metrics import Model, Scope

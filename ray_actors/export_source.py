@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from pflsim.analysis.results import Run
 from pflsim.config.checks import check
 from pflsim.config.components import settings_of, targets_of
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.results import Run
 from pflsim.run_folder.checkpoint import Checkpoint, check_header
 from pflsim.run_folder.metrics import Model
 from ray_actors.fallback import on_cpus, on_gpus

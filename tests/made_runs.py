@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pflsim.analysis.results import Run, read_run
 from pflsim.config.settings import Settings
-from pflsim.results import Run, read_run
 from pflsim.run_folder.folder import write_config
 from pflsim.run_folder.metrics import Model, Phase
 from pflsim.run_folder.summary import RunMeta

@@ -16,9 +16,9 @@ from documents import FENCE, ROOT, files_of, write_files
 from safetensors import safe_open
 from support import rounds, world
 
-import launch
 from lightning_modules.base import ClientModule
 from lightning_modules.phases import Phase, Schedule
+from pflsim import cli
 from pflsim.params import BODY, HEAD
 from pflsim.run_folder.checkpoint import read_state
 from pflsim.servers.fedavg import FedAvg
@@ -42,7 +42,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def run(folder: Path, *arguments: str) -> Path:
     """Two rounds in this process; returns the run folder."""
     small = ["clients=4", "rounds=2", "model.hidden=[8]", "executor=inline", "trace.rounds=[1,2]", "run_dir=run"]
-    assert launch.main(["--config-dir", "mine/configs", *small, *arguments]) == 0
+    assert cli.main(["--config-dir", "mine/configs", *small, *arguments]) == 0
     return folder / "run"
 
 
@@ -76,7 +76,7 @@ def test_the_term_is_logged_and_acts(mine: Path) -> None:
 
 
 def test_its_settings_are_checked(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["--config-dir", "mine/configs", "method=body_prox", "method.mu=-1"]) == 2
+    assert cli.main(["--config-dir", "mine/configs", "method=body_prox", "method.mu=-1"]) == 2
     assert "method.mu=-1" in capsys.readouterr().err
     assert not (mine / "runs").exists()
 

@@ -10,7 +10,7 @@ import pytest
 from browsers import attributes, contrast, opened
 from made_runs import make_run
 
-from pflsim.report.__main__ import main
+from pflsim.analysis.report.command import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -56,7 +56,7 @@ def test_ray_accepts_the_cluster_of_ray_up() -> None:
 
 
 def test_the_job_of_kuberay_composes_and_mounts_what_it_names() -> None:
-    from launch import checked
+    from pflsim.cli import checked
 
     spec = composed("kuberay_rayjob.yml")["spec"]
     python, script, *overrides = shlex.split(spec["entrypoint"])

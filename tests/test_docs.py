@@ -12,8 +12,8 @@ import pytest
 import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
-import launch
 from lightning_modules.base import ClientModule
+from pflsim import cli
 from pflsim.config.checks import check, check_sweep
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
@@ -92,13 +92,13 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
-    if command.arguments[:1] and command.arguments[0] in launch.COMMANDS:
+    if command.arguments[:1] and command.arguments[0] in cli.COMMANDS:
         given = parser(command.arguments[0]).parse_intermixed_args(command.arguments[1:])
         if command.arguments[0] == "submit":
-            launch.checked(given.overrides, given.multirun, given.config_dir)
+            cli.checked(given.overrides, given.multirun, given.config_dir)
         return
-    options = launch._options(command.arguments)
-    options.overrides = [text for text in options.overrides if not text.startswith(launch.RESUME)]
+    options = cli._options(command.arguments)
+    options.overrides = [text for text in options.overrides if not text.startswith(cli.RESUME)]
     folders = [CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
     with composing(folders):
         jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
@@ -183,7 +183,7 @@ def test_contents_of_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     text = README.read_text(encoding="utf-8")
     (command,) = [c for c in COMMANDS if "run_dir=runs/traced" in c.arguments]
-    assert launch.main(command.arguments) == 0
+    assert cli.main(command.arguments) == 0
     named = {name for cells in rows(text, "file") for name in re.findall(r"`([\w.]+)[\w/]*`", cells[0])}
     assert {p.name for p in (tmp_path / "runs" / "traced").iterdir()} <= named
     (block,) = [body for _, _, body in FENCE.findall(text) if "load_file" in body]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import launch
+from pflsim import cli
 from pflsim.config.checks import check, check_sweep
 from pflsim.config.components import PARTS, bind_variants, check_part
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
@@ -55,7 +55,7 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
     found = re.findall(r"^# (python launch\.py .+)$", text, re.MULTILINE)
     assert any(f"+{path.parent.name}={path.stem}" in line for line in found), "its own command is missing"
     for line in found:
-        options = launch._options(shlex.split(line)[2:])
+        options = cli._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
             jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
             runs = [plain(composed(job, [CONFIGS])) for job in jobs]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import launch
+from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
@@ -77,7 +77,7 @@ def refused(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> Refused
     """Launches with arguments that must be refused; returns what was said."""
 
     def launch_with(*arguments: str) -> str:
-        assert launch.main(arguments) == 2
+        assert cli.main(arguments) == 2
         said = capsys.readouterr()
         assert not said.out and not runs
         assert said.err.startswith("error: ") and "Traceback" not in said.err
@@ -87,7 +87,7 @@ def refused(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> Refused
 
 
 def test_the_default_run(runs: list[Settings]) -> None:
-    assert launch.main([]) == 0
+    assert cli.main([]) == 0
     (settings,) = runs
     assert type(settings) is Settings and type(settings.method) is dict and type(settings.trace.rounds) is list
     assert settings.method["client"] == {"_target_": "lightning_modules.methods.pfedcfr.PFedCFR"}
@@ -97,7 +97,7 @@ def test_the_default_run(runs: list[Settings]) -> None:
 
 def test_overrides_reach_the_run(runs: list[Settings]) -> None:
     line = "method=fedprox method.mu=1 partition=dirichlet partition.alpha=0.5 lr=1 trace.rounds=[1,2] eval.on=all"
-    assert launch.main([*line.split(), "placement=one_per_client", "local_steps=5"]) == 0
+    assert cli.main([*line.split(), "placement=one_per_client", "local_steps=5"]) == 0
     (settings,) = runs
     assert settings.method["mu"] == 1.0 and isinstance(settings.method["mu"], float)
     assert settings.partition["alpha"] == 0.5 and settings.lr == 1.0
@@ -106,7 +106,7 @@ def test_overrides_reach_the_run(runs: list[Settings]) -> None:
 
 
 def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str) -> None:
-    assert launch.main(["--config-dir", mine, "method=own", "data=own", "data.size=0.5", "data.shape=[3]"]) == 0
+    assert cli.main(["--config-dir", mine, "method=own", "data=own", "data.size=0.5", "data.shape=[3]"]) == 0
     (settings,) = runs
     assert {k: v for k, v in settings.method.items() if k not in ("client", "server")} == {
         "lam": 1.0, "alpha": 5.0, "unit": "module", "must": 4,
@@ -116,7 +116,7 @@ def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str)
 
 
 def test_a_file_may_build_on_another(runs: list[Settings], mine: str, refused: Refused) -> None:
-    assert launch.main(["--config-dir", mine, "method=own_strong", "method.alpha=2"]) == 0
+    assert cli.main(["--config-dir", mine, "method=own_strong", "method.alpha=2"]) == 0
     settings = runs.pop()
     assert (settings.method["lam"], settings.method["alpha"], settings.method["must"]) == (9.0, 2.0, 4)
     assert settings.names["method"] == "own_strong"
@@ -124,15 +124,15 @@ def test_a_file_may_build_on_another(runs: list[Settings], mine: str, refused: R
 
 
 def test_experiments(runs: list[Settings], mine: str) -> None:
-    assert launch.main(["--config-dir", mine, "+experiment=ours", "rounds=8"]) == 0
-    assert launch.main(["--config-dir", mine, "+experiment=ours"]) == 0
+    assert cli.main(["--config-dir", mine, "+experiment=ours", "rounds=8"]) == 0
+    assert cli.main(["--config-dir", mine, "+experiment=ours"]) == 0
     assert [r.rounds for r in runs] == [8, 7] and runs[0].method["lam"] == 3.0
     assert runs[0].names["experiment"] == "ours"
 
 
 @pytest.mark.parametrize("data", ["mnist", "fashion_mnist"])
 def test_table_two_of_pfedcfr(runs: list[Settings], data: str) -> None:
-    assert launch.main([f"+experiment=pfedcfr_table2_{data}"]) == 0
+    assert cli.main([f"+experiment=pfedcfr_table2_{data}"]) == 0
     (s,) = runs
     assert (s.clients, s.rounds, s.local_steps, s.lr) == (20, 100, 10, 0.005)
     parts = (s.names["method"], s.names["data"], s.names["partition"], s.names["model"])
@@ -141,7 +141,7 @@ def test_table_two_of_pfedcfr(runs: list[Settings], data: str) -> None:
 
 
 def test_interpolation(runs: list[Settings], refused: Refused) -> None:
-    assert launch.main(["lr=${method.mu}", "run_dir=runs/mine-${seed}", "seed=3"]) == 0
+    assert cli.main(["lr=${method.mu}", "run_dir=runs/mine-${seed}", "seed=3"]) == 0
     settings = runs.pop()
     assert settings.lr == settings.method["mu"] and settings.run_dir == "runs/mine-3"
     assert "lr: Interpolation key 'nope' not found" in refused("lr=${nope}")
@@ -149,7 +149,7 @@ def test_interpolation(runs: list[Settings], refused: Refused) -> None:
 
 
 def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["method=local,fedavg", "seed=0,1", "-m", "rounds=3"]) == 0
+    assert cli.main(["method=local,fedavg", "seed=0,1", "-m", "rounds=3"]) == 0
     assert [(r.names["method"], r.seed, r.rounds) for r in runs] == [
         ("local", 0, 3), ("local", 1, 3), ("fedavg", 0, 3), ("fedavg", 1, 3),
     ]  # fmt: skip
@@ -157,7 +157,7 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
-    assert launch.main(["-m", "method=glob(fed*)"]) == 0
+    assert cli.main(["-m", "method=glob(fed*)"]) == 0
     found = [r.names["method"] for r in runs]
     assert found == sorted(f.stem for f in (CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
 
@@ -251,7 +251,7 @@ def test_a_settings_error_of_the_run_is_a_message(
         raise SettingsError("no such file: put it there")
 
     monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
-    assert launch.main([]) == 2
+    assert cli.main([]) == 2
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
 
@@ -261,7 +261,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
     with pytest.raises(ValueError, match="a bug"):
-        launch.main([])
+        cli.main([])
 
 
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,21 +273,21 @@ def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch)
         found.append(settings.seed)
 
     monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
-    assert launch.main(["seed=1"]) == 130
-    assert launch.main(["-m", "seed=0,3,1,2"]) == 130
+    assert cli.main(["seed=1"]) == 130
+    assert cli.main(["-m", "seed=0,3,1,2"]) == 130
     assert found == [0, 3]
 
 
 def test_show_config(capsys: pytest.CaptureFixture[str], runs: list[Settings]) -> None:
-    assert launch.main(["--cfg", "job", "method=fedprox", "lr=${method.mu}"]) == 0
+    assert cli.main(["--cfg", "job", "method=fedprox", "lr=${method.mu}"]) == 0
     assert "lr: ${method.mu}" in capsys.readouterr().out
-    assert launch.main(["--cfg", "job", "--resolve", "method=fedprox", "lr=${method.mu}"]) == 0
+    assert cli.main(["--cfg", "job", "--resolve", "method=fedprox", "lr=${method.mu}"]) == 0
     assert "lr: 0.001" in capsys.readouterr().out
     assert not runs
 
 
 def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: str) -> None:
-    assert launch.main(["--help", "--config-dir", mine]) == 0
+    assert cli.main(["--help", "--config-dir", mine]) == 0
     said = capsys.readouterr().out
     for file in CONFIGS.glob("*/*.yaml"):
         assert file.stem in said and file.parent.name in said
@@ -296,8 +296,8 @@ def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: st
 
 def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert launch.main(["-m", "seed=0,1"]) == 0
-    assert launch.main([]) == 0
+    assert cli.main(["-m", "seed=0,1"]) == 0
+    assert cli.main([]) == 0
     assert Path.cwd() == tmp_path and not list(tmp_path.iterdir())
 
 
@@ -307,5 +307,5 @@ def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     chosen = [f"{'+' if group in ('experiment', 'cluster') else ''}{group}={name}"]
     if group == "quick":  # it makes an experiment small
         chosen = [f"+experiment={name}", f"+quick={name}"]
-    assert launch.main([*chosen, "--cfg", "job"]) == 0
+    assert cli.main([*chosen, "--cfg", "job"]) == 0
     assert f"{group}: {name}\n" in capsys.readouterr().out

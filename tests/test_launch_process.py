@@ -32,8 +32,8 @@ def test_a_mistake_ends_with_status_2_and_one_message(tmp_path: Path) -> None:
 def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(LAUNCH.parent)!r})\n"
-        "import launch\n"
-        "assert launch.main(['--help']) == 0 and launch.main(['--cfg', 'job']) == 0\n"
+        "from pflsim import cli\n"
+        "assert cli.main(['--help']) == 0 and cli.main(['--cfg', 'job']) == 0\n"
         "heavy = {'torch', 'lightning', 'ray', 'numpy', 'scipy', 'torchvision'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

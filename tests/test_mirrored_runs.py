@@ -15,8 +15,8 @@ import yaml
 from stores import Asked, contents, local_contents, nothing, register
 from test_resume import SMALL, agree, left, stop_after
 
-import launch
 from lightning_modules.base import ClientModule
+from pflsim import cli
 from pflsim.errors import SettingsError
 from pflsim.run_folder.remote_copy.begin import fetch
 from pflsim.run_folder.remote_copy.remote_copy import Mirror
@@ -48,7 +48,7 @@ def only(root: Path = Path("runs")) -> Path:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight") / "run"
-    assert launch.main([*RUN, f"run_dir={folder}"]) == 0
+    assert cli.main([*RUN, f"run_dir={folder}"]) == 0
     return folder
 
 
@@ -61,17 +61,17 @@ def as_straight(folder: Path, straight: Path) -> None:
 
 
 def test_it_is_there_in_the_end(url: str, straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*RUN, f"run_dir={url}"]) == 0
+    assert cli.main([*RUN, f"run_dir={url}"]) == 0
     folder = only()
     said = capsys.readouterr()
     assert said.out.count(f"{folder}, kept at {url}\n") == 2 and not said.err
     assert contents(url) == local_contents(folder)
     assert yaml.safe_load((folder / "config.yaml").read_text())["run_dir"] == url
     as_straight(folder, straight)
-    assert launch.main([*RUN, f"run_dir={url}"]) == 2
+    assert cli.main([*RUN, f"run_dir={url}"]) == 2
     assert only() == folder, "what is refused leaves no folder"
     assert capsys.readouterr().err.startswith(f"error: run_dir={url} is not empty, and a run never writes over another")
-    assert launch.main([f"resume={url}"]) == 0
+    assert cli.main([f"resume={url}"]) == 0
     assert capsys.readouterr().out == "runs/mine is complete: all of its 4 rounds are done\n"
 
 
@@ -79,20 +79,20 @@ def test_brought_back_from_there_it_ends_as_a_straight_run(
     url: str, straight: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop_after(2, monkeypatch)
-    assert launch.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
+    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
     stopped = only()
     assert f"go on with   python launch.py resume={stopped}\n" in capsys.readouterr().out
     assert contents(url) == local_contents(stopped)
     (tmp_path / "another machine").mkdir()
     monkeypatch.chdir(tmp_path / "another machine")
-    assert launch.main([f"resume={url}"]) == 0
+    assert cli.main([f"resume={url}"]) == 0
     folder = only()
     assert folder == Path("runs/mine")
     assert f"run folder {folder}, kept at {url}\ngoes on after round 2\n" in capsys.readouterr().out
     as_straight(folder, straight)
     assert contents(url) == local_contents(folder)
     monkeypatch.chdir(tmp_path)
-    assert launch.main([f"resume={stopped}"]) == 2
+    assert cli.main([f"resume={stopped}"]) == 2
     assert f"the run has gone on there; take it up with resume={url}" in capsys.readouterr().err
 
 
@@ -100,8 +100,8 @@ def test_a_folder_that_is_taken_up_is_still_kept_there(
     url: str, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_after(3, monkeypatch)
-    assert launch.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
-    assert launch.main([f"resume={only()}"]) == 0
+    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
+    assert cli.main([f"resume={only()}"]) == 0
     as_straight(only(), straight)
     assert contents(url) == local_contents(only())
 
@@ -112,7 +112,7 @@ def test_what_is_damaged_here_does_not_go_over_what_is_good_there(
 ) -> None:
     url = f"testdisk://{tmp_path}/elsewhere/mine"
     stop_after(2, monkeypatch)
-    assert launch.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
+    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
     folder, there = only(), contents(url)
     if damage == "no records":
         (folder / "checkpoints").rename(tmp_path / "lost")
@@ -123,13 +123,13 @@ def test_what_is_damaged_here_does_not_go_over_what_is_good_there(
         path.write_bytes(data[:-9] if damage == "shorter" else data[:-9] + bytes(9))
     here = local_contents(folder)
     capsys.readouterr()
-    assert launch.main([f"resume={folder}"]) == 2
+    assert cli.main([f"resume={folder}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: run_dir={url} has a checkpoint after round 2, {folder} ") and said.count("\n") == 1
     assert said.endswith(f"; take it up with resume={url}\n")
     assert contents(url) == there and local_contents(folder) == here
     folder.rename(tmp_path / "damaged")
-    assert launch.main([f"resume={url}"]) == 0
+    assert cli.main([f"resume={url}"]) == 0
     as_straight(only(), straight)
 
 
@@ -144,12 +144,12 @@ def test_a_run_that_fails_is_there_too(url: str, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(ClientModule, "adopt", adopt)
-        assert launch.main([*RUN, "on_client_error=abort", f"run_dir={url}"]) == 1
+        assert cli.main([*RUN, "on_client_error=abort", f"run_dir={url}"]) == 1
     there = contents(url)
     log = there["run.log"].decode()
     assert there == local_contents(only())
     assert "the run ended: client " in log and "it is broken" in log
-    assert launch.main([f"resume={only()}"]) == 0
+    assert cli.main([f"resume={only()}"]) == 0
     assert contents(url) == local_contents(only())
 
 
@@ -168,7 +168,7 @@ def test_a_place_that_goes_away(
             raise ConnectionResetError(104, "Connection reset by peer")
 
     Asked.ask = staticmethod(ask)
-    assert launch.main([*RUN, f"run_dir={url}"]) == 1
+    assert cli.main([*RUN, f"run_dir={url}"]) == 1
     folder, said = only(), capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["warning", "error"]
     assert said[1] == (
@@ -180,14 +180,15 @@ def test_a_place_that_goes_away(
 
 KILLED = """
 import os, sys, itertools
-import launch, stores
+import stores
+from pflsim import cli
 stores.register()
 count = itertools.count(1)
 def ask(what, path):
     if "probe" not in path and "round_0003" in path and next(count) == 3:
         os._exit(9)
 stores.Asked.ask = staticmethod(ask)
-launch.main(sys.argv[1:])
+cli.main(sys.argv[1:])
 """
 
 
@@ -201,7 +202,7 @@ def test_killed_while_a_checkpoint_is_brought(
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False)
     assert done.returncode == 9, done.stderr.decode()
     only().rename(tmp_path / "lost")
-    assert launch.main([f"resume={url}"]) == 0
+    assert cli.main([f"resume={url}"]) == 0
     assert "goes on after round 2\n" in capsys.readouterr().out
     assert not [name for name in contents(url) if name.endswith(".part")]
     assert contents(url) == local_contents(only())
@@ -209,7 +210,7 @@ def test_killed_while_a_checkpoint_is_brought(
 
 
 def test_a_password_is_written_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*RUN, "run_dir=sftp://me:secret@host/x"]) == 2
+    assert cli.main([*RUN, "run_dir=sftp://me:secret@host/x"]) == 2
     said = capsys.readouterr()
     assert "run_dir has a password in it, which config.yaml would keep" in said.err and "secret" not in said.err
     assert not list(tmp_path.iterdir())
@@ -221,7 +222,7 @@ def test_a_password_in_resume_is_written_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], more: list[str]
 ) -> None:
     url = "simplecache::sftp://me:secret@host/x"
-    assert launch.main([*command, f"resume={url}", *more]) == 2
+    assert cli.main([*command, f"resume={url}", *more]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: resume= has a password in it, which config.yaml would keep; take it out: cred")
     assert said.err.count("\n") == 1 and "secret" not in said.out + said.err

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from pflsim.compare.paper import differences, paper_table
-from pflsim.compare.planned import planned
-from pflsim.compare.published import read_published
+from pflsim.analysis.compare.paper import differences, paper_table
+from pflsim.analysis.compare.planned import planned
+from pflsim.analysis.compare.published import read_published
+from pflsim.analysis.results import Run
+from pflsim.analysis.results.settings import run_settings
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.results import Run
-from pflsim.results.settings import run_settings
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
 SILENT = {"fedalp_figure4", "fedfcd_figure5", "fedfcd_figure6", "fedfcd_figure7"}
@@ -70,4 +70,4 @@ def test_the_settings_file_leaves_figures_to_the_other(name: str) -> None:
     comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     words: Any = re.findall(r"\d+\.\d{2,}", "\n".join(line for line in comments if "launch.py" not in line))
     assert not set(map(float, words)) & {row.value for row in read_published(name).rows}
-    assert f"# python -m pflsim.compare --experiment {name}" in comments
+    assert f"# python launch.py compare --experiment {name}" in comments

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import launch
+from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.run_folder.checkpoint import read_state
 from ray_actors import run
@@ -75,11 +75,11 @@ def test_stopped_and_taken_up_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [f"method={method}", *SMALL]
-    assert launch.main([*settings, f"run_dir={tmp_path / 'straight'}"]) == 0
+    assert cli.main([*settings, f"run_dir={tmp_path / 'straight'}"]) == 0
     stop_after(2, monkeypatch)
-    assert launch.main([*settings, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
+    assert cli.main([*settings, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
     assert f"resume={tmp_path / 'stopped'}" in capsys.readouterr().out
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["complete"] is False
-    assert launch.main([f"resume={tmp_path / 'stopped'}"]) == 0
+    assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 0
     agree(left(tmp_path / "stopped"), left(tmp_path / "straight"))
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["resumed_after"] == [2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_resume import SMALL, agree, left, stop_after
 
-import launch
 from lightning_modules.base import ClientModule
+from pflsim import cli
 
 RUN = ["method=fedavg", *SMALL]
 
@@ -18,14 +18,14 @@ RUN = ["method=fedavg", *SMALL]
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stop_after(2, monkeypatch)
-    assert launch.main([*RUN, f"run_dir={tmp_path / 'stopped'}"]) == 130
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'stopped'}"]) == 130
     return tmp_path / "stopped"
 
 
 def refused(stopped: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     capsys.readouterr()
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "run.log"}
-    assert launch.main([f"resume={stopped}", *more]) == 2
+    assert cli.main([f"resume={stopped}", *more]) == 2
     after = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "run.log"}
     assert before == after, "nothing was changed"
     return capsys.readouterr().err
@@ -65,8 +65,8 @@ def test_without_checkpoints_it_begins_again(stopped: Path, tmp_path: Path) -> N
     for path in sorted((stopped / "checkpoints").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     (stopped / "metrics.jsonl").unlink()
-    assert launch.main([f"resume={stopped}"]) == 0
-    assert launch.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
+    assert cli.main([f"resume={stopped}"]) == 0
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
     agree(left(stopped), left(tmp_path / "straight"))
 
 
@@ -91,14 +91,14 @@ def test_nonsense_is_refused(
     asked: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert launch.main([f"resume={asked}"]) == 2
+    assert cli.main([f"resume={asked}"]) == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_complete_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main([*RUN, f"run_dir={tmp_path / 'run'}"]) == 0
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'run'}"]) == 0
     capsys.readouterr()
-    assert launch.main([f"resume={tmp_path / 'run'}"]) == 0
+    assert cli.main([f"resume={tmp_path / 'run'}"]) == 0
     assert "is complete: all of its 4 rounds are done" in capsys.readouterr().out
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_fails_is_saved_first(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In round 3, which is not whole: after it is mended the run goes on after round 2, and ends as a straight one."""
-    assert launch.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
     name = {"train": "adopt", "evaluate": "predict"}[phase]
     real = getattr(ClientModule, name)
 
@@ -119,11 +119,11 @@ def test_a_run_that_fails_is_saved_first(
     with monkeypatch.context() as patch:
         patch.setattr(ClientModule, name, broken)
         failed = [*RUN, "checkpoint.every=0", "on_client_error=retry(1)", f"run_dir={tmp_path / 'failed'}"]
-        assert launch.main(failed) == 1
+        assert cli.main(failed) == 1
     told = capsys.readouterr()
     assert "not mended yet" in told.err and f"resume={tmp_path / 'failed'}" in told.out
     assert [path.name for path in (tmp_path / "failed" / "checkpoints").glob("round_*")] == ["round_0002"]
-    assert launch.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
+    assert cli.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
     agree(left(tmp_path / "failed"), left(tmp_path / "straight"))
 
 
@@ -139,8 +139,8 @@ def test_data_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = [text for text in RUN if not text.startswith("data=")]
     stop_after(2, monkeypatch)
     command = ["data=npz", f"data.path={tmp_path / 'here.npz'}", "partition=iid", f"run_dir={tmp_path / 'run'}"]
-    assert launch.main([*run, *command]) == 130
+    assert cli.main([*run, *command]) == 130
     (tmp_path / "here.npz").rename(tmp_path / "there.npz")
-    assert launch.main([f"resume={tmp_path / 'run'}"]) == 2
-    assert launch.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'other.npz'}"]) == 2
-    assert launch.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'there.npz'}"]) == 0
+    assert cli.main([f"resume={tmp_path / 'run'}"]) == 2
+    assert cli.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'other.npz'}"]) == 2
+    assert cli.main([f"resume={tmp_path / 'run'}", f"data.path={tmp_path / 'there.npz'}"]) == 0

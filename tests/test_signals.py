@@ -14,7 +14,7 @@ import psutil
 import pytest
 from test_resume import agree, left
 
-import launch
+from pflsim import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [
@@ -78,7 +78,7 @@ def start(folder: Path, until: str) -> Started:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight") / "run"
-    assert launch.main([*RUN, "executor=inline", f"run_dir={folder}"]) == 0
+    assert cli.main([*RUN, "executor=inline", f"run_dir={folder}"]) == 0
     return folder
 
 
@@ -96,7 +96,7 @@ def test_a_signal_saves_and_says_how_to_go_on(signum: int, to_all: bool, straigh
     assert f"go on with   python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
     assert json.loads((run.folder / "summary.json").read_text())["complete"] is False
     assert run.gone() and not leftovers(run.process.pid)
-    assert launch.main([f"resume={run.folder}", "executor=inline"]) == 0
+    assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0
     agree(left(run.folder), left(straight))
 
 
@@ -114,5 +114,5 @@ def test_a_driver_that_is_killed_is_taken_up_from_its_last_checkpoint(straight: 
     run.process.kill()
     run.end()
     assert run.gone() and not leftovers(run.process.pid)
-    assert launch.main([f"resume={run.folder}", "executor=inline"]) == 0
+    assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0
     agree(left(run.folder), left(straight))

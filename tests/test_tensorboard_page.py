@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import pytest
 from browsers import opened
 
-import launch
+from pflsim import cli
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,7 +29,7 @@ def address(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
     root = tmp_path_factory.mktemp("runs")
     for method in ("pfedla", "fedalp"):
         options = [f"method={method}", "executor=inline", "clients=4", "rounds=3", "model.hidden=[8]"]
-        assert launch.main([*options, f"run_dir={root / method}"]) == 0
+        assert cli.main([*options, f"run_dir={root / method}"]) == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

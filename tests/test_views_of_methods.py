@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import launch
+from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.messages import Uplink
 from pflsim.run_folder.diagnostics import Views, read_views
@@ -26,7 +26,7 @@ def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
                "trace.rounds=[3]", "tracking.views_every=2", f"run_dir={folder}"]  # fmt: skip
-    assert launch.main(options) == 0
+    assert cli.main(options) == 0
     seen = read_views(folder)
     assert seen is not None
     assert seen.round == 3
@@ -73,7 +73,7 @@ def pictures(folder: Path, seen: Views) -> None:
 def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
     """One client: the diagonal, weighed by the class's examples, is its accuracy."""
     folder = tmp_path / "run"
-    assert launch.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
+    assert cli.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
                         f"run_dir={folder}"]) == 0  # fmt: skip
     seen = read_views(folder)
     assert seen is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-import launch
+from pflsim import cli
 from pflsim.messages import Uplink
 from pflsim.servers.base import Federation
 from pflsim.servers.fedalp import FedALP, State
@@ -205,7 +205,7 @@ def test_too_few_for_the_groups() -> None:
 def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
     """ρ, groups, Ψ, w_m, w_g and the mixtures from the messages of a real run, with NumPy alone."""
     arguments = "method=fedalp executor=inline clients=6 rounds=4 fraction=0.5 trace.rounds=[2,3,4] lr=0.3"
-    assert launch.main([*arguments.split(), "model.hidden=[8]", f"run_dir={tmp_path / 'run'}"]) == 0
+    assert cli.main([*arguments.split(), "model.hidden=[8]", f"run_dir={tmp_path / 'run'}"]) == 0
     trace = [{p.stem: load_file(p) for p in (tmp_path / f"run/trace/round_000{t}").iterdir()} for t in (2, 3, 4)]
     units = [["net.body.fc1.weight", "net.body.fc1.bias"], ["net.head.weight", "net.head.bias"]]
     keys = sum(units, [])

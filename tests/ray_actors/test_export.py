@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 
 from lightning_modules.evaluation import count
+from pflsim.analysis.export import main
+from pflsim.analysis.results import read_run
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import shard
-from pflsim.export import main
-from pflsim.results import read_run
 from pflsim.run_folder.resume import saved_settings
 from ray_actors.export import loaded_by
 from ray_actors.prepare import prepare

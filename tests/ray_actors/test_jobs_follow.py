@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_cluster import FakeClient
 
-import launch
+from pflsim import cli
 from pflsim.errors import RunError
 from ray_actors.jobs import command, show
 from ray_actors.jobs.client import Cluster
@@ -125,7 +125,7 @@ def test_submit_ends_as_the_job_does(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "_run", lambda command, here: (3, "the driver's words\n"))
-    assert launch.main(["submit", "--id", "job"]) == 3
+    assert cli.main(["submit", "--id", "job"]) == 3
     out = capsys.readouterr().out
     assert (
         out.startswith("job job: ")
@@ -139,7 +139,7 @@ def test_a_job_that_has_not_begun_a_run(
 ) -> None:
     """Its settings are wrong there, or there is no such Python: nothing can be brought."""
     monkeypatch.setattr(client, "_run", lambda command, here: (status, "why\n"))
-    assert launch.main(["submit", "--id", "job"]) == status
+    assert cli.main(["submit", "--id", "job"]) == status
     assert capsys.readouterr().out.endswith("why\n")
 
 
@@ -152,17 +152,17 @@ def test_what_fetch_says(
     told = (
         "runs/c is left as it is: config.yaml was changed here; move it away, or give another FOLDER, to have it anew\n"
     )
-    assert launch.main(["fetch", "job"]) == 0
+    assert cli.main(["fetch", "job"]) == 0
     assert capsys.readouterr() == ("runs/a\nruns/b has come whole before\n", told)
     found.brought.clear()
-    assert launch.main(["fetch", "job"]) == 0
+    assert cli.main(["fetch", "job"]) == 0
     found.complete.clear()
-    assert launch.main(["fetch", "job"]) == 2 and capsys.readouterr().err == told + told
+    assert cli.main(["fetch", "job"]) == 2 and capsys.readouterr().err == told + told
 
 
 def test_detached(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.runs = False
-    assert launch.main(["submit", "--id", "job", "--detach", "--address", "http://h:1"]) == 0
+    assert cli.main(["submit", "--id", "job", "--detach", "--address", "http://h:1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("job job: ")
     assert [line.split()[2] for line in lines[1:]] == ["status", "logs", "stop", "fetch"]
@@ -171,23 +171,23 @@ def test_detached(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_logs(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.add("job", "FAILED", "a\nb", driver_exit_code=4)
-    assert launch.main(["logs", "job"]) == 0 and capsys.readouterr().out == "a\nb"
-    assert launch.main(["logs", "job", "--follow"]) == 4 and capsys.readouterr().out == "a\nb"
-    assert launch.main(["logs", "nope"]) == 2
+    assert cli.main(["logs", "job"]) == 0 and capsys.readouterr().out == "a\nb"
+    assert cli.main(["logs", "job", "--follow"]) == 4 and capsys.readouterr().out == "a\nb"
+    assert cli.main(["logs", "nope"]) == 2
     assert capsys.readouterr().err.startswith(
         "error: nope: http://127.0.0.1:8265 knows no such job; see python launch.py"
     )
 
 
 def test_a_table_of_our_jobs(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.main(["status"]) == 0 and capsys.readouterr().out == "no jobs of pflsim\n"
+    assert cli.main(["status"]) == 0 and capsys.readouterr().out == "no jobs of pflsim\n"
     start = 1_700_000_000_000
     client.add("later", metadata=RUN, start_time=start + 9000, end_time=start + 9000 + 3_725_000)
     client.add("first", "SUCCEEDED", metadata={**RUN, "method": "local,fedavg"}, end_time=start + 61_400)
     client.add("taken-up", "PENDING", metadata={"pflsim": "run", "home": "~"}, start_time=None)
     client.add("theirs")
     client.add("fetching", metadata={"pflsim": "fetch"})
-    assert launch.main(["status"]) == 0
+    assert cli.main(["status"]) == 0
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0] == ["id", "state", "started", "duration", "run"]
@@ -200,7 +200,7 @@ def test_a_table_of_our_jobs(client: FakeClient, capsys: pytest.CaptureFixture[s
 def test_one_job_in_detail(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     log = "".join(f"line {n}\n" for n in range(30))
     client.add("job", "FAILED", log, metadata=RUN, driver_exit_code=1, message="it failed\nwith more")
-    assert launch.main(["status", "job"]) == 0
+    assert cli.main(["status", "job"]) == 0
     said = capsys.readouterr().out
     for text in ("FAILED (exit status 1)", "10.0.0.1 node-1", "~/x", "it failed\n", "line 29", "seed=3"):
         assert text in said
@@ -241,10 +241,10 @@ def test_stopping_waits_and_says_what_is_left(client: FakeClient, monkeypatch: p
         stopped(client, {})
 
 
-@pytest.mark.parametrize("words", [*launch.COMMANDS])
+@pytest.mark.parametrize("words", [*cli.COMMANDS])
 def test_each_command_has_its_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        launch.main([words, "--help"])
+        cli.main([words, "--help"])
     assert ended.value.code == 0 and f"usage: python launch.py {words}" in capsys.readouterr().out
 
 
@@ -255,7 +255,7 @@ def test_a_reader_that_has_seen_enough(client: FakeClient, monkeypatch: pytest.M
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", closed)
-    assert launch.main(["logs", "job"]) == 0
+    assert cli.main(["logs", "job"]) == 0
 
 
 def test_the_environment_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

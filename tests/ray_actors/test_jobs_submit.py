@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fake_cluster import FakeClient
 
-import launch
+from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
@@ -25,7 +25,7 @@ from ray_actors.jobs import command
 from ray_actors.jobs.client import Cluster, checked_address, connect
 from ray_actors.jobs.submit import ID, Request, check_request, entrypoint, new_id, packed, place
 
-ROOT = Path(launch.__file__).parent
+ROOT = Path(cli.__file__).parents[1]
 DRIVER = """
 import json, os, sys
 print("DRIVER", json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "path": sys.path[0]}))
@@ -39,7 +39,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "root"
     shutil.copytree(CONFIGS, root / "configs")
     (root / "launch.py").write_text(DRIVER)
-    monkeypatch.setattr(launch, "CONFIGS", root / "configs")
+    monkeypatch.setattr(cli, "CONFIGS", root / "configs")
     monkeypatch.chdir(root)
     return root
 
@@ -56,7 +56,7 @@ def submitted(root: Path, client: FakeClient) -> Callable[..., dict[str, Any]]:
     """Submits, and gives what the driver on the other side says of itself."""
 
     def submit(*arguments: str) -> dict[str, Any]:
-        assert launch.main(["submit", "--python", sys.executable, *arguments]) == 0
+        assert cli.main(["submit", "--python", sys.executable, *arguments]) == 0
         log = client.logs[client.submitted[-1]["submission_id"]]
         return json.loads(re.findall(r"^DRIVER (.*)$", log, re.MULTILINE)[0])
 
@@ -156,7 +156,7 @@ def test_a_config_dir_goes_along(
     assert said["argv"][:2] == ["--config-dir", str(client.folder / "job" / "my configs")]
     assert Path(said["argv"][1], "placement", "ours.yaml").is_file()
     capsys.readouterr()
-    assert launch.main(["submit", "--config-dir", "my configs", "--exclude", "my *", "placement=ours"]) == 2
+    assert cli.main(["submit", "--config-dir", "my configs", "--exclude", "my *", "placement=ours"]) == 2
     assert "--config-dir my configs is left out of what is sent" in capsys.readouterr().err
 
 
@@ -188,7 +188,7 @@ def test_a_config_dir_goes_along(
 def test_mistakes_are_found_before_anything_is_sent(
     root: Path, client: FakeClient, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    assert launch.main(["submit", *arguments]) == 2
+    assert cli.main(["submit", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and len(error.splitlines()) == 1
     assert not client.submitted
@@ -207,18 +207,18 @@ WRONG = [
 @pytest.mark.parametrize("option", WRONG)
 def test_options_that_are_none(root: Path, client: FakeClient, option: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        launch.main(["submit", *option.split("=", 1)])
+        cli.main(["submit", *option.split("=", 1)])
     assert ended.value.code == 2 and not client.submitted
 
 
 def test_data_that_need_no_place_or_fetch_themselves(root: Path) -> None:
     for run in (["data=digits"], ["data=mnist", "data.download=true"], ["data=mnist", "data.root=/data"]):
-        check_request(Request(run), root, launch.checked(run, False, []))
+        check_request(Request(run), root, cli.checked(run, False, []))
 
 
 def test_an_id_is_taken(root: Path, client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     client.add("job")
-    assert launch.main(["submit", "--id", "job"]) == 2
+    assert cli.main(["submit", "--id", "job"]) == 2
     assert "there is a job of that id already" in capsys.readouterr().err
 
 
@@ -247,9 +247,9 @@ def test_packed_says_what_stays(root: Path) -> None:
 def test_submitting_loads_no_torch(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import launch\n"
-        "assert launch.main(['submit', 'clients=abc']) == 2 and 'ray' not in sys.modules\n"
-        "assert launch.main(['submit', '--address', 'http://127.0.0.1:1']) == 1\n"
+        "from pflsim import cli\n"
+        "assert cli.main(['submit', 'clients=abc']) == 2 and 'ray' not in sys.modules\n"
+        "assert cli.main(['submit', '--address', 'http://127.0.0.1:1']) == 1\n"
         "heavy = {'torch', 'lightning', 'scipy', 'torchvision'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -318,6 +318,6 @@ def test_an_upload_that_fails(
         raise RuntimeError("Request failed with status code 500: Traceback...\n  x\nRuntimeError: the store is full.")
 
     monkeypatch.setattr(client, "submit_job", fail)
-    assert launch.main(["submit"]) == 1
+    assert cli.main(["submit"]) == 1
     said = capsys.readouterr().err
     assert said == "error: the job was not started: http://127.0.0.1:8265 says: RuntimeError: the store is full\n"

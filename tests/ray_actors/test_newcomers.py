@@ -16,7 +16,6 @@ import torch
 from support import World, rounds, same, states, world
 from torch import Tensor, nn
 
-import launch
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
@@ -32,6 +31,7 @@ from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
+from pflsim import cli
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import Judge, Sent
@@ -225,7 +225,7 @@ def test_judging_a_newcomer_as_received_changes_nothing() -> None:
 
 def run(folder: Path, *arguments: str) -> Path:
     small = ["executor=inline", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true", f"run_dir={folder}"]
-    assert launch.main([*small, *arguments]) == 0
+    assert cli.main([*small, *arguments]) == 0
     return folder
 
 

@@ -16,9 +16,9 @@ import yaml
 from fsspec.registry import known_implementations
 from stores import Ask, Asked, contents, local_contents, nothing, register
 
+from pflsim.analysis.results import find_runs
 from pflsim.engine.journal import Journal
 from pflsim.errors import RunError, SettingsError
-from pflsim.results import find_runs
 from pflsim.run_folder.checkpoint import newest_checkpoint, write_checkpoint
 from pflsim.run_folder.checkpoint.meta import read_meta
 from pflsim.run_folder.remote_copy.begin import fetch, new_place, taken_up

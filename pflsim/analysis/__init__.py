@@ -1,0 +1,1 @@
+"""Reads finished run folders: results, comparisons, reports, and exports."""

@@ -1,0 +1,1 @@
+"""Runs side by side: `python launch.py compare RUNS…`."""

@@ -1,0 +1,193 @@
+"""The command line: `python launch.py` in a clone, `python -m pflsim` anywhere.
+
+`pflsim.config` composes the settings of a run. `ray_actors` runs them, and is imported by name when a run starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
+from pflsim.config.help import COMMANDS, usage
+from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
+from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.streams import let_go
+
+RESUME = "resume="
+ANALYSIS = {
+    "compare": "pflsim.analysis.compare.command",
+    "report": "pflsim.analysis.report.command",
+    "export": "pflsim.analysis.export",
+}
+"""Commands that read finished runs, and the modules whose `main` they call."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Call `main`, then detach from streams whose reader is gone.
+
+    Returns:
+        The exit status.
+    """
+    status = main(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        let_go(stream)
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says.
+
+    Returns:
+        The exit status: 1, a run failed; 2, the settings are wrong; 128 + n, signal n has stopped it.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in ANALYSIS:
+        return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
+    if words and words[0] in COMMANDS:
+        return importlib.import_module("ray_actors.jobs.command").run(words, CONFIGS.parent, checked)
+    options = _options(words)
+    folders = _folders(options.config_dir)
+    if options.help:
+        with suppress(BrokenPipeError):  # whoever read it has seen enough
+            print(usage(folders), flush=True)
+        return 0
+    options.overrides = [_quoted(text) for text in options.overrides]
+    asked = [text for text in options.overrides if text.startswith(RESUME)]
+    try:
+        if asked:
+            return _resume(asked, options, folders)
+        jobs, found = configs(options.overrides, options.multirun, folders)
+        if options.cfg:
+            for config in found:
+                print(as_yaml(config, options.resolve), end="")
+            return 0
+        return _run(jobs, [plain(config) for config in found])
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunError as error:
+        stopped = isinstance(error, Stopped)
+        print(error if stopped else f"error: {error}", file=sys.stderr)
+        return 128 + error.signum if isinstance(error, Stopped) else 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:
+    """The settings that a command line would run, checked; none with resume=, whose are in the run's folder.
+
+    Raises:
+        SettingsError: they cannot be run.
+    """
+    folders, texts = _folders(config_dirs), [_quoted(text) for text in overrides]
+    others = [text for text in texts if not text.startswith(RESUME)]
+    if len(others) < len(texts):
+        from pflsim.run_folder.resume import changed
+
+        _check_resume([text for text in texts if text.startswith(RESUME)], multirun)
+        known = [text for text in others if not text.startswith("data.")]  # the run's folder knows which data
+        given = plain(configs(known, False, folders)[1][0])
+        with composing(folders):
+            changed(given, given, [str(override.key_or_group) for override in parse(known)])
+        return []
+    runs = [plain(config) for config in configs(texts, multirun, folders)[1]]
+    _check(runs)
+    return runs
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="launch.py", usage="python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
+        add_help=False, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[])
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--resolve", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _quoted(text: str) -> str:
+    """`key=retry(2)` as Hydra reads it, which takes parentheses for a function of its own."""
+    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
+
+
+def _folders(config_dirs: Sequence[str]) -> list[Path]:
+    return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
+
+
+def _check(runs: Sequence[Settings]) -> None:
+    from pflsim.config.checks import check, check_sweep
+
+    for settings in runs:
+        check(settings)
+    check_sweep(runs)
+
+
+def _check_resume(asked: Sequence[str], alone: bool) -> None:
+    from pflsim.run_folder.remote_copy.remote_folder import check_no_password
+
+    for text in asked:
+        check_no_password(text.removeprefix(RESUME))
+    if len(asked) > 1 or alone:
+        raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
+
+
+def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
+    """Check all runs, then run one after the other; one that fails does not keep the others from running.
+
+    Those that are complete are printed side by side in the end.
+    """
+    _check(runs)
+    from pflsim.analysis.compare.sweeps import compared
+
+    failed: list[str] = []
+    with compared() as done, importlib.import_module("ray_actors.run").Runner() as runner:
+        for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
+            name = f"[{number}/{len(runs)}] {' '.join(job)}"
+            if len(runs) > 1:
+                print(name, flush=True)
+            try:
+                done.append(runner.run(settings))
+            except (SettingsError, RunError) as error:
+                if isinstance(error, Stopped) and number < len(runs):
+                    print(f"runs of the sweep that were not begun: {len(runs) - number}", file=sys.stderr)
+                if len(runs) == 1 or isinstance(error, Stopped):
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                failed.append(name)
+    if failed:
+        print(f"error: {len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
+    """Take up a run with its own settings; of others only those may be given that cannot change its results."""
+    from pflsim.run_folder.folder import is_complete
+    from pflsim.run_folder.resume import changed, run_folder, saved_settings
+
+    _check_resume(asked, options.multirun or options.cfg)
+    folder = run_folder(asked[0].removeprefix(RESUME))
+    others = [text for text in options.overrides if not text.startswith(RESUME)]
+    settings = saved_settings(folder)
+    if others:
+        with composing(folders):
+            keys = [str(override.key_or_group) for override in parse(others)]
+            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            settings = changed(settings, plain(composed([*same, *others], folders)), keys)
+    if is_complete(folder):
+        print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
+        return 0
+    with importlib.import_module("ray_actors.run").Runner() as runner:
+        runner.resume(folder, settings)
+    return 0

@@ -1,1 +1,0 @@
-"""Runs side by side: `python -m pflsim.compare RUNS…`."""

@@ -1,1 +1,0 @@
-"""One page about one or several runs: `python -m pflsim.report RUN...`."""

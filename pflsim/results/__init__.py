@@ -1,7 +1,0 @@
-"""Runs read back from their folders, for whoever looks at them afterwards."""
-
-from pflsim.results.find import find_runs
-from pflsim.results.groups import Group, check_comparable, group_runs
-from pflsim.results.run import CHOICES, ClientCounts, Run, read_run
-
-__all__ = ["CHOICES", "ClientCounts", "Group", "Run", "check_comparable", "find_runs", "group_runs", "read_run"]

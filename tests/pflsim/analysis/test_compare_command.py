@@ -1,0 +1,165 @@
+"""`python launch.py compare`, in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from made_runs import make_run
+
+from pflsim.analysis.compare.command import main
+
+Said = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs the command; returns its status and what it said on both streams."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two methods, two seeds."""
+    for method, seed in (("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)):
+        make_run(tmp_path / f"runs/{method}-{seed}", [[(5, 10), (6 + seed, 10)]] * 2, method=method, seed=seed)
+    return tmp_path / "runs"
+
+
+def test_a_folder_of_runs_or_a_pattern(said: Said, folder: Path) -> None:
+    status, out, err = said(folder)
+    assert (status, err) == (0, "")
+    assert "Differences to local" in out
+    assert said(f"{folder}/*-?")[1] == said(folder / "fedavg-0", folder / "fedavg-1", f"{folder}/local*")[1] == out
+    alone = said(f"{folder}/local*")[1]
+    assert alone.count("\nlocal ") == 1 and "Differences" not in alone
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("txt", "Test acc"), ("md", "Test acc"), ("tex", "% needs"), ("csv", "label,")]
+)
+def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str) -> None:
+    file = tmp_path / f"table.{suffix}"
+    status, out, _ = said(folder, "--out", file)
+    assert (status, out) == (0, f"written to {file}\n")
+    assert file.read_text(encoding="utf-8").startswith(start) and file.read_text(encoding="utf-8").endswith("\n")
+
+
+def test_the_format_asked_for_comes_first(said: Said, folder: Path, tmp_path: Path) -> None:
+    assert said(folder, "--out", tmp_path / "x.dat", "--format", "csv")[0] == 0
+    assert (tmp_path / "x.dat").read_text().startswith("label,")
+    assert said(folder, "--format", "markdown")[1].splitlines()[2].startswith("| method")
+
+
+@pytest.mark.parametrize("against", ["rounds", "bytes", "seconds"])
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: str, magic: bytes) -> None:
+    file = tmp_path / f"curves.{suffix}"
+    status, out, err = said(folder, "--curves", file, "--against", against)
+    assert (status, err) == (0, f"curves in {file}\n") and "Differences" in out
+    assert file.read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "error: nowhere: there is no such folder"),
+        (["--at", "best_val"], "has no validation accuracy to choose a round by; take --at last"),
+        (["--reference", "fedprox"], "error: --reference fedprox: valid: fedavg, local"),
+        (["--curves", "curves.jpg"], "error: --curves curves.jpg: expected a name that ends in .png, .svg, .pdf"),
+        (["--out", "table.doc"], "error: --out table.doc: expected a name that ends in"),
+        (["--out", "/not/there.md"], "error: /not/there.md: No such file or directory"),
+        (["--target", "90"], "argument --target: 90: expected a share in [0, 1], like 0.9"),
+        (["--target", "high"], "argument --target: high: expected a share in [0, 1], like 0.9"),
+        (["nothing-*"], "error: nothing-*: there is no folder that fits"),
+        (["--against", "bytes"], "--against goes with --curves FILE"),
+    ],
+)
+def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -> None:
+    status, out, err = said(folder, *arguments)
+    assert status == 2 and out == ""
+    assert message in err and "Traceback" not in err
+
+
+def test_runs_that_cannot_be_compared(said: Said, folder: Path) -> None:
+    stopped = make_run(
+        folder / "ditto-0", [[(9, 10), (9, 10)]], method="ditto", digest="f" * 64, complete=False, rounds=2
+    )
+    status, out, err = said(folder)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: these runs cannot be compared as they are (--anyway does it all the same):\n")
+    reasons = [line.strip() for line in err.splitlines()[1:]]
+    assert [reason.partition(" ")[0] for reason in reasons] == ["the", "the", str(stopped)]
+    status, out, err = said(folder, "--anyway")
+    assert status == 0
+    assert [line.removeprefix("warning: ") for line in err.splitlines()] == reasons
+    assert all(f"CAUTION: {reason[:40]}" in out for reason in reasons)
+
+
+def test_a_broken_run(said: Said, folder: Path) -> None:
+    (folder / "local-0/metrics.jsonl").write_text("{}\n")
+    status, _, err = said(folder)
+    assert status == 2 and err.startswith(f"error: {folder}/local-0/metrics.jsonl cannot be read")
+
+
+HEADER = "round,client,split,model,phase,correct,total,loss"
+
+
+@pytest.mark.parametrize("content", ["round,client\n1,0\n2,0\n", f"{HEADER}\n2,0,test,personal,trained,x,10,0\n", None])
+def test_broken_counts(said: Said, folder: Path, content: str | None) -> None:
+    path = folder / "local-0/per_client.csv"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    status, _, err = said(folder)
+    assert status == 2 and err.startswith(f"error: {path} cannot be read")
+
+
+def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
+    path = folder / "local-0/per_client.csv"
+    whole = path.read_text()
+    path.write_text(whole + "3,0,test,personal,tr")
+    assert said(folder)[0] == 0
+    path.write_text(whole.removesuffix("\n"))
+    message = f"error: {folder}/local-0: per_client.csv has 1 clients in round 2, metrics.jsonl 2\n"
+    assert said(folder) == (2, "", message)
+
+
+def test_help_is_fast_and_a_closed_pipe_is_no_error(folder: Path) -> None:
+    code = (
+        "import sys; from pflsim.analysis.compare.command import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(str([m for m in ('torch', 'numpy', 'scipy', 'matplotlib') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "[]" and "examples:" in done.stdout
+    command = f"set -o pipefail; {sys.executable} -m pflsim.analysis.compare {folder} --format csv | true"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_settings_that_are_not_in_the_file_have_their_defaults(said: Said, folder: Path) -> None:
+    config = next(folder.glob("*/config.yaml"))
+    content = {key: value for key, value in yaml.safe_load(config.read_text()).items() if key != "eval"}
+    config.write_text(yaml.safe_dump(content))  # of an older version, or cut short
+    assert said(folder)[0] == 0
+
+
+def test_a_missing_file_is_told_once(said: Said, folder: Path) -> None:
+    path = folder / "local-0" / "per_client.csv"
+    path.unlink()
+    status, out, err = said(folder)
+    assert (status, out) == (2, "") and err.count("cannot be read") == 1 and str(path) in err

@@ -1,0 +1,263 @@
+"""The figures of a comparison, against numpy on the counts they come from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import made, make_run
+from scipy import stats
+
+from pflsim.analysis.compare.comparison import Comparison, compare
+from pflsim.analysis.compare.curves import accuracy_curve
+from pflsim.analysis.compare.paired import holm, interval, wilcoxon
+from pflsim.analysis.compare.rows import Spread, common_target
+from pflsim.analysis.results import group_runs, read_run
+from pflsim.errors import SettingsError
+
+CLIENTS, ROUNDS, SEEDS = 12, 4, (0, 1, 2)
+TOTALS = np.array([10, 7, 5, 13, 10, 10, 8, 9, 20, 3, 6, 0])
+"""The last client has no test example."""
+
+
+def counts(method: int, seed: int, split: int) -> np.ndarray:
+    """Right answers, [round, client]; methods get better in time, some more than others."""
+    rng = np.random.default_rng((method, seed, split))
+    chance = np.linspace(0.3, 0.6 + 0.15 * method, ROUNDS)[:, None]
+    return rng.binomial(TOTALS, np.broadcast_to(chance, (ROUNDS, CLIENTS)))
+
+
+def rates(right: np.ndarray) -> np.ndarray:
+    return right[:, :-1] / TOTALS[:-1]
+
+
+METHODS = {"local": 0, "fedavg": 1, "ditto": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods, three seeds."""
+    root = tmp_path_factory.mktemp("runs")
+    for method, number in METHODS.items():
+        for seed in SEEDS:
+            test, val = (
+                [list(zip(row, TOTALS.tolist(), strict=True)) for row in counts(number, seed, split).tolist()]
+                for split in (0, 1)
+            )
+            make_run(
+                root / f"{method}{seed}", test, val=val, method=method, seed=seed, up=10 * number, down=20 * number,
+                seconds=1.0 + seed,
+            )  # fmt: skip
+    return root
+
+
+def compared(folder: Path, *patterns: str, **settings: object) -> Comparison:
+    runs = [read_run(path) for pattern in patterns or ("*",) for path in sorted(folder.glob(pattern))]
+    groups = sorted(group_runs(runs), key=lambda group: METHODS[group.method])
+    return compare(groups, **settings)  # type: ignore[arg-type]
+
+
+def chosen(method: str, seed: int, choice: str) -> int:
+    """The place of the round."""
+    split = {"best_val": 1, "best_test_oracle": 0}.get(choice)
+    if split is None:
+        return ROUNDS - 1
+    return int(rates(counts(METHODS[method], seed, split)).mean(axis=1).argmax())
+
+
+@pytest.mark.parametrize("choice", ["best_val", "last", "best_test_oracle"])
+def test_figures_over_seeds(folder: Path, choice: str) -> None:
+    for row in compared(folder, choice=choice).rows:
+        method = row.group.method
+        at = [chosen(method, seed, choice) for seed in SEEDS]
+        sorted_rates = np.sort(
+            [rates(counts(METHODS[method], seed, 0))[place] for seed, place in zip(SEEDS, at, strict=True)], axis=1
+        )
+        assert row.rounds == tuple(place + 1 for place in at)
+        found = [row.accuracy, row.worst_decile, row.best_decile]
+        expected = [sorted_rates.mean(1), sorted_rates[:, :2].mean(1), sorted_rates[:, -2:].mean(1)]  # ⌈11 / 10⌉ = 2
+        for spread, values in zip(found, expected, strict=True):
+            assert spread is not None
+            assert spread.mean == pytest.approx(values.mean(), abs=1e-12)
+            assert spread.std == pytest.approx(values.std(ddof=1), abs=1e-12)
+        a_round = 30 * METHODS[method] * CLIENTS
+        assert row.bytes_then is not None
+        assert row.bytes_then.values == tuple(a_round * (place + 1) for place in at)
+        assert row.bytes_total == Spread((a_round * ROUNDS,) * 3)
+
+
+def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_path: Path) -> None:
+    assert compared(folder).choice == "best_val"
+    without = made(tmp_path / "w", [[(1, 2)]], method="fedavg")
+    assert compare(group_runs([without])).choice == "last"
+    with_it = made(tmp_path / "v", [[(1, 2)]], val=[[(1, 2)]], method="local")
+    assert compare(group_runs([with_it, without])).choice == "last"
+    with pytest.raises(SettingsError, match="has no validation accuracy to choose a round by; take --at last"):
+        compare(group_runs([without]), choice="best_val")
+
+
+def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
+    target = 0.6
+    for row in compared(folder, target=target).rows:
+        method = METHODS[row.group.method]
+        reaching = [rates(counts(method, seed, 0)).mean(axis=1) >= target for seed in SEEDS]
+        first = [int(reached.argmax()) + 1 for reached in reaching if reached.any()]
+        assert row.reached == len(first)
+        if len(first) < len(SEEDS):
+            assert row.rounds_to_target is None and row.bytes_to_target is None
+        else:
+            assert row.rounds_to_target == Spread(tuple(first))
+            assert row.bytes_to_target == Spread(tuple(30 * method * CLIENTS * n for n in first))
+
+
+def test_the_target_is_what_every_run_reaches(folder: Path) -> None:
+    best = min(rates(counts(m, s, 0)).mean(axis=1).max() for m in METHODS.values() for s in SEEDS)
+    comparison = compared(folder)
+    assert comparison.target == math.floor(best * 100) / 100
+    assert all(row.rounds_to_target is not None for row in comparison.rows)
+    assert any(row.rounds_to_target is None for row in compared(folder, target=comparison.target + 0.01).rows)
+
+
+@pytest.mark.parametrize(("right", "target"), [(29, 0.29), (57, 0.57), (58, 0.58), (100, 1.0), (0, 0.0)])
+def test_a_target_of_whole_hundredths_is_reached(tmp_path: Path, right: int, target: float) -> None:
+    """Rounding down must not lose a hundredth to the floating point: 0.29 · 100 is 28.999…"""
+    comparison = compare(group_runs([made(tmp_path / "r", [[(right, 100)]])]))
+    assert comparison.target == target
+    assert comparison.rows[0].rounds_to_target == Spread((1,))
+
+
+def test_a_mean_that_rounding_puts_below_the_target_reaches_it(tmp_path: Path) -> None:
+    assert np.mean([0, 0, 0.3]) < 0.1
+    row = compare(group_runs([made(tmp_path / "r", [[(0, 10), (0, 10), (3, 10)]])]), target=0.1).rows[0]
+    assert row.rounds_to_target == Spread((1,))
+
+
+def test_runs_that_are_never_evaluated(tmp_path: Path) -> None:
+    groups = group_runs([made(tmp_path / "r", [[(0, 0)]]), made(tmp_path / "s", [[(0, 0)]], method="local")])
+    comparison = compare(groups)
+    assert common_target(groups) is None and comparison.target is None
+    assert comparison.rows[0].accuracy is None and comparison.rows[0].rounds == ()
+    (difference,) = comparison.differences
+    assert (difference.pairs, difference.mean, difference.low, difference.p, difference.p_holm) == (0,) + (None,) * 4
+
+
+# Differences ----------------------------------------------------------------------------------------------------------
+
+
+def test_differences_client_by_client(folder: Path) -> None:
+    comparison = compared(folder)
+    assert comparison.reference.label == "local"
+    tested = []
+    for difference in comparison.differences:
+        pairs = []
+        for seed in SEEDS:
+            ours, theirs = (
+                rates(counts(METHODS[m], seed, 0))[chosen(m, seed, "best_val")]
+                for m in (difference.group.method, "local")
+            )
+            pairs.append(ours - theirs)
+        values = np.concatenate(pairs).round(12)
+        assert difference.pairs == len(values) == 33  # without the client that has no test examples
+        assert difference.mean == pytest.approx(values.mean(), abs=1e-9)
+        assert (difference.better, difference.equal, difference.worse) == (
+            (values > 0).sum(), (values == 0).sum(), (values < 0).sum(),
+        )  # fmt: skip
+        assert difference.p == pytest.approx(stats.wilcoxon(values, zero_method="wilcox").pvalue)
+        assert difference.low is not None and difference.high is not None
+        resampled = np.random.default_rng(5).choice(values, (20_000, len(values))).mean(axis=1)
+        assert [difference.low, difference.high] == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.015)
+        tested.append(difference.p)
+    assert [d.p_holm for d in comparison.differences] == pytest.approx(
+        [min(1, 2 * p) if p == min(tested) else max(tested[0], tested[1], 2 * min(tested)) for p in tested]
+    )
+
+
+def test_differences_are_the_same_again(folder: Path) -> None:
+    assert compared(folder).differences == compared(folder).differences
+
+
+def test_the_other_way_round(folder: Path) -> None:
+    (there,) = compared(folder, "local*", "fedavg*").differences
+    (back,) = compared(folder, "local*", "fedavg*", reference="fedavg").differences
+    assert there.mean is not None and back.mean == pytest.approx(-there.mean)
+    assert (there.better, there.worse, there.p) == (back.worse, back.better, back.p)
+
+
+def test_only_pairs_of_the_same_client_count(tmp_path: Path) -> None:
+    """A seed that only one of them has makes no pair, nor does one whose partitions differ."""
+    local = [made(tmp_path / f"l{s}", [[(5, 10)]], method="local", seed=s) for s in (0, 1, 2)]
+    other = [
+        made(tmp_path / "a0", [[(9, 10)]], seed=0),
+        made(tmp_path / "a1", [[(7, 10)]], seed=1, digest="f" * 64),
+        made(tmp_path / "a3", [[(1, 10)]], seed=3),
+    ]
+    (difference,) = compare(group_runs([*local, *other])).differences
+    assert difference.pairs == 1 and difference.mean == pytest.approx(0.4)
+    assert (difference.low, difference.high, difference.p) == (None, None, 1.0)
+
+
+def test_nothing_differs(tmp_path: Path) -> None:
+    runs = [made(tmp_path / method, [[(5, 10), (6, 7)]], method=method) for method in ("local", "fedavg")]
+    (difference,) = compare(group_runs(runs)).differences
+    assert (difference.mean, difference.low, difference.high, difference.p) == (0.0, 0.0, 0.0, 1.0)
+    assert (difference.better, difference.equal, difference.worse) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("values", [[0.1], [0.0], [0.1, 0.1, 0.1], [0.0, 0.1], [-0.1, 0.1], [0.0] * 30 + [0.1]])
+def test_few_pairs_give_no_warning(values: list[float]) -> None:
+    low, high = interval(np.array(values))
+    assert (low is None) == (len(values) == 1)
+    if low is not None and high is not None:
+        assert min(values) - 1e-12 <= low <= np.mean(values) + 1e-12 and np.mean(values) <= high + 1e-12
+    p = wilcoxon(np.array(values))
+    assert p is not None and 0 < p <= 1
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_the_reference(folder: Path, tmp_path: Path) -> None:
+    assert compared(folder, "fedavg*", "ditto*").reference.label == "fedavg"
+    assert compare(compared(folder).groups[::-1]).reference.label == "local"
+    with pytest.raises(SettingsError, match="--reference fedavgg: did you mean fedavg"):
+        compared(folder, reference="fedavgg")
+    two = group_runs([made(tmp_path / f"{lr}", [[(1, 2)]], lr=lr) for lr in (0.1, 0.2)])
+    with pytest.raises(SettingsError, match="--reference fedavg is one of several: fedavg lr=0.1, fedavg lr=0.2"):
+        compare(two, reference="fedavg")
+    assert compare(two, reference="fedavg lr=0.2").reference is two[1]
+
+
+# Curves ---------------------------------------------------------------------------------------------------------------
+
+
+def test_curves_over_seeds(folder: Path) -> None:
+    (row,) = compared(folder, "ditto*").rows
+    y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
+    curve = accuracy_curve(row.group, "rounds")
+    assert curve.label == "ditto" and curve.low is not None and curve.high is not None
+    assert list(curve.x) == [1, 2, 3, 4]
+    np.testing.assert_allclose(curve.y, y.mean(0))
+    np.testing.assert_allclose(curve.low, y.mean(0) - y.std(0, ddof=1))
+    np.testing.assert_allclose(curve.high, y.mean(0) + y.std(0, ddof=1))
+    np.testing.assert_allclose(accuracy_curve(row.group, "bytes").x, [60 * CLIENTS * n / 1e6 for n in (1, 2, 3, 4)])
+    np.testing.assert_allclose(accuracy_curve(row.group, "seconds").x, [2, 4, 6, 8])  # 1, 2 and 3 seconds a round
+
+
+def test_a_curve_of_one_seed_has_no_band(folder: Path) -> None:
+    (row,) = compared(folder, "ditto1").rows
+    curve = accuracy_curve(row.group, "rounds")
+    assert curve.low is None and curve.high is None
+
+
+def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) -> None:
+    long = made(tmp_path / "a", [[(1, 10)], [(2, 10)], [(3, 10)]], every=2, rounds=6)
+    short = made(tmp_path / "b", [[(2, 10)], [(4, 10)]], every=2, rounds=6, seed=1, complete=False)
+    (group,) = group_runs([long, short])
+    curve = accuracy_curve(group, "bytes")
+    assert list(curve.y) == pytest.approx([0.15, 0.3])
+    assert list(curve.x) == pytest.approx([60e-6, 120e-6])

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from made_runs import made
+
+from pflsim.analysis.compare.comparison import Comparison, compare
+from pflsim.analysis.compare.formats import format_of, latex, render, text
+from pflsim.analysis.compare.tables import Table
+from pflsim.analysis.compare.words import numbers
+from pflsim.analysis.results import Run, group_runs
+from pflsim.errors import SettingsError
+from pflsim.run_folder.summary import Choice
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    """Local is right in 8 of 10, FedAvg in 6 and then 9; seed 1 is better by one each."""
+    found = []
+    for seed in (0, 1):
+        found.append(
+            made(
+                tmp_path / f"l{seed}",
+                [[(8 + seed, 10), (8, 10)]] * 2,
+                method="local",
+                seed=seed,
+                val=[[(1, 2)] * 2] * 2,
+                up=0,
+                down=0,
+            )
+        )
+        rounds = [[(6, 10), (6 + seed, 10)], [(9, 10), (9, 10)]]
+        found.append(
+            made(
+                tmp_path / f"f{seed}",
+                rounds,
+                seed=seed,
+                val=[[(1, 2)] * 2, [(2, 2)] * 2],
+                up=400_000,
+                down=600_000,
+                judged=("global", "received"),
+            )
+        )
+    return found
+
+
+@pytest.fixture
+def comparison(runs: list[Run]) -> Comparison:
+    return compare(group_runs(runs))
+
+
+def test_text(comparison: Comparison) -> None:
+    written = render(comparison, "text")
+    assert written.startswith("Test accuracy on digits, dirichlet(alpha=0.1), 2 clients, mlp; 2 rounds, seeds 0,1\n\n")
+    lines = {line.split()[0]: line for line in written.splitlines() if line}
+    cells = re.split(r" {2,}", lines["local"])
+    assert cells == [
+        "local", "personal, trained", "1", "0.825 ± 0.035", "0.800 ± 0.000", "0", "0", "1.0 ± 0.0", "0 ± 0",
+    ]  # fmt: skip
+    first = next(line for line in written.splitlines() if line.startswith("fedavg"))
+    assert re.split(r" {2,}", first) == [
+        "fedavg", "global, received", "2", "0.900 ± 0.000", "0.900 ± 0.000", "4000", "4000", "2.0 ± 0.0", "4000 ± 0",
+    ]  # fmt: skip
+    assert re.split(r" {2,}", lines["fedavg"])[:3] == ["fedavg", "4", "+0.0750"]
+    assert "to 0.8: until mean test accuracy is first as high; it is what every run reaches, rounded down" in written
+    assert "ORACLE" not in written and "oracle" not in written
+    assert max(map(len, written.splitlines())) <= 110
+
+
+def test_one_seed_has_no_spread(runs: list[Run]) -> None:
+    written = render(compare(group_runs(runs[:2])), "text")
+    assert "±" not in written and "seed 0" in written
+
+
+@pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
+def test_the_oracle_is_named(runs: list[Run], kind: str) -> None:
+    written = render(compare(group_runs(runs), choice="best_test_oracle"), kind)  # type: ignore[arg-type]
+    assert "(oracle)" in written and "an ORACLE's choice" in written
+
+
+@pytest.mark.parametrize("choice", ["best_val", "last", "best_test_oracle"])
+def test_csv_has_plain_numbers(runs: list[Run], choice: Choice) -> None:
+    local, fedavg = csv.DictReader(io.StringIO(render(compare(group_runs(runs), choice=choice, target=0.85), "csv")))
+    assert (local["label"], local["seeds"], local["runs"], local["round_chosen_by"]) == ("local", "0 1", "2", choice)
+    assert (local["judged_model"], local["judged_phase"]) == ("personal", "trained")
+    assert float(local["accuracy_mean"]) == pytest.approx(0.825)
+    assert float(local["accuracy_std"]) == pytest.approx(0.05 / 2**0.5)
+    assert float(fedavg["bytes_until_round_mean"]) == float(fedavg["bytes_total_mean"]) == 4e6
+    assert (local["rounds_to_target_mean"], local["seeds_reaching_target"], local["target"]) == ("", "1", "0.85")
+    assert (fedavg["rounds_to_target_mean"], fedavg["seeds_reaching_target"]) == ("2.0", "2")
+    assert (local["reference"], local["difference_mean"], fedavg["reference"]) == ("", "", "local")
+    assert float(fedavg["difference_mean"]) == pytest.approx(0.075)
+    assert (fedavg["pairs"], fedavg["better"], fedavg["equal"], fedavg["worse"]) == ("4", "3", "1", "0")
+    assert float(fedavg["difference_low"]) < 0.075 < float(fedavg["difference_high"])
+
+
+def test_csv_has_a_column_for_every_setting(tmp_path: Path) -> None:
+    runs = [
+        made(tmp_path / "a", [[(1, 2)]], lr=0.5, parts={"model": {"hidden": [3, 4]}}),
+        made(tmp_path / "b", [[(1, 2)]]),
+    ]
+    rows = list(csv.DictReader(io.StringIO(render(compare(group_runs(runs)), "csv"))))
+    assert [(row["lr"], row["model.hidden"]) for row in rows] == [("0.5", "[3,4]"), ("0.1", "[100]")]
+
+
+def test_markdown(comparison: Comparison) -> None:
+    written = render(comparison, "markdown")
+    rows = [line for line in written.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["method", "judged model", "round"]
+    assert re.fullmatch(r"\|:-+\|:-+\|(-+:\|){7}", rows[1])
+    assert "0.825 ± 0.035" in rows[2] and written.count("\n- ") == 6 + 3
+
+
+def test_latex(comparison: Comparison) -> None:
+    written = render(comparison, "latex")
+    for part in (r"\begin{table}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{table}", r"95\% interval"):
+        assert written.count(part) >= (1 if "%" in part else 2), part
+    assert r"0.825 $\pm$ 0.035" in written
+    assert written.isascii()
+    for row in re.findall(r"^ (?:local|fedavg).*$", written, re.MULTILINE):
+        assert row.count("&") in (7, 8) and row.endswith(r"\\")
+
+
+def test_latex_escapes() -> None:
+    table = Table("50% of a_b & c#1 $x$ {y} ~z", ("a_b", "n"), (("fed_avg x=50%&{~}\\", "-0.5"),), ("≥ 1 — 2–3 <i>",))
+    body = latex(table)
+    assert r"fed\_avg x=50\%\&\{\textasciitilde{}\}\textbackslash{} & $-$0.5" in body
+    assert r"\caption{50\% of a\_b \& c\#1 \$x\$ \{y\} \textasciitilde{}z. " in body
+    assert r"\ensuremath{<}i\ensuremath{>}" in body and "1 --- 2--3" in body
+
+
+def test_long_labels_are_broken() -> None:
+    rows = tuple((f"fedavg lr={lr} " + "method.something_long=12345", *["0.123"] * 8) for lr in (1, 2))
+    table = Table("t" * 60 + " " + "u" * 60, ("method", *["a figure"] * 8), rows, ("n " * 100,))
+    for width, expected in (
+        (119, "fedavg lr=1 method.something_long=12345"), (118, "  lr=1 method.something_long=12345"), (113, "  lr=1"),
+    ):  # fmt: skip
+        lines = text(table, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert sum(line.startswith(expected) for line in lines) == 1
+
+
+def test_objections_are_below_the_table(runs: list[Run]) -> None:
+    written = render(compare(group_runs(runs), objections=["the moon is full"]), "text")
+    assert "\nCAUTION: the moon is full\n" in written
+
+
+def test_seeds_are_told_where_they_differ(runs: list[Run]) -> None:
+    written = render(compare(group_runs(runs[:3])), "text")
+    assert "seeds" not in written.splitlines()[0]
+    assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
+
+
+def test_a_terminal_without_the_characters(runs: list[Run], comparison: Comparison) -> None:
+    class Old(io.StringIO):
+        encoding = "ascii"  # type: ignore[assignment]
+
+    written = render(compare(group_runs(runs), target=0.99, objections=["déjà vu"]), "text", Old())
+    assert written.isascii() and "0.825 +- 0.035" in written and "CAUTION: d?j? vu" in written
+    lines = written.splitlines()
+    assert {len(line) for line in lines[3:6]} == {len(lines[4])}  # in line
+    assert render(comparison, "text", io.StringIO()) == render(comparison, "text")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"), [((0,), "0"), ((0, 1), "0,1"), ((0, 1, 2, 5, 7, 8, 9), "0–2,5,7–9"), ((3, 5), "3,5")]
+)
+def test_numbers(values: tuple[int, ...], said: str) -> None:
+    assert numbers(values) == said
+
+
+def test_format_of_a_file() -> None:
+    assert [format_of(Path(f"a.b{s}")) for s in (".txt", ".md", ".tex", ".csv")] == ["text", "markdown", "latex", "csv"]
+    assert format_of(None) == "text"
+    with pytest.raises(SettingsError, match=r"--out a.pdf: expected a name that ends in .txt, .md, .tex, .csv"):
+        format_of(Path("a.pdf"))

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_runs import made
+
+from pflsim.analysis.results import Run, check_comparable, group_runs, read_run
+from pflsim.config.settings import Checkpoint, Eval, Placement
+from pflsim.errors import SettingsError
+
+ONE = [[(5, 10), (6, 10)]]
+Make = Callable[..., Run]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a run into a folder of its own and reads it back."""
+    numbers = itertools.count()
+    return lambda test=ONE, **settings: made(tmp_path / f"r{next(numbers)}", test, **settings)
+
+
+def labels(*runs: Run) -> list[str]:
+    return [group.label for group in group_runs(runs)]
+
+
+def objections(*runs: Run) -> list[str]:
+    return check_comparable(group_runs(runs))
+
+
+def test_seeds_make_a_group(make: Make) -> None:
+    runs = [make(method=m, seed=s) for s, m in itertools.product((2, 0, 1), ("local", "fedavg"))]
+    local, fedavg = group_runs(runs)
+    assert (local.label, local.method, local.settings) == ("local", "local", {})
+    assert fedavg.label == "fedavg"
+    assert local.seeds == fedavg.seeds == (0, 1, 2)
+    assert local.runs == (runs[2], runs[4], runs[0])
+    assert check_comparable([local, fedavg]) == []
+
+
+def test_what_changes_no_result_makes_no_group(make: Make) -> None:
+    first = make()
+    others = [
+        {"executor": "inline"}, {"run_dir": "there"}, {"placement": Placement(actors=2)}, {"on_client_error": "drop"},
+        {"checkpoint": Checkpoint(every=3)}, {"names": {"placement": "packed"}}, {"names": {"experiment": "x"}},
+        {"parts": {"data": {"root": "there", "path": "here", "download": True}}},
+    ]  # fmt: skip
+    runs = [make(seed=seed, **other) for seed, other in enumerate(others, start=1)]
+    (group,) = group_runs([first, *runs])
+    assert group.seeds == tuple(range(9))
+
+
+@pytest.mark.parametrize(
+    ("setting", "label"),
+    [
+        ({"lr": 0.5}, "fedavg lr=0.5"),
+        ({"momentum": 0.9, "local_steps": 3}, "fedavg local_epochs=null local_steps=3 momentum=0.9"),
+        ({"lockstep": False}, "fedavg lockstep=false"),
+        ({"init": "per_client"}, "fedavg init=per_client"),
+        ({"parts": {"method": {"mu": 0.1}}}, "fedavg method.mu=0.1"),
+        ({"parts": {"model": {"hidden": [8, 4]}}}, "fedavg model.hidden=[8,4]"),
+        ({"eval": Eval(holdout_clients=1)}, "fedavg eval.holdout_clients=1"),
+    ],
+)
+def test_a_setting_makes_a_group_and_is_in_its_label(make: Make, setting: dict[str, Any], label: str) -> None:
+    assert label in labels(make(), make(**setting))
+
+
+def test_settings_of_another_part_are_not_listed(make: Make) -> None:
+    """What follows from the method, or the model, is not what sets the groups apart."""
+    runs = [
+        make(method="fedprox", parts={"method": {"mu": 0.1}}),
+        make(method="fedavg", parts={"model": {"_target_": "e.Cnn", "width": 3}}, names={"model": "cnn"}),
+        make(method="fedavg"),
+    ]
+    assert labels(*runs) == ["fedprox model=mlp", "fedavg model=cnn", "fedavg model=mlp"]
+    assert [dict(group.settings) for group in group_runs(runs)] == [
+        {"model": "mlp"},
+        {"model": "cnn"},
+        {"model": "mlp"},
+    ]
+
+
+def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None:
+    runs = [make(method="local"), *(make(method="fedprox", parts={"method": {"mu": mu}}) for mu in (0.1, 1e-5))]
+    assert labels(*runs) == ["local", "fedprox method.mu=0.1", "fedprox method.mu=1e-05"]
+
+
+def test_one_local_epoch_is_the_default(make: Make) -> None:
+    assert len(labels(make(), make(seed=1, local_epochs=1))) == 1
+
+
+def test_runs_of_earlier_versions_lack_settings(make: Make) -> None:
+    run, later = make(), make(seed=1)
+    path = run.folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    del config["faults"], config["momentum"], config["eval"]["finetune_epochs"]
+    path.write_text(yaml.safe_dump(config))
+    assert labels(read_run(run.folder), later) == ["fedavg"]
+
+
+def test_a_repeated_run_counts_once(make: Make) -> None:
+    two = [[(5, 10), (6, 10)], [(7, 10), (6, 10)]]
+    part, first, again = make(ONE, complete=False, rounds=2), make(two), make(two, executor="inline")
+    (group,) = group_runs([part, first, again])
+    assert group.runs == (first,)
+    assert {run.folder for run in group.left_out} == {part.folder, again.folder}
+    longer = make([*two, *two], complete=False, rounds=9)
+    (group,) = group_runs([make(two, complete=False, rounds=9), longer])
+    assert group.runs == (longer,)
+
+
+@pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"digest": "f" * 64}, {"up": 11}])
+def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str, Any]) -> None:
+    runs = [make(), make(seed=1), make(**other)]
+    with pytest.raises(SettingsError, match="both fedavg with seed 0, and their results differ") as error:
+        group_runs(runs)
+    assert str(runs[0].folder) in str(error.value) and str(runs[2].folder) in str(error.value)
+
+
+# What cannot be compared ----------------------------------------------------------------------------------------------
+
+
+def test_another_partition(make: Make) -> None:
+    runs = [
+        make(method=m, digest=d * 64, parts={"partition": {"alpha": a}}) for m, d, a in (("a", "1", 0.1), ("b", "2", 1))
+    ]
+    assert objections(*runs) == ["the clients hold other examples: partition.alpha=0.1 or 1"]
+
+
+def test_another_partition_of_the_same_name_and_settings(make: Make) -> None:
+    """Other data behind the name, or another version."""
+    (why,) = objections(make(method="a", digest="1" * 64), make(method="b", digest="2" * 64))
+    assert why == (
+        "the partition's hash differs in seed 0, though its settings are the same: 11111111 (a), 22222222 (b)"
+    )
+
+
+def test_other_settings_with_the_same_examples(make: Make) -> None:
+    """The hash decides, where there is one: standardised pixels are the same examples."""
+    assert objections(make(method="a"), make(method="b", parts={"data": {"standardize": True}})) == []
+
+
+def test_other_settings_and_no_seed_in_common(make: Make) -> None:
+    first, second = objections(make(method="a"), make(method="b", seed=1, parts={"partition": {"alpha": 1}}))
+    assert first.startswith("no seed in common") and first.endswith("partition.alpha=0.1 or 1")
+    assert second == "the seeds are not the same: [0] (a partition.alpha=0.1), [1] (b partition.alpha=1)"
+
+
+def test_other_seeds(make: Make) -> None:
+    (why,) = objections(make(method="a"), make(method="a", seed=1), make(method="b"))
+    assert why == "the seeds are not the same: [0,1] (a), [0] (b)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"every": 2}, "they are evaluated in another way: eval.every=1 or 2"),
+        ({"on": "participants"}, "they are evaluated in another way: eval.on=all or participants"),
+        ({"eval": Eval(holdout_clients=1)}, "they are evaluated in another way: eval.holdout_clients=0 or 1"),
+    ],
+)
+def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> None:
+    assert objections(make(method="a"), make(method="b", rounds=settings.get("every", 1), **settings))[0] == why
+
+
+def test_other_participants(make: Make) -> None:
+    runs = [make(method=m, on="participants", fraction=f) for m, f in (("a", 1.0), ("b", 0.5))]
+    assert objections(*runs) == ["with eval.on=participants others are evaluated: fraction=1.0 or 0.5"]
+    assert objections(make(method="a"), make(method="b", fraction=0.5)) == []
+
+
+def test_an_incomplete_run(make: Make) -> None:
+    stopped = make(method="b", rounds=3, complete=False)
+    assert objections(make(method="a", rounds=3), stopped) == [
+        f"{stopped.folder} is not complete: 1 of 3 rounds are done"
+    ]
+
+
+def test_other_budgets_can_be_compared(make: Make) -> None:
+    assert objections(make(method="a", lr=0.1), make(method="b", rounds=9, lr=1.0, batch_size=7, fraction=0.5)) == []

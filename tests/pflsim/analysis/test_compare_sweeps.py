@@ -1,0 +1,124 @@
+"""The end of a sweep."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from made_runs import make_run
+
+from pflsim import cli
+from pflsim.analysis.compare.sweeps import comparisons, print_comparisons
+from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
+from pflsim.errors import RunError
+
+TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "model.hidden=[4]"]
+ONE = [[(5, 10), (6, 10)]]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a sweep below a temporary folder; returns what it says at its end."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*overrides: str) -> str:
+        assert cli.main(["-m", *overrides, *TINY]) == 0
+        out, err = capsys.readouterr()
+        assert "could not" not in err
+        return out.rpartition("tensorboard --logdir")[2].partition("\n")[2]
+
+    return run
+
+
+def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
+    said = sweep("method=local,fedavg", "seed=0,1")
+    assert said.startswith("\nTest accuracy on digits, label_lognormal(")
+    assert said.count("\nlocal ") == 1 and said.count("\nfedavg ") == 2
+    assert "Differences to local, client by client" in said
+    assert said.endswith("\nmore formats and curves: python launch.py compare --help\n")
+
+
+def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
+    said = sweep("method=local,fedavg", "partition=dirichlet", "partition.alpha=0.5,5.0")
+    titles = [line for line in said.splitlines() if line.startswith("Test accuracy")]
+    assert [title.partition("alpha=")[2][:3] for title in titles] == ["0.5", "5.0"]
+    assert said.count("Differences to local") == 2 and "CAUTION" not in said
+    assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
+
+
+def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
+    said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
+    assert said.count("Test accuracy on") == 1 and "Differences" not in said
+    assert "local partition.alpha=5.0" in said
+    assert "CAUTION: the clients hold other examples: partition.alpha=0.5 or 5.0" in said
+
+
+def test_a_single_run_has_no_table(sweep: Callable[..., str]) -> None:
+    assert sweep("method=local") == ""
+
+
+Run = Callable[[Settings], Path]
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
+    """Puts a function in place of what runs the settings."""
+
+    def replace(run: Run) -> None:
+        fake = SimpleNamespace(Runner=lambda: nullcontext(SimpleNamespace(run=run)))
+        monkeypatch.setitem(sys.modules, "ray_actors.run", fake)
+
+    return replace
+
+
+@pytest.mark.parametrize("end", [Stopped(signal.SIGINT), RunError("it broke"), KeyboardInterrupt()])
+def test_what_was_done_before_the_end(
+    runner: Callable[[Run], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], end: BaseException
+) -> None:
+    """A sweep that is told to stop compares what is complete, as one whose last run fails; no patience, no table."""
+
+    def run(settings: Settings) -> Path:
+        if settings.seed == 1 and settings.names["method"] == "fedavg":
+            raise end
+        method = settings.names["method"]
+        return make_run(tmp_path / f"{method}{settings.seed}", ONE, method=method, seed=settings.seed)
+
+    runner(run)
+    status = cli.main(["-m", "method=local,fedavg", "seed=0,1"])
+    out, err = capsys.readouterr()
+    assert status == {Stopped: 130, RunError: 1, KeyboardInterrupt: 130}[type(end)]
+    assert ("Test accuracy" in out) == (not isinstance(end, KeyboardInterrupt))
+    if not isinstance(end, KeyboardInterrupt):
+        assert "CAUTION: the seeds are not the same: [0,1] (local), [0] (fedavg)" in out
+    assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
+
+
+def test_only_complete_runs_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [make_run(tmp_path / str(n), ONE, seed=n, complete=n < 2) for n in range(3)]
+    print_comparisons(folders[1:])
+    assert capsys.readouterr().out == ""
+    print_comparisons(folders)
+    assert "seeds 0,1\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "partition.json", "per_client.csv"])
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    folders = [make_run(tmp_path / method, ONE, method=method) for method in ("local", "fedavg")]
+    (folders[0] / name).write_text("[1]\n")
+    print_comparisons(folders)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("the runs could not be compared: ") and err.count("\n") == 1
+
+
+def test_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep over what changes nothing, such as the executor: the second of each is left out, and said to be."""
+    again = [make_run(tmp_path / e, ONE, executor=e) for e in ("ray", "inline")]
+    assert f"says the same: {again[1]}" in " ".join(comparisons(again).split())
+    print_comparisons([*again, make_run(tmp_path / "other", [[(5, 10), (7, 10)]])])
+    assert "both fedavg with seed 0, and their results differ" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Ours beside a paper's figures: which runs are used, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pflsim.analysis.compare.command import main
+from pflsim.analysis.compare.paper import paper_table
+from pflsim.analysis.compare.published import read_published
+from pflsim.analysis.results import Run, read_run
+from pflsim.config.compose import CONFIGS, composed, composing
+from pflsim.config.compose import plain as settings_of
+from pflsim.errors import SettingsError
+from pflsim.run_folder.folder import write_config
+from pflsim.run_folder.metrics import Model, Phase
+from pflsim.run_folder.summary import RunMeta
+from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.types import EvalRow, RoundRecord
+
+NAME = "pfedcfr_table2_mnist"
+ROUNDS = (((8, 10), (2, 4)), ((9, 10), (4, 4)), ((8, 10), (4, 4)))
+"""Correct and total of two clients in three rounds: means 0.65, 0.95, 0.9."""
+PHASES: dict[str, tuple[Model, Phase]] = {"fedavg": ("global", "received"), "fedalp": ("personal", "received")}
+
+
+def made(
+    folder: Path, *overrides: str, counts: Sequence[Any] = ROUNDS, complete: bool = True, other: Model | None = None
+) -> Run:
+    """A run with settings as the command line would make them; `other`: another model, that gets one less right."""
+    with composing([CONFIGS]):
+        settings = settings_of(composed([*overrides, f"run_dir={folder}"], [CONFIGS]))
+    method = settings.names["method"]
+    model, phase = PHASES.get(method, ("personal", "trained"))
+    names = (method, settings.names["data"], "partition", "0" * 64, settings.names["model"])
+    meta = RunMeta(*names, settings.clients, settings.rounds, settings.seed, model, phase)
+    folder.mkdir()
+    write_config(folder, asdict(settings))
+    (folder / "partition.json").write_text(json.dumps({"hash": "0" * 64}))
+    with Tracker(folder, meta) as tracker:
+        for number, row in enumerate(counts, start=1):
+            rows = [EvalRow(i, "test", model, phase, right, n, 0.5) for i, (right, n) in enumerate(row)]
+            if other:
+                of = meta.phase(other)
+                rows += [EvalRow(i, "test", other, of, right - 1, n, 0.5) for i, (right, n) in enumerate(row)]
+            tracker.round(RoundRecord(number, (0, 1), (), {0: 1, 1: 1}, tuple(rows), {"total": 1.0}))
+        tracker.close(complete)
+    return read_run(folder)
+
+
+def lines(name: str, runs: Sequence[Run], anyway: bool = False) -> dict[str, tuple[str, ...]]:
+    """The table's rows by their labels."""
+    return {row[0]: row[1:] for row in paper_table(name, runs, anyway).table.rows}
+
+
+def test_mean_and_spread_of_the_oracle_s_round(tmp_path: Path) -> None:
+    """0.9 and 1.0 make 0.95 in round 2; the other seed has 0.85 in round 1."""
+    runs = [
+        made(tmp_path / "a", f"+experiment={NAME}"),
+        made(tmp_path / "b", f"+experiment={NAME}", "seed=2", counts=[((7, 10), (4, 4)), ((1, 10), (4, 4))]),
+    ]
+    found = paper_table(NAME, runs)
+    assert found.table.title.endswith("Table II, MNIST (DNN)")
+    assert found.table.headers == ("row", "paper", "ours", "difference", "round\n(oracle)", "seeds")
+    assert lines(NAME, runs)["pFedCFR"] == ("95.63 ± 0.08", "90.00 ± 7.07", "-5.63", "1–2", "0,2")
+    assert lines(NAME, runs)["Ditto"] == ("95.30 ± 0.60", "—", "—", "—", "—")
+    assert any("ORACLE" in note for note in found.table.notes)
+    assert any("sample standard deviation over seeds" in note for note in found.table.notes)
+
+
+def test_the_last_round_where_the_paper_says_so(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", "+experiment=pfedla_table1_cifar10", "method=local")
+    assert lines("pfedla_table1_cifar10", [run])["Local Training"] == ("59.44 ± 0.40", "90.00", "+30.56", "3", "0")
+    assert paper_table("pfedla_table1_cifar10", [run]).table.headers[4] == "round"
+
+
+def test_the_model_that_a_row_names(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", "+experiment=fedalp_table2_mnist", other="global")
+    found = lines("fedalp_table2_mnist", [run])
+    assert found["FedALP, MNIST-NN"][1:3] == ("95.00", "+0.54")
+    assert found["FedALP_global, MNIST-NN"][1:3] == ("77.50", "-9.15")
+    assert found["FedALP, MNIST-CNN"][1] == "—"
+
+
+def test_commands_make_what_is_missing(tmp_path: Path) -> None:
+    """Followed to the letter they do, with or without naming the experiment; rows of one run share a command."""
+    missing = dict(paper_table(NAME, []).missing)
+    assert len(missing) == 6
+    for number, (command, labels) in enumerate(missing.items()):
+        run = made(tmp_path / str(number), *command.split()[2:])
+        filled = [label for label, row in lines(NAME, [run]).items() if row[1] != "—"]
+        assert filled == list(labels)
+        assert command not in dict(paper_table(NAME, [run]).missing)
+    assert missing[f"python launch.py +experiment={NAME} data.root=DIR"] == ("pFedCFR",)
+    both = [labels for _, labels in paper_table("fedalp_table2_mnist", []).missing]
+    assert both == [(f"FedALP_global, {net}", f"FedALP, {net}") for net in ("MNIST-NN", "MNIST-CNN")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complete", "said"),
+    [
+        (["rounds=20"], True, "rounds=20 instead of 100"),
+        (
+            ["momentum=0.9", "method.sigma=1.0"],
+            True,
+            "momentum=0.9 instead of 0.0, method.sigma=1.0 instead of 1000000.0",
+        ),
+        ([], False, "stopped after round 3 of 100"),
+    ],
+)
+def test_runs_that_deviate_are_named_and_not_used(
+    overrides: list[str], complete: bool, said: str, tmp_path: Path
+) -> None:
+    run = made(tmp_path / "a", f"+experiment={NAME}", *overrides, complete=complete)
+    found = paper_table(NAME, [run])
+    assert all(row[2] == "—" for row in found.table.rows)
+    assert f"not used (--anyway shows it): {tmp_path / 'a'}: {said}" in found.table.notes
+    assert lines(NAME, [run], anyway=True)[f"pFedCFR; {said}"][1] == "95.00"
+
+
+def test_another_part_is_named_without_its_settings(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", "+experiment=pfedcfr_table3_mnist", "data=digits", "model=mlp", "rounds=7")
+    (note,) = (n for n in paper_table("pfedcfr_table3_mnist", [run]).table.notes if "not used" in n)
+    assert note.endswith(": data=digits instead of mnist, model=mlp instead of resnet18, rounds=7 instead of 100")
+
+
+def test_runs_of_no_experiment_and_other_settings_are_passed_over(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", "data=digits")
+    assert all(row[2] == "—" for row in paper_table(NAME, [run], anyway=True).table.rows)
+    assert not any("not used" in note for note in paper_table(NAME, [run]).table.notes)
+
+
+def test_settings_that_change_no_result_do_not_matter(tmp_path: Path) -> None:
+    free = ["executor=inline", "data.root=/elsewhere", "checkpoint.every=5", "trace.rounds=[1]", "lockstep=false"]
+    run = made(tmp_path / "a", f"+experiment={NAME}", *free, "eval.every=5")
+    found = paper_table(NAME, [run])
+    assert lines(NAME, [run])["pFedCFR"][1] == "95.00"
+    assert "of ours fewer rounds are there to choose from (a: every 5 rounds)" in found.table.notes
+
+
+def test_quick_runs_are_not_the_paper_s(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", f"+experiment={NAME}", f"+quick={NAME}")
+    notes = paper_table(NAME, [run]).table.notes
+    assert any("made with +quick" in note for note in notes)
+    used = made(tmp_path / "b", f"+experiment={NAME}")
+    assert not any("made with +quick" in note for note in paper_table(NAME, [run, used]).table.notes)
+
+
+def test_of_two_runs_with_one_seed_the_later_is_used(tmp_path: Path) -> None:
+    first, second = (made(tmp_path / x, f"+experiment={NAME}", counts=c) for x, c in (("a", ROUNDS), ("b", ROUNDS[:1])))
+    assert lines(NAME, [first, second])["pFedCFR"][1] == "65.00"
+    notes = paper_table(NAME, [first, second]).table.notes
+    assert [note for note in notes if "left out" in note] == [
+        f"left out, since a later run with these settings and this seed says the same: {first.folder}"
+    ]
+
+
+def test_a_weighted_mean_a_figure_and_a_fraction(tmp_path: Path) -> None:
+    """13 of 14 examples are 92.86%."""
+    configs = shutil.copytree(CONFIGS, tmp_path / "configs")
+    (configs / "experiment" / f"{NAME}.toml").write_text(
+        'paper = "P"\nwhere = "W"\nunit = "fraction"\nround = "best_test_oracle"\naverage = "weighted_mean"\n'
+        '[[rows]]\nlabel = "R"\nvalue = 0.9\nread_from_figure = true\n'
+    )
+    run = made(tmp_path / "a", f"+experiment={NAME}")
+    table = paper_table(NAME, [run], configs=configs).table
+    assert table.headers[1] == "paper\n(~ by eye)"
+    assert table.rows == (("R", "~90.00", "92.86", "+2.86", "2", "0"),)
+
+
+def test_a_file_that_is_not_as_it_should_be(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    for text, said in {
+        'paper = "P"': "where is missing",
+        'paper = "P"\nwhere = "W"\nrow = 1': "row: no such entry",
+        'paper = "P"\nwhere = "W"\nround = "best"': "round = 'best': expected one of",
+        'paper = "P"\nwhere = "W"\n[[rows]]\nlabel = "R"': "value is missing",
+        "paper": "cannot be read",
+    }.items():
+        (folder / "x.toml").write_text(text)
+        with pytest.raises(SettingsError, match=said):
+            read_published("x", tmp_path)
+    with pytest.raises(SettingsError, match="no such experiment"):
+        read_published("y", tmp_path)
+    with pytest.raises(SettingsError, match="no such experiment; valid: x"):
+        read_published("../experiment/x", tmp_path)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--experiment", "fedfcd_figure6"]) == 0
+    assert "there is nothing to compare with" in capsys.readouterr().out
+    (tmp_path / "runs").mkdir()
+    made(tmp_path / "runs" / "a", f"+experiment={NAME}")
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "config.yaml").write_text("seed: 0\n")
+    assert main(["--experiment", NAME]) == 0
+    told = capsys.readouterr()
+    assert "warning: " in told.err and "broken" in told.err
+    (ours,) = (line.split() for line in told.out.splitlines() if line.startswith("pFedCFR"))
+    assert ours == ["pFedCFR", "95.63", "±", "0.08", "95.00", "-0.63", "2", "0"]
+    assert "\n# FedAvg\npython launch.py method=fedavg data=mnist " in told.out
+    for suffix in ("md", "tex", "csv", "txt"):
+        assert main(["--experiment", NAME, "runs", "--out", f"t.{suffix}"]) == 0
+        assert "95.00" in (tmp_path / f"t.{suffix}").read_text()
+    assert main(["--experiment", "fedfcd"]) == 2
+    for wrong in (["--experiment", NAME, "--target", "0.5"], []):
+        with pytest.raises(SystemExit):
+            main(wrong)

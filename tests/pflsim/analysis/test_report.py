@@ -1,0 +1,270 @@
+"""What stands in a report, against numbers worked out here from the counts that the runs were made of."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import make_run
+
+from pflsim.analysis.report.command import main
+from pflsim.data.picture import draw_partition
+from pflsim.run_folder.diagnostics import Views, write_views
+from pflsim.types import Axis, Matrix
+
+TESTS = 20
+"""Test examples of every client."""
+CLIENTS = 20
+"""So that the worst tenth are two."""
+
+
+def rights(rng: np.random.Generator, low: int, rounds: int = 4) -> list[list[tuple[int, int]]]:
+    return [[(int(n), TESTS) for n in rng.integers(low, TESTS + 1, CLIENTS)] for _ in range(rounds)]
+
+
+def report(*arguments: object) -> str:
+    """The page, written beside the first run."""
+    out = Path(str(arguments[0])).parent / "page.html"
+    assert main([*map(str, arguments), "--out", str(out)]) == 0
+    return out.read_text()
+
+
+def words(page: str) -> str:
+    """What a reader sees, in one line."""
+    body = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def row(page: str, name: str, table: int = 0) -> list[str]:
+    """The cells of the table's row that begins with a name."""
+    found = re.findall(r"<table>.*?</table>", page, re.DOTALL)[table]
+    for line in re.findall(r"<tr.*?</tr>", found, re.DOTALL):
+        cells = [words(cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL)]
+        if cells and cells[0] == name:
+            return cells
+    raise AssertionError(f"no {name} in {words(found)}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, two seeds; the second round is the best by validation in seed 0, the third in seed 1."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed, best in ((0, 1), (1, 2)):
+        for method, low, up, down in (("local", 12, 0, 0), ("fedavg", 2, 1000, 3000)):
+            rng = np.random.default_rng([seed, low])
+            val = [[(9 if r == best else 5, 10)] * CLIENTS for r in range(4)]
+            make_run(
+                root / f"{method}-{seed}", rights(rng, low), method=method, seed=seed, val=val, up=up, down=down,
+                seconds=2.0, judged=("personal", "trained") if method == "local" else ("global", "received"),
+            )  # fmt: skip
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> str:
+    return report(folder / "*-*")
+
+
+def expected(method: str, seed: int) -> np.ndarray:
+    low, best = (12, 1) if method == "local" else (2, 1), (1, 2)[seed]
+    return np.sort([n / t for n, t in rights(np.random.default_rng([seed, low[0]]), low[0])[best]])
+
+
+def test_headline_figures(page: str) -> None:
+    for method in ("local", "fedavg"):
+        rates = [expected(method, seed) for seed in (0, 1)]
+        figures = [[r.mean(), r[:2].mean(), np.median(r), r[-2:].mean(), r.std()] for r in rates]
+        wanted = [f"{statistics.fmean(f):.3f} ± {statistics.stdev(f):.3f}" for f in zip(*figures, strict=True)]
+        cells = row(page, method)
+        assert cells[3:8] == wanted
+        assert cells[2] == "2, 3"
+    assert row(page, "fedavg")[1] == "global, as received from the server"
+    # 20 clients, 2 rounds of seed 0 and 3 of seed 1: 2.5 rounds on the mean
+    assert row(page, "fedavg")[8:] == ["50.0 kB", "150 kB", "5.0 s"]
+    assert row(page, "local")[8:] == ["0 B", "0 B", "5.0 s"]
+
+
+def test_in_short_says_who_is_best_for_the_worst_and_at_what_price(page: str) -> None:
+    text = words(page)
+    worst = {m: statistics.fmean(expected(m, seed)[:2].mean() for seed in (0, 1)) for m in ("local", "fedavg")}
+    assert f"for the worst tenth of the clients, local is best: {worst['local']:.3f} against fedavg" in text
+    assert f"fedavg ({worst['fedavg']:.3f}; difference" in text
+    assert "local took nothing. The other: fedavg took 200 kB." in text
+
+
+def test_the_oracle_is_named_and_no_headline(page: str) -> None:
+    assert "oracle" not in words(page[page.index('id="short"') : page.index("Other rounds")])
+    assert "best test round (oracle)" in words(page)
+
+
+def test_bytes(page: str) -> None:
+    cells = next(
+        row(page, "fedavg", n) for n in range(6) if "a client in a round" in words(page.split("<table>")[n + 1])
+    )
+    assert cells[1:9] == ["1.00 kB", "3.00 kB", "20.0 kB", "60.0 kB", "50.0 kB", "150 kB", "80.0 kB", "240 kB"]
+
+
+def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
+    page = report(tmp_path / "a")
+    assert row(page, "fedavg")[2:5] == ["2", "0.6000", "0.4000"]
+    assert "since there are no validation data" in words(page)
+    assert "round 2, the last evaluated one" in words(page)
+
+
+def test_clients_beside_local(page: str) -> None:
+    """Of seed 0, client by client."""
+    ours, local = (
+        [n for n, _ in rights(np.random.default_rng([0, low]), low)[1]] for low in (2, 12)
+    )  # fmt: skip
+    better, worse = (sum(f(a, b) for a, b in zip(ours, local, strict=True)) for f in (int.__gt__, int.__lt__))
+    text = words(page)
+    assert f"{better} of 20 clients do better than with local, {worse} worse, {20 - better - worse} the same" in text
+
+
+def test_a_report_of_one_run_lies_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
+    assert main([str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().out.split()[-1] == str(tmp_path / "a" / "report.html")
+    assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_several_runs_are_reported_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path / f"{seed}", [[(1, 10), (9, 10)]], seed=seed)
+    monkeypatch.chdir(tmp_path)
+    assert main(["0", "1"]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("out", ["/dev/null/x.html", "nowhere/x.html"])
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+    make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
+    assert main([str(tmp_path / "none")]) == 2
+    assert main([str(tmp_path / "a"), "--out", out]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
+
+
+def test_what_cannot_be_compared_is_refused_or_has_a_banner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]], method="fedavg", digest="a" * 64)
+    make_run(tmp_path / "b", [[(1, 10), (2, 10)]], method="ditto", digest="b" * 64)
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: these runs cannot be compared: ") and "partition" in error
+    text = words(report(tmp_path / "a", tmp_path / "b", "--anyway"))
+    assert "These runs should not be compared: the partition's hash differs" in text
+    assert "no method is called better" in text and "is best" not in text
+
+
+def test_an_incomplete_run_is_marked(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False)
+    text = words(report(tmp_path / "a"))
+    assert "a is not complete: 3 of 8 rounds are done, and its figures are of these." in text
+    assert "Nothing out of the ordinary" not in text
+
+
+def test_what_befell_a_run_is_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3)
+    path = tmp_path / "a" / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "resumed_after": [1, 2], "actor_restarts": 2}))
+    lines = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()
+    faulty = [json.dumps({**json.loads(line), "faults": {"dropout": 1}}) for line in lines]
+    (tmp_path / "a" / "metrics.jsonl").write_text("\n".join(faulty) + "\n")
+    text = words(report(tmp_path / "a"))
+    assert "taken up again after round 1, 2" in text and "2 actors died and were replaced" in text
+    assert "3 of 6 times absent (simulated)" in text
+
+
+def test_a_method_that_is_not_clearly_better_is_not_called_so(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    one = rng.integers(20, 61, 40)
+    other = np.clip(one + rng.integers(-12, 13, 40), 0, 80)
+    for name, counts in (("one", one), ("other", other)):
+        make_run(tmp_path / name, [[(int(n), 80) for n in counts]], method=name)
+    text = words(report(tmp_path / "one", tmp_path / "other"))
+    assert "is not clear" in text and "is best" not in text and "So few seeds say little" in text
+
+
+def test_settings_environment_and_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]], lr=0.25, batch_size=20)
+    environment = {
+        "versions": {"python": "3.11.7", "torch": "2.14.1"},
+        "code": {"commit": "abc123", "dirty": True},
+        "machine": {"platform": "Linux", "cpus": 4, "cpus_usable": 2, "memory_mb": 8000, "gpus": []},
+        "command": ["/home/someone/launch.py", "lr=0.25", "model.variants=[{hidden:[5]}]"],
+    }
+    (tmp_path / "a" / "environment.json").write_text(json.dumps(environment))
+    page = report(tmp_path / "a")
+    text = words(page)
+    assert "git checkout abc123 python launch.py lr=0.25 'model.variants=[{hidden:[5]}]'" in text
+    assert "with changes that are not in it" in text and "2 of 4 processors, 8.00 GB of memory, no GPU" in text
+    assert "torch 2.14.1" in text and "/home/someone" not in page
+    settings = page[page.index('id="settings"') : page.index("<details>", page.index('id="settings"'))]
+    assert row(settings, "lr") == ["lr", "0.25"]
+    assert "batch_size" not in settings  # as by default
+    assert "batch_size: 20" in page  # but in config.yaml
+
+
+def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
+    name, method = "run <script>alert(1)</script>", '<b>mine</b> & "his"'
+    make_run(tmp_path / name.replace("/", "|"), [[(5, 10), (9, 10)]], method=method)
+    make_run(tmp_path / "other", [[(6, 10), (8, 10)]], method="fedavg")
+    page = report(tmp_path / name.replace("/", "|"), tmp_path / "other")
+    assert "<script" not in page and "<b>mine" not in page
+    assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page
+    assert html.escape(name.replace("/", "|")) in page
+
+
+def test_pictures_are_in_the_page(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [[(5, 10), (9, 10)]])
+    about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3}
+    (tmp_path / "a" / "partition.json").write_text(json.dumps(about))
+    counts = np.array([[3, 0, 2], [1, 4, 0]])
+    draw_partition(tmp_path / "a" / "partition.png", {"train": counts, "val": counts, "test": counts})
+    half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
+    matrices = [Matrix(f"alpha/{unit}", "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for unit in "ab"]
+    write_views(
+        tmp_path / "a", Views(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
+    )
+    page = report(tmp_path / "a")
+    assert page.count('src="data:image/png;base64,') == 3
+    alts = re.findall(r'<img [^>]*alt="([^"]*)"', page)
+    assert len(alts) == 3 and all(alts)
+    assert "fedavg, seed 0, round 7: Weights of <fusion>." in words(page)
+
+
+def test_the_page_loads_nothing(page: str) -> None:
+    assert not re.search(r"https?:|//[a-z]|@import|<script|<link(?! rel=\"icon\" href=\"data:,\")", page)
+    assert set(re.findall(r"url\(([^)]*)\)", page)) <= {f"#{name}" for name in re.findall(r'id="([^"]*)"', page)}
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    assert {name.removeprefix("#") for name in re.findall(r'href="(#[^"]*)"', page)} <= set(ids)
+
+
+def test_colours_of_charts_are_the_pages(page: str) -> None:
+    charts = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
+    assert charts and set(re.findall(r"#[0-9a-fA-F]{6}\b", charts)) <= {"#b0b0b0"}
+    assert set(re.findall(r"var\((--\w+)\)", charts)) <= set(re.findall(r"(--\w+):", page))
+
+
+def test_the_same_runs_make_the_same_page(folder: Path, page: str) -> None:
+    assert report(folder / "*-*") == page
+
+
+def test_many_rounds_and_clients_stay_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("local", "fedavg"):
+        counts = [[(int(n), 50) for n in rng.integers(0, 51, 300)]] * 2
+        folder = make_run(tmp_path / name, counts, method=name)
+        line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        lines = [json.dumps({**line, "round": n, "losses": {"ce": 1 / n}}) for n in range(1, 1501)]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        rows = (folder / "per_client.csv").read_text()
+        (folder / "per_client.csv").write_text(rows.replace("\n2,", "\n1500,"))
+    assert len(report(tmp_path / "local", tmp_path / "fedavg")) < 500_000
