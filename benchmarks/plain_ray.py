@@ -16,8 +16,8 @@ from benchmarks.plain import evaluate, loaders, train_client
 from benchmarks.rounds import Round, check_steps, digest
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from ray_actors.hosts.client_factory import Recipe
 from ray_actors.prepare import Job
-from ray_actors.recipe import Recipe
 
 Arrays = list[np.ndarray]
 Fit = tuple[int, Arrays, tuple[int, int], tuple[int, int]]

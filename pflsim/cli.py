@@ -135,7 +135,7 @@ def _check(runs: Sequence[Settings]) -> None:
 
 
 def _check_resume(asked: Sequence[str], alone: bool) -> None:
-    from pflsim.run_folder.remote_copy.remote_folder import check_no_password
+    from pflsim.config.urls import check_no_password
 
     for text in asked:
         check_no_password(text.removeprefix(RESUME))

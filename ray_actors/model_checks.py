@@ -11,8 +11,8 @@ from pflsim.config.settings import Settings
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
-from ray_actors.parts import part_name
-from ray_actors.recipe import Recipe
+from ray_actors.components import part_name
+from ray_actors.hosts.client_factory import Recipe
 
 
 def check_sizes(recipe: Recipe, settings: Settings) -> None:

@@ -21,15 +21,15 @@ from pflsim.engine.plan import Plan
 from pflsim.errors import SettingsError
 from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import RunMeta
-from pflsim.sampling import befallen, cohort
+from pflsim.seeding import befallen, cohort
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.threads import torch_threads
 from pflsim.types import ClientInfo, Split, Tensors
-from ray_actors.fallback import gpus_here, on_gpus
+from ray_actors.components import MakesClient, MakesNet, MakesRule, describe, part_name
+from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
-from ray_actors.parts import MakesClient, MakesNet, MakesRule, describe, part_name
-from ray_actors.recipe import Recipe
-from ray_actors.stacks import stacks
+from ray_actors.placement.cpu_fallback import gpus_here, on_gpus
+from ray_actors.placement.stacks import stacks
 
 
 @dataclass(frozen=True, slots=True)

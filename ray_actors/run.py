@@ -16,12 +16,12 @@ from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Displaced, Executor
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.journal import Journal
 from pflsim.engine.recovery import MOST
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError
 from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.begin import new_place, taken_up
 from pflsim.run_folder.remote_copy.remote_copy import Mirror
 from pflsim.run_folder.resume import fixed_settings
@@ -30,16 +30,16 @@ from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
-from ray_actors.fallback import fallen_back, gpus_here
-from ray_actors.inline import InlineExecutor
-from ray_actors.parts import describe
+from ray_actors.components import describe
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.placement.cpu_fallback import fallen_back, gpus_here
 from ray_actors.prepare import Job, prepare
 from ray_actors.session import Session, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
-    from ray_actors.cluster import LocalRay
-    from ray_actors.dry_run import DryRuns
-    from ray_actors.joined import JoinedRay
+    from ray_actors.cluster.joined import JoinedRay
+    from ray_actors.cluster.local import LocalRay
+    from ray_actors.executor.dry_run import DryRuns
 
 
 class Runner:
@@ -184,9 +184,9 @@ class Runner:
         parts, on_error = (job.recipe, job.dataset, job.partition, job.rule, job.federation), job.on_error
         if job.settings.executor == "inline":
             return lambda journal: InlineExecutor(*parts, on_error, journal)
-        from ray_actors.dry_run import DryRuns
-        from ray_actors.placing import place
-        from ray_actors.remote import RayExecutor
+        from ray_actors.deployment import place
+        from ray_actors.executor.dry_run import DryRuns
+        from ray_actors.executor.ray_executor import RayExecutor
 
         self._dry_runs = self._dry_runs or DryRuns()
         found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
@@ -204,8 +204,8 @@ class Runner:
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
         """Ray, of our own or joined."""
-        from ray_actors.cluster import LocalRay
-        from ray_actors.joined import JoinedRay
+        from ray_actors.cluster.joined import JoinedRay
+        from ray_actors.cluster.local import LocalRay
 
         if self._ray is None:
             address = settings.ray_address
@@ -218,7 +218,7 @@ class Runner:
         """How many GPUs there are for a run."""
         if settings.executor == "inline":
             return settings.placement.gpus if gpus_here() else 0
-        from ray_actors.placing import gpus_there
+        from ray_actors.deployment import gpus_there
 
         return gpus_there(self._found(settings), settings)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflsim.engine.execution import Executor
-from pflsim.engine.journal import Journal
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint import Checkpoint, check_header, newest_checkpoint
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.remote_copy import Mirror
 from pflsim.run_folder.tracking.records import read_records
 from ray_actors.prepare import Job

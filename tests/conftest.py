@@ -13,7 +13,7 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from ray_actors.pool import Pool
+    from ray_actors.executor.actor_pool import Pool
 
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
@@ -23,8 +23,8 @@ def pool() -> Iterator[Pool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
     import os
 
-    from ray_actors import local_ray
-    from ray_actors.pool import Pool
+    from ray_actors.cluster import local_ray
+    from ray_actors.executor.actor_pool import Pool
 
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)  # for `support`

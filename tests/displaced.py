@@ -15,11 +15,11 @@ from support import Records, World, states
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.execution import Displaced
 from pflsim.engine.interrupts import Interrupts
-from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.engine.simulation import Simulation
+from pflsim.run_folder.journal import Journal
 from pflsim.types import RoundRecord
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
 PLAN = Plan(

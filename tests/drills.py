@@ -10,12 +10,12 @@ from support import Records, World, plan, same, states
 
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
-from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.engine.simulation import Simulation
-from ray_actors.placement import Supply, lay_out
-from ray_actors.pool import Pool
-from ray_actors.remote import RayExecutor
+from pflsim.run_folder.journal import Journal
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.placement.layout import Supply, lay_out
 
 SIZES = (12, 7, 20, 9, 8)
 CLIENTS = len(SIZES)

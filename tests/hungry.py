@@ -23,8 +23,8 @@ from lightning_modules.methods.fedprox import FedProx
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
-from pflsim.engine.journal import LOG, Journal
 from pflsim.engine.simulation import Simulation
+from pflsim.run_folder.journal import LOG, Journal
 
 SIZES = (12, 7, 20)
 PIECE = 64 * 2**20
@@ -64,10 +64,10 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 
 
 def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
-    from ray_actors import local_ray
-    from ray_actors.placement import Supply, lay_out
-    from ray_actors.pool import Pool
-    from ray_actors.remote import RayExecutor
+    from ray_actors.cluster import local_ray
+    from ray_actors.executor.actor_pool import Pool
+    from ray_actors.executor.ray_executor import RayExecutor
+    from ray_actors.placement.layout import Supply, lay_out
 
     files = local_ray.start(cpus=1, gpus=0, store_mb=100)
     try:

@@ -18,11 +18,11 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import Executor, Trained
 from pflsim.engine.plan import Plan
-from pflsim.sampling import cohort
+from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
-from ray_actors.inline import InlineExecutor
-from ray_actors.recipe import Recipe
+from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.inline import InlineExecutor
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.run_folder.checkpoint import plain as plain_state
-from pflsim.sampling import coin
-from pflsim.seeding import seeded_global, torch_generator
+from pflsim.seeding import coin, seeded_global, torch_generator
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
@@ -38,8 +37,8 @@ from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
-from pflsim.threads import torch_threads
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.threads import torch_threads
 from ray_actors.prepare import Job, prepare
 
 METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))

@@ -25,12 +25,12 @@ from pflsim.messages import Message
 from pflsim.params import Selector, snapshot
 from pflsim.run_folder.checkpoint import plain as plain_state
 from pflsim.seeding import seeded_global, torch_generator
-from pflsim.threads import torch_threads
-from ray_actors.inline import InlineExecutor
-from ray_actors.placement import Layout
-from ray_actors.pool import Pool
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.threads import torch_threads
+from ray_actors.placement.layout import Layout
 from ray_actors.prepare import Job, prepare
-from ray_actors.remote import RayExecutor
 
 METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=4", "rounds=2", "local_epochs=2", "batch_size=16", "model.hidden=[8]", "lr=0.05"]

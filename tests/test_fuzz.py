@@ -30,7 +30,7 @@ from pflsim.config.plain import settings_from
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
 TAME = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -20,12 +20,12 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from ray_actors import client_host
-from ray_actors.inline import InlineExecutor
-from ray_actors.placement import Layout
-from ray_actors.pool import Pool
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.hosts import client_host
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.placement.layout import Layout
 from ray_actors.prepare import Job, prepare
-from ray_actors.remote import RayExecutor
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 ONE_BY_ONE = {"per_fedavg", "pfedme"}

@@ -20,7 +20,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.types import EvalRow
 from ray_actors import prepare as preparing
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))

@@ -16,7 +16,7 @@ from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import load
-from pflsim.sampling import coin
+from pflsim.seeding import coin
 
 
 class L2GD(ClientModule):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pflsim.errors import RunError, SettingsError
 
-IMPLEMENTATION = "ray_actors.export"
+IMPLEMENTATION = "ray_actors.export.models"
 """Found by name when it is needed: it builds clients, which the engine knows nothing of."""
 
 

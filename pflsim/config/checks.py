@@ -11,8 +11,8 @@ from typing import Any
 from pflsim.config.names import nearest
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement, Settings
+from pflsim.config.urls import CONFIGURATION, has_password
 from pflsim.errors import SettingsError
-from pflsim.run_folder.remote_copy.remote_folder import CONFIGURATION, has_password
 
 CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),
@@ -196,7 +196,7 @@ def _cohort(settings: Settings, broken: set[str]) -> Iterator[str]:
     trained = settings.clients - max(settings.eval.holdout_clients, 0)
     if trained < 1 or "fraction" in broken or settings.fraction == 1:
         return
-    from pflsim.sampling import cohort_size  # here, since it loads torch, and most mistakes are found without
+    from pflsim.seeding import cohort_size  # here, since it loads torch, and most mistakes are found without
 
     try:
         cohort_size(trained, settings.fraction)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pflsim.engine.execution import Displaced, Executor
-from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.checkpoint import newest_checkpoint
+from pflsim.run_folder.journal import Journal
 from pflsim.types import RoundRecord
 
 Handle = TypeVar("Handle")

@@ -13,11 +13,11 @@ from typing import Generic, Protocol, TypeVar
 from pflsim.engine.diagnostics import Observation, mean_confusion
 from pflsim.engine.execution import Displaced, Executor, Judge, Sent, Trained
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.engine.recovery import MOST, Recovery
 from pflsim.errors import RunError
 from pflsim.run_folder.checkpoint import Staged, stage_checkpoint
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.metrics import validation_score
 from pflsim.run_folder.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord

@@ -9,9 +9,9 @@ from typing import Any
 
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
+from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG, last_run
-from pflsim.run_folder.remote_copy.remote_folder import is_url
 
 CHANGEABLE = (
     "placement",

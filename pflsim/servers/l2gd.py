@@ -12,7 +12,7 @@ from pflsim.config.validate import chance
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
-from pflsim.sampling import coin
+from pflsim.seeding import coin
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.config.settings import Settings
+from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.environment import JOB, PACKED, code
-from pflsim.run_folder.remote_copy.remote_folder import is_url
 from ray_actors.jobs.client import KIND, RUN, Cluster
 from ray_actors.jobs.pack import Package, select, write_archive
 

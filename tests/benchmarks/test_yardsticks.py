@@ -14,8 +14,8 @@ from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
-from pflsim.threads import torch_threads
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.threads import torch_threads
 from ray_actors.prepare import Job, prepare
 
 

@@ -24,9 +24,9 @@ from pflsim.servers.base import ServerRule
 from pflsim.servers.fedalp import FedALP as Server
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.types import Tensors
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.server_host import identity
 from ray_actors.prepare import Job, prepare
-from ray_actors.server_host import identity
 
 TRAINING = Training(lr=0.1, batch_size=4, local_epochs=2)
 WARMUP = 5

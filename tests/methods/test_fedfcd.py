@@ -31,7 +31,7 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
 ON = {"feature_alignment": True, "decision_fusion": True}

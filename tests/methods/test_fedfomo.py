@@ -22,12 +22,11 @@ from lightning_modules.training import Training
 from pflsim.data.federated import AT_ONCE, Partition, Shard
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Uplink
-from pflsim.payload import payload_bytes
+from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.servers.fedfomo import FedFomo as Server
 from pflsim.servers.fedfomo import State, candidates
 from pflsim.servers.local import Local as LocalServer
-from ray_actors import client_host
+from ray_actors.hosts import client_host
 from ray_actors.model_checks import check_validation
 
 MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4

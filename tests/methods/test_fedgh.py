@@ -27,7 +27,7 @@ from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedgh import FedGH as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
 HEAD = ("net.head.weight", "net.head.bias")

@@ -25,7 +25,7 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
 LR, LAM = 0.3, 2.5

@@ -23,7 +23,7 @@ from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import Job, prepare
 
 LR, LAM, MU = 0.2, 0.7, 0.3

@@ -20,10 +20,10 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.sampling import coin
+from pflsim.seeding import coin
 from pflsim.servers.l2gd import L2GD as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 ALL = (0, 1, 2, 3)

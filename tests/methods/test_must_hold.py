@@ -25,8 +25,8 @@ from pflsim.servers.fedamp import FedAMP as FedAMPServer
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from ray_actors.inline import InlineExecutor
-from ray_actors.server_host import ServerHost
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.server_host import ServerHost
 
 TRAINING = Training(lr=0.1, batch_size=4)
 

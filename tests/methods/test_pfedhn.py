@@ -20,7 +20,7 @@ from pflsim.messages import Uplink
 from pflsim.servers import pfedhn
 from pflsim.servers.pfedhn import PFedHN as Server
 from pflsim.servers.pfedhn import State
-from pflsim.threads import torch_threads
+from ray_actors.hosts.threads import torch_threads
 
 PLAIN = {"hn_momentum": 0.0, "hn_weight_decay": 0.0}
 

@@ -26,16 +26,15 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.fusion import hypernetwork
 from pflsim.fusion.hypernetwork import Linear, tensors
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load
-from pflsim.payload import payload_bytes
 from pflsim.servers import pfedla
 from pflsim.servers.base import Federation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedla import PFedLA as Server
 from pflsim.types import ClientInfo, Unit
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 
 SIZES = (9, 9, 9, 9)
 BODY, HEAD = (16 * 5 + 5) * 4, (5 * 3 + 3) * 4  # bytes of the units of support's net

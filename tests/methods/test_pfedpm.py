@@ -22,11 +22,10 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import Judge
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.payload import payload_bytes
+from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.payload import payload_bytes
+from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
 
 
 def test_an_empty_message_costs_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pflsim.errors import SettingsError
-from pflsim.sampling import cohort, cohort_size
+from pflsim.seeding import cohort, cohort_size
 
 counts = st.integers(1, 300)
 fractions = st.floats(0.001, 1.0)

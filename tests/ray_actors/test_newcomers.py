@@ -49,7 +49,7 @@ from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedme import PFedMe as PFedMeServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
-from ray_actors.inline import InlineExecutor
+from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
-from ray_actors import joined, local_ray, run
+from ray_actors import run
+from ray_actors.cluster import joined, local_ray
 from ray_actors.prepare import Job, prepare
 
 SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]

@@ -6,9 +6,9 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG
-from pflsim.run_folder.remote_copy.remote_folder import is_url
 
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:

@@ -9,21 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pflsim.engine.journal import Journal
+from pflsim.config.urls import check_no_password, is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, round_of
 from pflsim.run_folder.checkpoint.read import verified
 from pflsim.run_folder.folder import CONFIG, first_free, write_config
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.remote_copy import CHECKPOINTS, Mirror, Seen, seen
-from pflsim.run_folder.remote_copy.remote_folder import (
-    PART,
-    Place,
-    check_no_password,
-    is_hidden,
-    is_url,
-    last_part,
-    reason,
-)
+from pflsim.run_folder.remote_copy.remote_folder import PART, Place, is_hidden, last_part, reason
 from pflsim.run_folder.tracking.records import METRICS, PER_CLIENT, read_records
 
 

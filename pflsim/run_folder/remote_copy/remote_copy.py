@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Thread
 from types import TracebackType
 
-from pflsim.engine.journal import Journal
 from pflsim.errors import RunError
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.remote_folder import Place, is_hidden, reason
 
 CHECKPOINTS, META, SUMMARY = "checkpoints", "meta.json", "summary.json"

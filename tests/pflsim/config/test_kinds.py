@@ -17,7 +17,7 @@ from pflsim.data.federated import Partition
 from pflsim.data.partitions import iid
 from pflsim.data.splits import official
 from pflsim.errors import SettingsError
-from ray_actors.parts import MakesClient, MakesNet, MakesRule
+from ray_actors.components import MakesClient, MakesNet, MakesRule
 
 NUMBERS = itertools.count()
 MINE = '''

@@ -16,12 +16,12 @@ from support import Records
 
 from pflsim.engine.diagnostics import Observation
 from pflsim.engine.execution import Judge, Sent, Trained
-from pflsim.engine.journal import Journal
 from pflsim.engine.plan import Plan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint import read_state
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.trace import read_message, read_server
 from pflsim.types import Axis, EvalRow, Matrix, Tensors, TrainReport
 

@@ -17,13 +17,14 @@ from fsspec.registry import known_implementations
 from stores import Ask, Asked, contents, local_contents, nothing, register
 
 from pflsim.analysis.results import find_runs
-from pflsim.engine.journal import Journal
+from pflsim.config.urls import has_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.checkpoint import newest_checkpoint, write_checkpoint
 from pflsim.run_folder.checkpoint.meta import read_meta
+from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.begin import fetch, new_place, taken_up
 from pflsim.run_folder.remote_copy.remote_copy import Mirror
-from pflsim.run_folder.remote_copy.remote_folder import Place, has_password, is_url, last_part
+from pflsim.run_folder.remote_copy.remote_folder import Place, last_part
 from pflsim.run_folder.summary import RunMeta
 from pflsim.run_folder.tracking.records import read_records
 from pflsim.run_folder.tracking.tracker import Tracker

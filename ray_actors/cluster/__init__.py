@@ -1,0 +1,1 @@
+"""Ray on this machine, and clusters that a run joins."""

@@ -1,0 +1,1 @@
+"""Models exported from a checkpoint, with a script that loads them."""

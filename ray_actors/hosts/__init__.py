@@ -1,0 +1,1 @@
+"""Plain classes that hold clients and the server and work on them, and the executor without Ray."""

@@ -1,0 +1,1 @@
+"""Which client lives on which actor, what each actor requests, and on which node it runs."""

@@ -1,0 +1,165 @@
+"""Actors are killed for real, and the results are equal to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from drills import SIZES, agree, on_ray, outcome
+from support import Records, World, dropout_mlp, world
+from traps import ALWAYS, Endangered, EndangeredServer, set_trap
+
+from lightning_modules.training import Training
+from pflsim.errors import ClientError, RunError, ServerError
+from pflsim.run_folder.journal import LOG
+from pflsim.types import RoundRecord
+from ray_actors.executor.actor_pool import Pool
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Five clients; the first two train in lockstep."""
+    traps = str(tmp_path_factory.mktemp("traps"))
+    return world(
+        partial(Endangered, traps=traps),
+        EndangeredServer(traps=traps),
+        sizes=SIZES,
+        training=Training(lr=0.1, batch_size=4, momentum=0.5),
+        model=dropout_mlp,
+        init="per_client",
+        stacks=((0, 3),),
+    )
+
+
+@pytest.fixture
+def traps(made: World) -> Path:
+    """Where traps are set; empty at first."""
+    folder: Path = made.rule.traps
+    for left in folder.iterdir():
+        left.unlink()
+    return folder
+
+
+class Meddler(Records):
+    """Does something after every round."""
+
+    def __init__(self, meddle: Callable[[int], None] | None = None):
+        super().__init__()
+        self.meddle = meddle or (lambda round_number: None)
+
+    def round(self, record: RoundRecord) -> None:
+        super().round(record)
+        self.meddle(record.round)
+
+
+@pytest.fixture(scope="module")
+def straight(made: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """What comes of it without any trap, in this process."""
+    return outcome(made.inline(), tmp_path_factory.mktemp("straight"))
+
+
+DEATHS = {
+    "in training": ["die_train_2_2"],
+    "before the reply": ["die_reply_1_3"],
+    "in lockstep": ["die_train_3_1"],
+    "in evaluation": ["die_evaluate_4_2"],
+    "on both actors": ["die_train_0_2", "die_train_1_2", "die_train_2_2", "die_train_4_2"],
+    "of the server, sending": ["die_send"],
+    "of the server, fusing": ["die_fuse"],
+    "of the server, having fused": ["die_fused"],
+    "of the server, judging": ["die_global"],
+    "of the server and of a client": ["die_fuse", "die_train_2_1"],
+}
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_death_changes_nothing(
+    name: str, made: World, traps: Path, straight: tuple[Any, ...], pool: Pool, tmp_path: Path
+) -> None:
+    executor = on_ray(made, pool, tmp_path)
+    for trap in DEATHS[name]:
+        set_trap(traps, trap)
+    agree(outcome(executor, tmp_path), straight)
+    assert not [*traps.iterdir()], "a trap was not met"
+    lines = (tmp_path / LOG).read_text().splitlines()
+    assert executor.journal.restarts == len(DEATHS[name]) == len(lines)
+    assert all("died" in line and "process" in line for line in lines)
+
+
+def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: Pool, tmp_path: Path) -> None:
+    """Of client actors and of the server, from outside."""
+    executor = on_ray(made, pool, tmp_path)
+    pids = [ray.get(actor.pid.remote()) for actor in [*executor.crew.actors, executor.server.actor]]
+
+    def meddle(round_number: int) -> None:
+        if round_number == 2:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+
+    agree(outcome(executor, tmp_path, Meddler(meddle)), straight)
+    assert executor.journal.restarts == 3
+
+
+def test_a_host_that_dies_again_and_again_ends_the_run(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+    executor = on_ray(made, pool, tmp_path, "retry(2)")
+    set_trap(traps, "die_train_2_2", ALWAYS)
+    with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.*process .* on node .*kill") as e:
+        outcome(executor, tmp_path)
+    assert e.value.client == 2 and e.value.suspects == (2,)
+    assert executor.journal.restarts == 3
+    (traps / "die_train_2_2").unlink()
+
+
+def test_abort_ends_it_at_once(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+    executor = on_ray(made, pool, tmp_path, "abort")
+    set_trap(traps, "die_train_2_1")
+    with pytest.raises(ClientError, match="on_client_error=drop"):
+        outcome(executor, tmp_path)
+    assert executor.journal.restarts == 1  # so that the actors can be used again
+
+
+def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+    """Whoever kills its actor is left out of that round, and nobody else: as if it had been absent."""
+    executor = on_ray(made, pool, tmp_path, "drop", actors=1)
+    set_trap(traps, "die_reply_2_2", ALWAYS)
+    found = outcome(executor, tmp_path)
+    (traps / "die_reply_2_2").unlink()
+    absent = outcome(made.inline(), tmp_path, absentees=((), (2,), ()))
+    agree(found[:4], absent[:4])
+    assert [faults for _, faults in found[4]] == [{}, {2: "error"}, {}]
+
+
+def test_a_server_that_dies_again_and_again_ends_the_run(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+    executor = on_ray(made, pool, tmp_path, "retry(1)")
+    set_trap(traps, "die_fuse", ALWAYS)
+    with pytest.raises(ServerError, match="server actor .*died during fuse.*tried 2 times"):
+        outcome(executor, tmp_path)
+    (traps / "die_fuse").unlink()
+
+
+def test_an_error_of_the_server_is_told_once(
+    made: World, traps: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor = on_ray(made, pool, tmp_path)
+    set_trap(traps, "raise_fuse")
+    with pytest.raises(ServerError, match="failed in fuse: ValueError: a trap in the fusion"):
+        outcome(executor, tmp_path)
+    told = capsys.readouterr().err
+    assert told.count('raise ValueError("a trap in the fusion")') == 1 and "the server (process" in told
+
+
+def test_an_actor_that_cannot_start_is_an_error(made: World, pool: Pool, tmp_path: Path) -> None:
+    broken = replace(made, recipe=replace(made.recipe, models=(_deadly,)))
+    with pytest.raises(RunError, match="died while it was starting.*tried 2 times"):
+        on_ray(broken, pool, tmp_path, "retry(1)")
+
+
+def _deadly(shape: tuple[int, ...], classes: int) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""Results are equal to the bit inline, one client per actor, packed, with 1, 2 and 4 actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from support import Records, World, dropout_mlp, plan, rounds, same, states, world
+
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.config.settings import Placement
+from pflsim.engine.simulation import Simulation
+from pflsim.run_folder.trace import read_message
+from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.placement.layout import Supply, lay_out
+
+CLIENTS = 4
+PLACEMENTS = {
+    "one actor": Placement(actors=1),
+    "packed": Placement(),
+    "one client per actor": Placement(clients_per_actor=1),
+}
+
+
+def worlds() -> Iterator[World]:
+    training = Training(lr=0.1, batch_size=4, momentum=0.5)
+    yield world(
+        partial(PFedCFR, alpha=100.0, r="body", unit="module"),
+        PFedCFRServer(alpha=100.0, sigma=1e3),
+        training=training,
+        model=dropout_mlp,
+        init="per_client",
+    )
+    yield world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp)
+
+
+def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
+    """Everything a run leaves, without its times."""
+    listener = Records()
+    folder.mkdir()
+    traced = plan(CLIENTS, 3, splits=("test", "val"), received=True, trace_rounds=(2,))
+    Simulation(executor, traced, folder, listener).run()
+    rows = [r.evaluations for r in listener.records]
+    losses = [[(t.client, t.steps, t.losses, t.up_bytes) for t in r.reports] for r in listener.records]
+    traffic = [dict(r.down_bytes) for r in listener.records]
+    return states(executor), rows, losses, traffic
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_equal_to_the_bit(name: str, pool: Pool, tmp_path: Path) -> None:
+    layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
+    for number, w in enumerate(worlds()):
+        executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+        executor.start()
+        inline = outcome(w.inline(), tmp_path / f"inline{number}")
+        remote = outcome(executor, tmp_path / f"ray{number}")
+        assert same(inline[0], remote[0])
+        assert inline[1:] == remote[1:]
+        _same_traces(tmp_path / f"inline{number}", tmp_path / f"ray{number}")
+
+
+def _same_traces(one: Path, other: Path) -> None:
+    names = sorted(p.name for p in (one / "trace" / "round_0002").iterdir())
+    assert names == sorted(p.name for p in (other / "trace" / "round_0002").iterdir())
+    assert len(names) == 2 * CLIENTS + 1
+    for name in names:
+        if not name.startswith("server"):
+            a, b = (read_message(f / "trace" / "round_0002" / name) for f in (one, other))
+            assert a.weights.keys() == b.weights.keys()
+            assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
+
+
+def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
+    """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
+    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))
+    assert len(layout.groups) == 4 and layout.seats[0].gpus == 0.5
+    w = next(worlds())
+    executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+    executor.start()
+    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.crew.actors])
+    assert sorted(ids[0] for ids in shown) == [0, 0, 1, 1] and all(len(ids) == 1 for ids in shown)
+    inline = w.inline()
+    for e in (executor, inline):
+        rounds(e, 2, CLIENTS)
+    assert same(states(executor), states(inline))
+
+
+def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: Pool) -> None:
+    """Devices come from the settings; there is no silent way back to the CPU."""
+    w = next(worlds())
+    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2), Supply(cpus=2, gpus=2))
+    parts = (replace(w.recipe, device="cuda:0"), w.dataset, w.partition, w.rule, w.federation)
+    with pytest.raises(RuntimeError, match="torch sees none"):
+        RayExecutor(*parts, layout, pool).start()

@@ -1,0 +1,176 @@
+"""What actors run on: other code and other versions are noticed, on a cluster before they change a result."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pflsim.config.on_client_error import OnError
+from pflsim.errors import RunError
+from pflsim.run_folder.journal import Journal
+from ray_actors.executor import actor_group as crew
+from ray_actors.executor import fingerprint as origin
+from ray_actors.executor.actor_group import Crew
+from ray_actors.executor.fingerprint import PACKAGES, Origin, code_digest
+from ray_actors.hosts.failure_policy import Referee
+from ray_actors.placement.actor_spec import Seat
+from ray_actors.placement.layout import Layout
+
+MINE = Origin(1, "10.0.0.1", "abc", "Python 3.12, torch 2.14", "x86_64 AVX2")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({}, ""),
+        ({"pid": 2, "address": "10.0.0.2"}, ""),
+        ({"processor": "x86_64 AVX512"}, ""),  # of that there is a warning
+        ({"code": "abd"}, "another version of this project there than here"),
+        ({"versions": "Python 3.12, torch 2.13"}, "Python 3.12, torch 2.13 there, Python 3.12, torch 2.14 here"),
+        ({"versions": "Python 3.11", "code": "abd"}, "Python 3.11 there, Python 3.12, torch 2.14 here"),
+    ],
+)
+def test_what_differs(other: dict[str, Any], said: str) -> None:
+    assert MINE._replace(**other).differs(MINE) == said
+
+
+def test_an_origin_in_words() -> None:
+    assert str(MINE) == "process 1 on node 10.0.0.1"
+
+
+# The digest of the source ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Copies of the packages, which count as installed."""
+
+    def found(name: str) -> Any:
+        return SimpleNamespace(origin=str(tmp_path / "here" / name / "__init__.py"))
+
+    for name in PACKAGES:
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None
+        ignored = shutil.ignore_patterns("__pycache__", "templates")
+        shutil.copytree(Path(spec.origin).parent, tmp_path / "here" / name, ignore=ignored)
+    monkeypatch.setattr(origin, "find_spec", found)
+    code_digest.cache_clear()
+    yield tmp_path / "here"
+    code_digest.cache_clear()
+
+
+def digest() -> str:
+    code_digest.cache_clear()
+    return code_digest()
+
+
+def test_a_copy_has_the_same_digest(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it lies, and whatever else lies there."""
+    of_copy = digest()
+    (copies / "pflsim" / "notes.txt").write_text("no source")
+    (copies / "another.py").write_text("x = 1\n")
+    (copies / "pflsim" / "__pycache__").mkdir()
+    assert digest() == of_copy
+    monkeypatch.undo()
+    assert digest() == of_copy
+
+
+def more_in(file: Path) -> None:
+    file.write_text(file.read_text() + "# more\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "content": lambda here: more_in(here / "pflsim" / "fusion" / "means.py"),
+    "a line of a method": lambda here: (here / "lightning_modules" / "methods" / "ditto.py").write_text(""),
+    "a new file": lambda here: (here / "ray_actors" / "more.py").write_text(""),
+    "a file that is gone": lambda here: (here / "ray_actors" / "parcel.py").unlink(),
+    "a name": lambda here: (here / "pflsim" / "plan.py").rename(here / "pflsim" / "plans.py"),
+    "a folder": lambda here: (here / "pflsim" / "plan.py").rename(here / "pflsim" / "data" / "plan.py"),
+    "a package": lambda here: (here / "pflsim" / "plan.py").rename(here / "ray_actors" / "plan.py"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_of_the_source_is_another_digest(change: str, copies: Path) -> None:
+    before = digest()
+    CHANGES[change](copies)
+    assert digest() != before
+
+
+# Actors that come up --------------------------------------------------------------------------------------------------
+
+
+class FakePool:
+    """Gives names for actors."""
+
+    def hosts(self, seats: Any) -> list[str]:
+        return [f"actor {number}" for number, _ in enumerate(seats)]
+
+    def trim(self, seats: Any) -> None: ...
+
+
+def met(monkeypatch: pytest.MonkeyPatch, origins: list[Origin], cluster: bool = True) -> tuple[Crew, StringIO]:
+    """A crew whose actors say that this is where they are."""
+    told = StringIO()
+    referee = Referee(OnError("abort"), "abort", Journal(stream=told))
+    seats = tuple(Seat(1.0, 0.0, found.address if cluster else "") for found in origins)
+    layout = Layout(tuple((client,) for client, _ in enumerate(origins)), seats)
+    pool: Any = FakePool()
+    monkeypatch.setattr(crew, "origin", lambda: MINE)
+    monkeypatch.setattr(crew, "ray", SimpleNamespace(get=lambda ref: ref, put=lambda x: x))
+    made = Crew(pool, layout, (None, None, None), referee)
+    monkeypatch.setattr(made, "_wait_for", lambda number: None)
+    monkeypatch.setattr(made, "_settle", lambda number: origins[number])
+    made.settle()
+    return made, told
+
+
+def test_actors_that_are_alike_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, told = met(monkeypatch, [MINE, MINE._replace(pid=2), MINE._replace(pid=3, address="10.0.0.2")])
+    made.wait()
+    assert told.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"versions": "Python 3.12, torch 2.13"}, "torch 2.13 there, Python 3.12, torch 2.14 here"),
+        ({"code": "abd"}, "another version of this project"),
+    ],
+)
+def test_other_code_or_versions_are_refused_on_a_cluster(
+    other: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one machine all have what this process has, also where a file has been saved since it began."""
+    theirs = MINE._replace(pid=7, address="10.0.0.2", **other)
+    words = f"client actor 1, process 7 on node 10.0.0.2, .*driver on 10.0.0.1: .*{said}.*install the same on every"
+    with pytest.raises(RunError, match=words):
+        met(monkeypatch, [MINE, theirs])[0].wait()
+    made, told = met(monkeypatch, [MINE, theirs], cluster=False)
+    made.wait()
+    assert told.getvalue() == ""
+
+
+def test_another_processor_is_told_of_once_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = MINE._replace(processor="x86_64 AVX512")
+    there = [wide._replace(pid=pid, address=f"10.0.0.{2 + pid % 2}") for pid in range(4)]
+    made, told = met(monkeypatch, [MINE, *there])
+    made.wait()
+    lines = told.getvalue().splitlines()
+    assert len(lines) == 2 and all("x86_64 AVX512, the driver's with x86_64 AVX2" in line for line in lines)
+    assert ["10.0.0.2" in lines[0], "10.0.0.3" in lines[1]] == [True, True]
+
+
+def test_nor_again_when_the_clients_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = MINE._replace(processor="x86_64 AVX512", address="10.0.0.2")
+    made, told = met(monkeypatch, [MINE, wide])
+    made.wait()
+    made.move(Layout(((0, 1), (2,)), (Seat(1.0, 0.0, "10.0.0.1"), Seat(1.0, 0.0, "10.0.0.2"))))
+    assert len(told.getvalue().splitlines()) == 1

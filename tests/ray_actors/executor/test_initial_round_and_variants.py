@@ -1,0 +1,161 @@
+"""What some methods need of the frame: a reply before round 1, everyone in one round, models of several kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Records, rounds, same, states
+
+from lightning_modules.base import ClientModule
+from lightning_modules.methods.local import Local
+from lightning_modules.prototypes import class_means
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.data.federated import Shard
+from pflsim.engine.simulation import Simulation
+from pflsim.errors import SettingsError
+from pflsim.messages import Message, Uplink
+from pflsim.params import NOTHING
+from pflsim.servers.base import Federation, ServerRule
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.placement.layout import Layout
+from ray_actors.prepare import Job, prepare
+
+
+class Means(ClientModule):
+    """Sends class means of its features, so that models may differ behind them."""
+
+    shared = NOTHING
+    compares_features = True
+
+    def reply(self, shard: Shard) -> Uplink:
+        found = class_means(self.net.body, shard.train, shard.num_classes)
+        return Uplink(prototypes=found, client=shard.client, num_examples=shard.num_examples)
+
+
+class Counting(ServerRule[tuple[int, ...]]):
+    """Counts uplinks per fusion; opens, and calls everyone in round 2."""
+
+    opening = True
+
+    def everyone(self, round_number: int, rounds: int) -> bool:
+        assert rounds == 3
+        return round_number == 2
+
+    def init(self, federation: Federation) -> tuple[int, ...]:
+        return ()
+
+    def downlink(self, state: tuple[int, ...], client: int) -> Message:
+        return Message()
+
+    def fuse(self, state: tuple[int, ...], uplinks: Sequence[Uplink]) -> tuple[int, ...]:
+        assert all(up.prototypes is not None for up in uplinks)
+        return (*state, len(uplinks))
+
+
+SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "method=fedavg", "lockstep=false"]
+TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
+
+
+def job(*overrides: str) -> Job:
+    with composing([CONFIGS]):
+        settings = plain(composed([*SMALL, *overrides], [CONFIGS]))
+    return prepare(settings)
+
+
+def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job of the client above with the counting rule."""
+    monkeypatch.setattr("ray_actors.prepare.bind_method", lambda *a, **k: (client, Counting))
+    return job(*overrides)
+
+
+def inline(made: Job) -> InlineExecutor:
+    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor.start()
+    return executor
+
+
+def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
+    executor, heard = inline(made), Records()
+    before = states(executor)
+    executor.open(range(6))
+    assert same(before, states(executor)), "the opening changes no client"
+    Simulation(executor, made.plan, tmp_path, heard).run()
+    assert executor.server.state == (6, 3, 6, 3)
+    assert [r.round for r in heard.records] == [0, 1, 2, 3]
+    opening = heard.records[0]
+    assert all(r.steps == 0 and r.up_bytes > 0 for r in opening.reports) and len(opening.reports) == 6
+    assert len(list((tmp_path / "trace" / "round_0000").glob("up_*"))) == 6
+
+
+def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: Pool, tmp_path: Path) -> None:
+    """In every phase that says how many are due, as many are; the actors get Local, as below."""
+    made = of(Means, monkeypatch=monkeypatch)
+    parts = made.dataset, made.partition, _local_rule(), made.federation
+    spread = RayExecutor(_as_local(made), *parts, Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
+    spread.start()
+    for number, executor in enumerate((inline(made), spread)):
+        listener = Records()
+        Simulation(executor, made.plan, tmp_path / str(number), listener).run()
+        counted: list[list[Any]] = []
+        for said in listener.phases:
+            if isinstance(said, int):
+                counted[-1][2] += said
+            else:
+                counted.append([said[1], said[2], 0])
+        assert ["opening", 6, 6] in counted
+        assert [found for found in counted if found[0] == "train"] == [["train", n, n] for n in (3, 6, 3)]
+        assert all(due == done for name, due, done in counted if name != "evaluate")
+        assert sum(name == "evaluate" and due == done == 6 for name, due, done in counted) == 3
+
+
+def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+    made = of(Means, TWO, monkeypatch=monkeypatch)
+    alone = inline(made)
+    layout = Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0)
+    # A class of this test file cannot travel to a worker by name: the actors get Local, of the same shapes.
+    spread = RayExecutor(_as_local(made), made.dataset, made.partition, _local_rule(), made.federation, layout, pool)
+    spread.start()
+    for executor in (alone, spread):
+        rounds(executor, 2, 6)
+    found = states(alone)
+    assert [("net.body.fc2.weight" in found[c]) for c in range(6)] == [True, False] * 3
+    assert same(found, states(spread))
+
+
+def _as_local(made: Job) -> Any:
+    from dataclasses import replace
+
+    return replace(made.recipe, client=Local)
+
+
+def _local_rule() -> ServerRule[Any]:
+    from pflsim.servers.local import Local as Rule
+
+    return Rule()
+
+
+def test_what_variants_may_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match=r"fedavg fuses weights.*client 1"):
+        job(TWO)
+    with pytest.raises(
+        SettingsError, match=r"one architecture: .*stride=\(2, 2\).* at client 0, but .*\(1, 1\).* at client 1"
+    ):
+        job("model=pfedpm_cnn", "model.padding=2", "model.variants=[{strides:[2,1]},{strides:[1,2]}]")
+    with pytest.raises(
+        SettingsError, match=r"fedavg fuses weights.*has shape \(5, 64\) at client 0, but \(7, 64\) at client 1"
+    ):
+        job("model.variants=[{hidden:[5]},{hidden:[7,5]}]")
+    with pytest.raises(SettingsError, match=r"fedfcd compares features.*\(5,\), client 1 has \(6,\)"):
+        job("method=fedfcd", "model.variants=[{hidden:[5]},{hidden:[6]}]")
+    with pytest.raises(SettingsError, match=r"compares features.*client 0 has \(5,\), client 1 has \(6,\)"):
+        of(Means, "model.variants=[{hidden:[7,5]},{hidden:[6]}]", monkeypatch=monkeypatch)
+    with pytest.raises(SettingsError, match=r"model\.hiden"):
+        job("model.variants=[{hiden:[7]}]")
+    with pytest.raises(SettingsError, match=r"model\.variants has 3 models for clients=2"):
+        job("clients=2", "method=fedproto", "model.variants=[{hidden:[7]},{hidden:[7]},{hidden:[7]}]")

@@ -1,0 +1,269 @@
+"""What is lost with a node, and how that is found out; a whole run that loses one, on a real Ray that has one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from displaced import PLAN, alike, bare
+from drills import SIZES as FIVE
+from drills import on_ray
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectLostError,
+    OwnerDiedError,
+    RayTaskError,
+)
+from support import Records, World, dropout_mlp, states, world
+
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.config.settings import Placement
+from pflsim.engine.execution import Displaced
+from pflsim.engine.simulation import Simulation
+from pflsim.run_folder.journal import Journal
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from ray_actors.executor import actor_group as crew
+from ray_actors.executor import deaths
+from ray_actors.executor import ray_executor as remote
+from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.deaths import check_lost, verdict
+from ray_actors.placement.actor_spec import Seat
+from ray_actors.placement.layout import Layout, Supply, lay_out
+
+LOST = ObjectLostError("ab" * 28, None, "")
+AWAY = ActorUnavailableError("out of reach", b"0" * 16)
+
+
+@pytest.mark.parametrize("error", [LOST, OwnerDiedError("ab" * 28, None, "")])
+def test_a_lost_object_is_known_for_one(error: Exception) -> None:
+    """Also where a call was given it."""
+    for met in (error, RayTaskError("train", "a traceback", error)):
+        with pytest.raises(Displaced, match="a node that left the cluster"):
+            check_lost(met)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), AWAY, ActorDiedError(), GetTimeoutError("late")])
+def test_other_errors_are_not_a_loss(error: Exception) -> None:
+    check_lost(error)
+    check_lost(RayTaskError("train", "a traceback", error))
+
+
+# An actor that cannot be reached --------------------------------------------------------------------------------------
+
+
+class Fake:
+    """An actor that answers with these, one after the other; the last one stays."""
+
+    def __init__(self, *answers: Any):
+        self.answers, self.asked = list(answers), 0
+        self.pid = SimpleNamespace(remote=lambda: self)
+
+    def answer(self) -> Any:
+        self.asked += 1
+        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that goes on while somebody waits, and nobody does."""
+    made = SimpleNamespace(now=0.0, monotonic=lambda: made.now)
+
+    def sleep(seconds: float) -> None:
+        made.now += seconds
+
+    def get(actor: Fake, timeout: float) -> Any:
+        try:
+            return actor.answer()
+        except GetTimeoutError:
+            made.now += timeout
+            raise
+
+    made.sleep = sleep
+    monkeypatch.setattr(deaths, "time", made)
+    monkeypatch.setattr(deaths, "ray", SimpleNamespace(get=get))
+    return made
+
+
+DEAD, LATE = ActorDiedError(), GetTimeoutError("at work")
+
+
+@pytest.mark.parametrize(
+    ("answers", "alive", "asked"),
+    [
+        ([7], True, 1),
+        ([AWAY, AWAY, 7], True, 3),
+        ([LATE], True, 1),  # it is at work
+        ([AWAY, AWAY, LATE], True, 3),
+        ([DEAD], False, 1),
+        ([AWAY, AWAY, DEAD], False, 3),
+    ],
+)
+def test_whether_it_is_alive_is_waited_for(answers: list[Any], alive: bool, asked: int, clock: SimpleNamespace) -> None:
+    actor = Fake(*answers)
+    assert verdict(actor, AWAY) == alive and actor.asked == asked
+
+
+def test_but_not_for_ever(clock: SimpleNamespace) -> None:
+    assert not verdict(Fake(AWAY), AWAY)
+    assert deaths.VERDICT_S <= clock.now < deaths.VERDICT_S + 5
+
+
+def test_one_that_is_dead_is_not_asked(clock: SimpleNamespace) -> None:
+    actor = Fake(7)
+    assert not verdict(actor, DEAD) and actor.asked == 0
+
+
+# States that count as lost --------------------------------------------------------------------------------------------
+
+
+def small() -> World:
+    """Four of the five clients train."""
+    made = world(
+        partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), sizes=FIVE,
+        training=Training(lr=0.1, batch_size=4, momentum=0.5), model=dropout_mlp, init="per_client",
+    )  # fmt: skip
+    return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
+
+
+def one_round(executor: Any) -> None:
+    executor.fuse(executor.train(1, executor.send((0, 1, 2, 3))))
+    executor.confirm()
+
+
+class Found:
+    """What Ray says of where objects are."""
+
+    def __init__(self, node: str, size: int, away: int):
+        self.node, self.size, self.away = node, size, away
+
+    def __call__(self, refs: Any) -> dict[Any, dict[str, Any]]:
+        """The first so many are on a node that is gone."""
+        return {
+            ref: {"node_ids": ["gone"] if number < self.away else [self.node], "object_size": self.size}
+            for number, ref in enumerate(refs)
+        }
+
+
+@pytest.mark.parametrize(
+    ("size", "away", "left"),
+    [(10**6, 0, True), (10**6, 1, False), (10**6, 9, False), (100, 9, True), (remote.SMALL, 9, True)],
+)
+def test_states_are_left_where_a_copy_is_or_they_are_small(
+    size: int, away: int, left: bool, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones are in the driver's process. What is lost is as at the beginning, on hosts and on the server."""
+    made = small()
+    executor = on_ray(made, pool, tmp_path)
+    one_round(executor)
+    after = states(executor), executor.server_state()
+    (node,) = remote.alive_ids()
+    monkeypatch.setattr(remote, "get_object_locations", Found(node, size, away))
+    assert executor.recover() == left
+    if left:
+        assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+        return
+    assert executor.states == {} and executor.server.state is None
+    fresh = made.inline()
+    assert alike(states(executor), states(fresh)) and alike(executor.server_state(), fresh.server_state())
+    one_round(executor)
+    assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+
+
+@pytest.mark.parametrize("error", [LOST, GetTimeoutError("too long")])
+def test_small_ones_that_cannot_be_had_are_lost(
+    error: Exception, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = on_ray(small(), pool, tmp_path)
+    one_round(executor)
+    monkeypatch.setattr(remote, "get_object_locations", lambda refs: {})
+
+    def get(ref: Any, timeout: float) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "ray", SimpleNamespace(get=get))
+        assert not executor._are_there()
+    assert executor._are_there()
+
+
+def test_at_the_beginning_there_is_nothing_to_lose(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = on_ray(small(), pool, tmp_path)
+    monkeypatch.setattr(remote, "alive_ids", lambda: frozenset())
+    assert executor.recover()
+
+
+# A whole run ----------------------------------------------------------------------------------------------------------
+
+
+class FakeGround:
+    """Lays out on one actor less, on a machine of one's own, when a node is gone."""
+
+    def __init__(self, left: Layout):
+        self.left, self.asked = left, 0
+
+    def grown(self, layout: Layout) -> None: ...
+
+    def lay_out(self) -> Layout:
+        self.asked += 1
+        return self.left
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["states lost", "states left"])
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_node_that_dies_in_the_middle_changes_no_bit(
+    every: int, lost: bool, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the two actors counts as on a node that is gone when round 4 begins to train."""
+    made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
+    outcomes, told = [], StringIO()
+    (node,) = remote.alive_ids()
+
+    class Dying(Records):
+        def phase(self, round_number: int, name: str, due: int = 0) -> None:
+            super().phase(round_number, name, due)
+            if (round_number, name) == (4, "train") and isinstance(executor, remote.RayExecutor) and not ground.asked:
+                executor.crew._nodes = {node, "gone"}
+                monkeypatch.setattr(crew, "LOOK_S", 0.0)
+                monkeypatch.setattr(crew, "addresses", lambda ids: ["10.0.0.9"])
+                monkeypatch.setattr(remote, "get_object_locations", Found(node, 10**6, 1 if lost else 0))
+
+    ground = FakeGround(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
+    for name in ("inline", "ray"):
+        (tmp_path / name).mkdir()
+        executor: Any = made.inline() if name == "inline" else on_ray(made, pool, tmp_path / name)
+        if name == "ray":
+            executor._ground = ground
+            executor.journal = executor.referee.journal = Journal(stream=told)
+        listener = Dying()
+        Simulation(executor, drawn, tmp_path / name, listener, executor.journal).run()
+        records = [bare(record) for record in listener.records]
+        outcomes.append((states(executor), executor.server_state(), records, listener.joined))
+        again = [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
+        assert again == ([] if name == "inline" or not lost else [1, 2, 3] if every == 0 else [3])
+    one, other = outcomes
+    assert alike(one[0], other[0]) and alike(one[1], other[1]) and one[2:] == other[2:]
+    assert ground.asked == 1 and executor.layout is ground.left
+    assert "1 of 2 nodes with client actors left the cluster: 10.0.0.9" in told.getvalue()
+
+
+def test_whereabouts_count_the_actors(pool: Pool) -> None:
+    from ray_actors.placement.nodes import alive_nodes, whereabouts
+
+    (node,) = alive_nodes()
+    assert node.here
+    seats = [Seat(1.0, 0.0), Seat(1.0, 0.0, node.id), Seat(1.0, 0.0, "0" * 56)]
+    said = f"client actors: 2 on {node.address}, 1 on a node that has left; driver and server on {node.address}"
+    assert whereabouts(seats) == said
+    assert ray.is_initialized()

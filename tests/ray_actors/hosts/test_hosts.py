@@ -1,0 +1,424 @@
+"""A host of clients as a plain object: nothing passes from one client to another, and judging changes nothing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support import World, dataset, partition, same, world
+from torch import Tensor, nn
+
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.methods.fedavg import FedAvg as FedAvgClient
+from lightning_modules.methods.fedprox import FedProx
+from lightning_modules.nets.net import Net
+from lightning_modules.training import Training
+from pflsim.data.federated import Shard, shard
+from pflsim.engine.execution import Judge
+from pflsim.errors import ClientError
+from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.params import BODY, HEAD, snapshot
+from pflsim.servers.fedavg import FedAvg
+from pflsim.types import Tensors
+from ray_actors.hosts.client_host import ClientHost
+from ray_actors.hosts.server_host import ServerHost, identity
+
+ALL = (0, 1, 2, 3)
+PERSONAL = Judge("personal", "trained", ALL, ("test", "val"))
+RECEIVED = Judge("personal", "received", ALL, ("test",))
+GLOBAL = Judge("global", "received", ALL, ("test",))
+
+
+class Split(FedAvgClient):
+    """Shares its body only."""
+
+    shared = BODY
+
+
+def normed(input_shape: tuple[int, ...], classes: int) -> Net:
+    """Batch normalisation right on the pixels, and after dropout."""
+    body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 4), nn.Dropout(0.2), nn.BatchNorm1d(4))
+    return Net(body, nn.Linear(4, classes), (4,), classes)
+
+
+MEAN, VAR, COUNTER = (f"net.body.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked"))
+
+
+def make(client: Any = FedAvgClient, **settings: Any) -> World:
+    training = Training(lr=0.1, batch_size=5)  # no last batch of one, which batch normalisation refuses
+    return world(client, FedAvg(), **{"model": normed, "seed": 3, "training": training, **settings})
+
+
+def host(made: World, clients: Sequence[int] = ALL) -> ClientHost:
+    return ClientHost(made.recipe, made.dataset, made.partition, clients)
+
+
+def train(on: ClientHost, made: World, clients: Sequence[int], rounds: int = 2, **weights: Tensor) -> list[Uplink]:
+    """Rounds in which everyone is sent the initial values; the last round's uplinks."""
+    down = Message(weights={**made.federation.initial, **weights})
+    ups: list[Uplink] = []
+    for t in range(1, rounds + 1):
+        ups, _ = on.train(t, clients, [0] * len(clients), down)
+    return ups
+
+
+def copy(states: dict[int, Tensors]) -> dict[int, dict[str, Tensor]]:
+    return {client: snapshot(state) for client, state in states.items()}
+
+
+def test_clients_on_one_host_are_clients_on_hosts_of_their_own() -> None:
+    """In any company and any order, to the bit; also with dropout."""
+    made = make(partial(FedProx, mu=0.1), init="per_client")
+    together = host(made)
+    ups = {up.client: up for up in train(together, made, [3, 0, 2, 1])}
+    for client in ALL:
+        alone = host(made, [client])
+        (up,) = train(alone, made, [client])
+        assert same({0: dict(up.weights)}, {0: dict(ups[client].weights)})
+        assert same(copy(alone.private_states()), {client: snapshot(together.private_states()[client])})
+
+
+def test_a_host_trains_those_it_is_told_to() -> None:
+    made = make()
+    home = host(made)
+    before = copy(home.private_states())
+    train(home, made, [1, 2])
+    after = copy(home.private_states())
+    assert same({c: before[c] for c in (0, 3)}, {c: after[c] for c in (0, 3)})
+    assert not any(torch.equal(before[c]["net.head.weight"], after[c]["net.head.weight"]) for c in (1, 2))
+    assert home.ready() == list(ALL)
+
+
+def test_states_and_uplinks_are_nobody_elses_memory() -> None:
+    home = host(made := make())
+    ups = train(home, made, ALL)
+    tensors = [t for state in home.private_states().values() for t in state.values()]
+    tensors += [t for up in ups for t in up.weights.values()] + list(made.federation.initial.values())
+    tensors += list(home.module.state_dict().values())
+    assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+
+
+class Secretive(FedProx):
+    """Holds an anchor only where it is sent something, and pulls towards whatever is held."""
+
+    def receive(self, downlink: Message) -> None:
+        if downlink.weights:
+            super().receive(downlink)
+
+    def objective(self, batch: Batch) -> Terms:
+        held = list(self.received.pairs(self))
+        return super().objective(batch) if held else ClientModule.objective(self, batch)
+
+
+def test_an_anchor_does_not_reach_the_next_client() -> None:
+    made = make(partial(Secretive, mu=5.0))
+    together, alone = host(made), host(made)
+    far = Message(weights={key: value + 1 for key, value in made.federation.initial.items()})
+    together.train(1, [0, 1], [0, 1], far, Message())
+    alone.train(1, [1], [0], Message())
+    assert same({1: snapshot(together.private_states()[1])}, {1: snapshot(alone.private_states()[1])})
+
+
+class Attentive(FedAvgClient):
+    """Puts its class counts into the head's bias when it receives; doubles all before it is judged."""
+
+    def adopt(self, shard: Shard) -> None:
+        self.net.head.bias.data.copy_(torch.bincount(shard.train.y, minlength=3))
+
+    def adapt(self, shard: Shard) -> None:
+        assert len(shard.train) and self.net.head.bias.requires_grad
+        for parameter in self.parameters():
+            parameter.data.mul_(2)
+
+
+def test_what_was_received_meets_the_data_and_a_copy_is_adapted() -> None:
+    made = make(Attentive, training=Training(lr=0.0, batch_size=5))
+    home = host(made)
+    train(home, made, ALL, rounds=1)
+    before = copy(home.private_states())
+    for client in ALL:
+        counts = torch.bincount(torch.from_numpy(made.dataset.y[made.partition.train[client]]), minlength=3)
+        assert torch.equal(before[client]["net.head.bias"], counts.float())
+    plain, doubled = host(make(training=Training(lr=0.0, batch_size=5))), [snapshot(s) for s in before.values()]
+    for client, state in enumerate(doubled):
+        plain.states[client] = {k: v * 2 if k in dict(home.module.named_parameters()) else v for k, v in state.items()}
+    assert home.evaluate(PERSONAL, ALL, ()) == plain.evaluate(PERSONAL, ALL, ())
+    assert same(before, copy(home.private_states()))
+
+
+def evaluate_all(home: ClientHost, made: World) -> list[Any]:
+    down = Message(weights=made.federation.initial)
+    return [
+        home.evaluate(PERSONAL, ALL, ()),
+        home.evaluate(RECEIVED, ALL, [0] * 4, down),
+        home.evaluate(GLOBAL, ALL, [0] * 4, down),
+    ]
+
+
+@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
+def test_evaluation_changes_nothing(buffers: Any) -> None:
+    """Neither states nor messages nor generators nor what training does next; and it repeats itself."""
+    made = make(training=Training(lr=0.1, batch_size=5, buffers=buffers))
+    judged, other = host(made), host(made)
+    for home in (judged, other):
+        train(home, made, ALL)
+    before, sent, drawn = copy(judged.private_states()), snapshot(made.federation.initial), torch.get_rng_state()
+    threads = torch.get_num_threads()
+    first = evaluate_all(judged, made)
+    torch.rand(5)  # recalibration runs through dropout, which may not hang on this
+    assert first == evaluate_all(judged, made)
+    assert same(before, copy(judged.private_states()))
+    assert same({0: sent}, {0: dict(made.federation.initial)})
+    torch.set_rng_state(drawn)
+    evaluate_all(judged, made)
+    assert torch.equal(torch.get_rng_state(), drawn) and torch.get_num_threads() == threads
+    for home in (judged, other):
+        home.train(3, ALL, [0] * 4, Message(weights=made.federation.initial))
+    assert same(copy(judged.private_states()), copy(other.private_states()))
+
+
+def test_rows_are_counts_of_the_judged_model() -> None:
+    """Against a forward pass by hand; evaluation batches do not matter, an empty split is a row of zeros."""
+    made = make(eval_batch_size=2)
+    home = host(made)
+    train(home, made, ALL)
+    rows = home.evaluate(PERSONAL, (2,), ())
+    module = made.recipe.build()
+    module.load_state_dict(dict(home.private_states()[2]))
+    x, y = shard(made.dataset, made.partition, 2).test.batch(slice(None))
+    with torch.no_grad():
+        scores = module.eval().predict(x)
+    assert [(row.split, row.total) for row in rows] == [("test", 5), ("val", 2)]
+    assert rows[0].correct == int((scores.argmax(1) == y).sum())
+    assert rows[0].loss == pytest.approx(float(-scores.log_softmax(1)[torch.arange(5), y].sum()), rel=1e-5)
+    rows_of = partition(made.dataset, (4,) * 4)
+    empty = ClientHost(
+        made.recipe, made.dataset, type(rows_of)(rows_of.train, (rows_of.val[0][:0],) * 4, rows_of.test), ALL
+    )
+    row = empty.evaluate(Judge("personal", "trained", ALL, ("val",)), (0,), ())[0]
+    assert (row.correct, row.total, row.loss) == (0, 0, 0.0)
+
+
+class Twofold(FedAvgClient):
+    """Judged by another model than the one that the server has."""
+
+    def __init__(self, net: Net, training: Training):
+        super().__init__(net, training)
+        self.other = deepcopy(net)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return self.other(inputs)
+
+    def predict_global(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+
+def test_the_global_model_may_be_another_than_the_judged_one() -> None:
+    """And only the net, which is what was received, is recalibrated."""
+    made = make(Twofold, training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
+    plain = make(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
+    down = Message(weights={k: v + 0.1 for k, v in made.federation.initial.items()})
+    home, other = host(made), host(plain)
+    assert home.evaluate(GLOBAL, (1,), [0], down) == other.evaluate(GLOBAL, (1,), [0], down)
+    state = home.module.state_dict()
+    assert state["other." + MEAN.removeprefix("net.")].abs().max() == 0 < state[MEAN].abs().max()
+    judge = Judge("personal", "trained", ALL, ("test",))
+    assert home.evaluate(judge, (1,), ()) == other.evaluate(judge, (1,), ())
+
+
+class Dated(FedAvgClient):
+    """Judged by a model that depends on the round."""
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        return super().predict(inputs) * self.round_number
+
+
+def test_the_round_of_an_evaluation_is_not_the_last_one_trained() -> None:
+    """A host whose clients sat a round out judges as one whose clients did not."""
+    made = make(Dated)
+    judge = Judge("personal", "trained", (0,), ("test",), 7)
+    idle, busy = host(made), host(made)
+    busy.train(7, [1], [0], Message(weights=made.federation.initial))
+    assert idle.evaluate(judge, (0,), ()) == busy.evaluate(judge, (0,), ())
+    assert idle.evaluate(judge, (0,), ())[0].loss != idle.evaluate(PERSONAL, (0,), ())[0].loss
+
+
+# Running statistics
+
+
+def buffers_after(setting: Any) -> tuple[World, Uplink, Tensors]:
+    """One round of a client that is sent strange statistics."""
+    made = make(training=Training(lr=0.1, batch_size=6, buffers=setting))
+    home = host(made)
+    sent = {MEAN: torch.full((16,), 10.0)} if setting == "aggregate" else {}
+    (up,) = train(home, made, [2], 1, **sent)
+    return made, up, home.private_states()[2]
+
+
+def test_statistics_that_are_aggregated_travel_both_ways() -> None:
+    made, up, state = buffers_after("aggregate")
+    assert {MEAN, VAR} <= set(up.weights) and COUNTER not in up.weights
+    assert up.weights[MEAN].min() > 10 * 0.9**4 - 1e-4  # four batches of momentum 0.1 away from what was sent
+    assert torch.equal(up.weights[MEAN], state[MEAN]) and state[COUNTER] == 4
+
+
+@pytest.mark.parametrize("setting", ["local", "recalibrate"])
+def test_statistics_that_are_not_aggregated_do_not_travel(setting: Any) -> None:
+    made, up, state = buffers_after(setting)
+    assert not {MEAN, VAR, COUNTER} & (set(up.weights) | set(made.federation.initial))
+    x, _ = shard(made.dataset, made.partition, 2).train.batch(slice(None))
+    distance = float((state[MEAN] - x.flatten(1).mean(0)).norm() / x.flatten(1).mean(0).norm())
+    # local: the data's mean is approached from 0 by momentum; recalibrated: it starts from there
+    assert distance < 0.05 if setting == "recalibrate" else 0.9**4 * 0.8 < distance < 0.9**4 * 1.2
+
+
+def test_recalibration_measures_with_the_received_weights() -> None:
+    """The global model is judged with statistics of the client's own training data."""
+    made = make(training=Training(buffers="recalibrate"))
+    home = host(made)
+    home.evaluate(GLOBAL, (1,), [0], Message(weights=made.federation.initial))
+    x, _ = shard(made.dataset, made.partition, 1).train.batch(slice(None))
+    torch.testing.assert_close(home.module.state_dict()[MEAN], x.flatten(1).mean(0))
+
+
+# Initial values
+
+
+def test_everyone_starts_the_same_by_default() -> None:
+    states = host(make()).private_states()
+    assert all(same({0: dict(states[0])}, {0: dict(states[c])}) for c in ALL)
+
+
+@pytest.mark.parametrize("client", [Split, FedAvgClient])
+def test_what_is_shared_starts_equal_and_the_rest_per_client(client: Any) -> None:
+    made = make(client, init="per_client")
+    states, common = host(made).private_states(), made.federation.initial
+    own = [key for key in HEAD.parameters(made.recipe.build()) if key not in common]
+    assert len(own) == (2 if client is Split else 0)
+    for c in ALL:
+        assert all(torch.equal(states[c][key], common[key]) for key in common)
+        assert all(not torch.equal(states[c][key], states[d][key]) for d in ALL if d != c for key in own)
+    moved = host(made, [3]).private_states()
+    assert same({3: dict(moved[3])}, {3: dict(states[3])})  # whoever else lives there
+
+
+# Failures
+
+
+class Failing(FedAvgClient):
+    """Fails in round 2."""
+
+    def objective(self, batch: Batch) -> Terms:
+        if self.round_number == 2:
+            raise ZeroDivisionError("no luck")
+        return super().objective(batch)
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        if not self.training and self.round_number == 9:
+            raise KeyError("nor here")
+        return super().predict(inputs)
+
+
+def test_an_error_says_whose_it_was() -> None:
+    made = make(Failing)
+    home = host(made)
+    train(home, made, ALL, 1)
+    before, drawn, threads = copy(home.private_states()), torch.get_rng_state(), torch.get_num_threads()
+    with pytest.raises(ClientError) as caught:
+        home.train(2, [3], [0], Message(weights=made.federation.initial))
+    error = caught.value
+    assert str(error) == "client 3 failed in round 2 (local training): ZeroDivisionError: no luck"
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is ClientError and str(again) == str(error)
+    assert (again.client, again.round_number, again.phase) == (3, 2, "local training")
+    with pytest.raises(ClientError, match=r"client 1 failed in round 9 \(evaluation\): KeyError"):
+        home.evaluate(Judge("personal", "trained", ALL, ("test",), 9), (1,), ())
+    assert same(before, copy(home.private_states()))  # and the host goes on
+    assert torch.equal(drawn, torch.get_rng_state()) and threads == torch.get_num_threads()
+    home.train(3, [3], [0], Message(weights=made.federation.initial))
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="torch sees none"):
+        host(make(device="cuda:0"))
+
+
+def test_messages_arrive_where_the_module_is() -> None:
+    """Shown with the meta device: what a method holds of a message must be on its module's device."""
+    message = Uplink(
+        {"w": torch.ones(2)}, Prototypes(torch.ones(1, 2), torch.ones(1)), {"e": torch.ones(1)}, {"n": 1.0}, 4
+    )
+    moved = message.to(torch.device("meta"))
+    assert isinstance(moved, Uplink) and moved.client == 4 and moved.numbers == {"n": 1.0} and moved.prototypes
+    tensors = [moved.weights["w"], moved.prototypes.means, moved.prototypes.counts, moved.extra["e"]]
+    assert all(tensor.device.type == "meta" for tensor in tensors)
+    assert message.to(torch.device("cpu")) is message
+
+
+# The server's home
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    made = make()
+    ups = train(host(made), made, ALL)
+    results = []
+    for parts in ([ups], [ups[::-1]], [ups[2:], ups[:2]], [[up] for up in (ups[3], ups[0], ups[2], ups[1])]):
+        home = ServerHost(made.rule, made.federation)
+        assert list(home.fuse(*parts).drift) == list(ALL)
+        results.append(dict(home.state.weights))
+    assert all(same({0: results[0]}, {0: result}) for result in results[1:])
+
+
+def test_a_fusion_that_cannot_be_looked_at_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fusion changes the state wholly or not at all."""
+
+    def views(state: Any) -> Any:
+        raise MemoryError
+
+    made = make()
+    ups, home = train(host(made), made, ALL), ServerHost(made.rule, made.federation)
+    before = home.state
+    monkeypatch.setattr(home.rule, "views", views)
+    with pytest.raises(MemoryError):
+        home.fuse(ups, matrices=True)
+    assert home.state is before
+
+
+def test_a_message_for_all_is_known_as_one() -> None:
+    home = ServerHost(FedAvg(), make().federation)
+    messages = home.downlinks(ALL)
+    assert len({identity(message) for message in messages.values()}) == 1
+    other = Message(weights=dict(messages[0].weights))
+    assert identity(other) != identity(messages[0])
+    assert identity(Message()) == identity(Message())
+
+
+def test_the_data_set_is_not_a_hosts_to_change() -> None:
+    made = make(data=dataset(seed=4))
+    own: Shard = host(made).shards[1]
+    own.train.x.zero_()
+    assert made.dataset.x[made.partition.train[1]].any()
+
+
+def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
+    made = make()
+    one = host(made)
+    one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
+                  for c, s in one.private_states().items()}  # fmt: skip
+    assert all(row.correct == 0 and row.total > 0 for row in one.evaluate(PERSONAL, ALL, ()))
+
+
+def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_for_it() -> None:
+    """All others go to the device; here one that stores nothing."""
+    tensors = {"a": torch.ones(2)}
+    message, device = Message(weights=tensors, extra=tensors), torch.device("meta")
+    moved, left = message.to(device), message.to(device, extra=False)
+    assert moved.weights["a"].is_meta and moved.extra["a"].is_meta and left.weights["a"].is_meta
+    assert left.extra["a"] is tensors["a"]
