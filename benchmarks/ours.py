@@ -63,7 +63,7 @@ class Stopwatch:
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """Nothing is shown."""
 
-    def heard(self, clients: int) -> None:
+    def clients_done(self, clients: int) -> None:
         """Nothing is shown."""
 
     def round(self, record: RoundRecord) -> None:
@@ -93,7 +93,7 @@ class Stopwatch:
                 **{"up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes},
             }
         )
-        judged = [row for row in record.evaluations if row.model == self.tracker.meta.judged_by]
+        judged = [row for row in record.evaluations if row.model == self.tracker.meta.reported_model]
         self.accuracy = sum(row.correct for row in judged) / max(sum(row.total for row in judged), 1)
         if self.growth:
             self.held.append(held_mb())
@@ -135,7 +135,7 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
         watch.rounds,
         accuracy=watch.accuracy,
         cores=len(groups),
-        lockstep=bool(job.recipe.stacks),
+        lockstep=bool(job.factory.stacks),
         prepare=prepared - start,
         start=started - prepared,
         **({"held_mb": watch.held} if growth else {}),

@@ -15,7 +15,7 @@ from benchmarks.rounds import Round, check_steps, digest
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
-from ray_actors.prepare import Job
+from ray_actors.prepare import PreparedRun
 
 EVAL_BATCH = 64
 State = dict[str, Tensor]
@@ -73,11 +73,11 @@ def evaluate(model: nn.Module, loader: Loader) -> tuple[int, int]:
 class PlainLoop:
     """The server's model, and every client's loaders."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: PreparedRun):
         torch.manual_seed(job.settings.seed)
-        module = job.recipe.build()
+        module = job.factory.build()
         self.server: nn.Module = module.net
-        self.training, self.smallest = job.recipe.training, module.smallest_batch
+        self.training, self.smallest = job.factory.training, module.smallest_batch
         batch_size, clients = self.training.batch_size, range(job.partition.clients)
         self.clients = [loaders(job.dataset, job.partition, c, batch_size) for c in clients]
         self.sizes = [len(rows) for rows in job.partition.train]
@@ -105,7 +105,7 @@ class PlainLoop:
         return {**seconds, **counts}, sum(c for c, _ in common) / sum(n for _, n in common)
 
 
-def measure(job: Job, threads: int) -> dict[str, Any]:
+def measure(job: PreparedRun, threads: int) -> dict[str, Any]:
     """All rounds of a job, with so many torch threads."""
     torch.set_num_threads(threads)
     loop = PlainLoop(job)

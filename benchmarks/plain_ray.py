@@ -16,8 +16,8 @@ from benchmarks.plain import evaluate, loaders, train_client
 from benchmarks.rounds import Round, check_steps, digest
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from ray_actors.hosts.client_factory import Recipe
-from ray_actors.prepare import Job
+from ray_actors.hosts.client_factory import ClientFactory
+from ray_actors.prepare import PreparedRun
 
 Arrays = list[np.ndarray]
 Fit = tuple[int, Arrays, tuple[int, int], tuple[int, int]]
@@ -27,12 +27,12 @@ Fit = tuple[int, Arrays, tuple[int, int], tuple[int, int]]
 class Worker:
     """One model, one thread, the loaders of all clients: whoever is free takes the next client."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, partition: Partition):
+    def __init__(self, factory: ClientFactory, dataset: Dataset, partition: Partition):
         torch.set_num_threads(1)
-        torch.manual_seed(recipe.seed)
-        module = recipe.build()
-        self.net, self.training, self.smallest = module.net, recipe.training, module.smallest_batch
-        clients, batch_size = range(partition.clients), recipe.training.batch_size
+        torch.manual_seed(factory.seed)
+        module = factory.build()
+        self.net, self.training, self.smallest = module.net, factory.training, module.smallest_batch
+        clients, batch_size = range(partition.clients), factory.training.batch_size
         self.clients = [loaders(dataset, partition, client, batch_size) for client in clients]
 
     def weights(self) -> Arrays:
@@ -51,7 +51,7 @@ class Worker:
         work = train_client(self.net, train, self.training, self.smallest)
         return client, self.weights(), work, evaluate(self.net, test)
 
-    def judge(self, weights: Sequence[np.ndarray], client: int) -> tuple[int, int]:
+    def request(self, weights: Sequence[np.ndarray], client: int) -> tuple[int, int]:
         """Right and all test examples of a client, by these weights."""
         self.take(weights)
         return evaluate(self.net, self.clients[client][1])
@@ -71,13 +71,13 @@ def mean(weights: Sequence[Arrays], sizes: Sequence[int]) -> Arrays:
 class Driver:
     """Two workers on a Ray of their own, and the weights."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: PreparedRun):
         import ray
         from ray.util import ActorPool
 
         start_ray(job)
         data, rows = ray.put(job.dataset), ray.put(job.partition)
-        workers: list[Any] = [ray.remote(num_cpus=1)(Worker).remote(job.recipe, data, rows) for _ in range(CORES)]
+        workers: list[Any] = [ray.remote(num_cpus=1)(Worker).remote(job.factory, data, rows) for _ in range(CORES)]
         self.weights: Arrays = ray.get([worker.weights.remote() for worker in workers])[0]  # both are up now
         self.pool = ActorPool(workers)
         self.clients, self.sizes = list(range(job.partition.clients)), [len(rows) for rows in job.partition.train]
@@ -111,7 +111,7 @@ class Driver:
         return list(self.pool.map_unordered(lambda worker, c: getattr(worker, method).remote(sent, c), self.clients))
 
 
-def start_ray(job: Job) -> None:
+def start_ray(job: PreparedRun) -> None:
     """A Ray on this machine with as much store as ours has."""
     import ray
 
@@ -129,7 +129,7 @@ def start_ray(job: Job) -> None:
     )
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: PreparedRun) -> dict[str, Any]:
     """All rounds of a job."""
     import ray
 

@@ -11,7 +11,7 @@ from benchmarks.results import Results, growth, middle_rates
 from benchmarks.targets import verdicts
 
 EMPTY = "not measured yet"
-PARTS = ("train", "transfer", "fuse", "evaluate", "log", "other")
+COMPONENTS = ("train", "transfer", "fuse", "evaluate", "log", "other")
 COMPARED = [name for name, case in CASES.items() if "loop" in case.ways]
 PACKAGES = ("python", "torch", "lightning", "ray", "numpy")
 
@@ -122,10 +122,10 @@ def profile(results: Results) -> str:
             found = results.way(name, way)
             if found is not None and "round" in found:
                 middle = found["round"]
-                parts = [f"{middle[part] / middle['total']:.1%}" if part in middle else "" for part in PARTS]
+                parts = [f"{middle[part] / middle['total']:.1%}" if part in middle else "" for part in COMPONENTS]
                 waiting = f"{middle['waiting'] / middle['total']:.1%}" if "waiting" in middle else ""
                 rows.append((name, WAYS[way], _number(middle["total"]), *parts, waiting))
-    return table(("case", "way", "seconds", *PARTS, "a host waits"), rows)
+    return table(("case", "way", "seconds", *COMPONENTS, "a host waits"), rows)
 
 
 def further(results: Results) -> str:

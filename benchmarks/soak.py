@@ -182,17 +182,17 @@ class Soak:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self._drivers.append(driver.pid)
-        ended_by, heard, rounds, disturbed = None, time.monotonic(), self._rounds(), True
+        ended_by, clients_done, rounds, disturbed = None, time.monotonic(), self._rounds(), True
         try:
             while driver.poll() is None:
                 time.sleep(LOOK_S)
                 now, count = time.monotonic(), self._rounds()
                 if count != rounds:
                     if count == rounds + 1 and not disturbed:
-                        self._quiet.append(now - heard)
-                    heard, rounds, disturbed = now, count, False
+                        self._quiet.append(now - clients_done)
+                    clients_done, rounds, disturbed = now, count, False
                     self._seen.update(_descendants(driver))
-                if now - heard > PATIENCE_S:
+                if now - clients_done > PATIENCE_S:
                     raise SoakError(f"no new round for {PATIENCE_S:.0f} seconds after round {count}")
                 if ended_by is None and self.blows and count >= self.blows[0].after:
                     disturbed = True

@@ -55,9 +55,9 @@ class ClientModule(LightningModule):
 
     shared: Selector = NET
     """Which parameters and buffers the server hears of; set in `__init__` where a setting decides it."""
-    judged_by: ClassVar[Literal["personal", "global"]] = "personal"
+    reported_model: ClassVar[Literal["personal", "global"]] = "personal"
     """The model the method's paper reports: each client's own, or the server's."""
-    judged_phase: ClassVar[Literal["trained", "received"]] = "trained"
+    reported_phase: ClassVar[Literal["trained", "received"]] = "trained"
     """When a personal model is judged: after local training, or as the server sent it."""
 
     compares_features: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class ClientModule(LightningModule):
     """Whether clients may train together, their values stacked: every objective is then a function of the batch and of
     parameters and buffers alone, without decisions by their values, and what `receive` and `adopt` leave behind is all
     in parameters and buffers."""
-    extra_stays: ClassVar[bool] = False
+    extra_on_cpu: ClassVar[bool] = False
     """Whether the extra tensors of a downlink stay on the CPU: they are more than a device should hold."""
 
     def __init__(self, net: Net, training: Training):
@@ -101,20 +101,20 @@ class ClientModule(LightningModule):
         """Take in the first message of a client that was not in the training; by default as any other message."""
         self.receive(downlink)
 
-    def takes_body(self, downlink: Message) -> bool:
+    def replaces_body(self, downlink: Message) -> bool:
         """Whether the message that was just received has replaced parameters of the net's body, so that running
         statistics are no longer of it; a head alone moves none.
         """
         return any(name.startswith("net.body.") for name in downlink.weights)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         """Bring what was received together with the client's own data, before local training; by default nothing."""
 
     def reply(self, shard: Shard) -> Uplink:
         """What goes to the server after local training: by default the shared tensors."""
         return Uplink(weights=self.shared_tensors(), client=shard.client, num_examples=shard.num_examples)
 
-    def adapt(self, shard: Shard) -> None:
+    def before_evaluation(self, shard: Shard) -> None:
         """What the client does with its training data before its personal model is judged; by default nothing.
 
         It works on a copy: all changes are forgotten after the evaluation.

@@ -43,7 +43,7 @@ class Training:
         except OverflowError:
             return math.inf
 
-    def pull(self, name: str, value: float) -> float:
+    def penalty(self, name: str, value: float) -> float:
         """Return value, the strength of a proximal term, held to the learning rates of all rounds.
 
         Raises:

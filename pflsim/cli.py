@@ -18,7 +18,7 @@ from pflsim.config.help import COMMANDS, usage
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
-from pflsim.terminal.streams import let_go
+from pflsim.terminal.streams import detach_if_closed
 
 RESUME = "resume="
 ANALYSIS = {
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     status = main(arguments)
     for stream in (sys.stdout, sys.stderr):
-        let_go(stream)
+        detach_if_closed(stream)
     return status
 
 

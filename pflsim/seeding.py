@@ -83,7 +83,7 @@ def coin(seed: int, round_number: int, p: float) -> bool:
     return bool(numpy_generator(seed, "coin", round_number=round_number).random() < p)
 
 
-def befallen(seed: int, purpose: str, round_number: int, clients: Iterable[int], p: float) -> tuple[int, ...]:
+def sample_faults(seed: int, purpose: str, round_number: int, clients: Iterable[int], p: float) -> tuple[int, ...]:
     """Those of a round's clients whom something befalls, each with probability p.
 
     A function of (seed, purpose, round, client): it does not matter who else takes part.

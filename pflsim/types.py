@@ -142,5 +142,5 @@ class RoundRecord:
     """What befell which client of the cohort; most have nothing here."""
     drift: Mapping[int, float] = field(default_factory=dict)
     """‖w_i − w̄‖ of the clients that sent weights, w̄ their mean."""
-    views: tuple[Matrix, ...] = ()
+    diagnostics: tuple[Matrix, ...] = ()
     """Matrices to look at, in the rounds that have any."""

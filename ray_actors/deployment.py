@@ -12,30 +12,30 @@ from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
 from ray_actors.executor.dry_run import DryRuns, most_per_gpu
 from ray_actors.placement.cpu_fallback import gpus_here, on_gpus
-from ray_actors.placement.elastic import Ground
+from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout, lay_out
 from ray_actors.placement.nodes import LOOK_S
-from ray_actors.prepare import Job
+from ray_actors.prepare import PreparedRun
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """Where the actors of a run go.
 
     Args:
         placement: the settings, as they were decided.
         layout: the clients of each actor.
-        ground: of a cluster, where the layout may change; None: there is one machine.
+        elastic: of a cluster, where the layout may change; None: there is one machine.
         notes: what is to be said of it, a line each.
     """
 
     placement: Placement
     layout: Layout
-    ground: Ground | None
+    elastic: ElasticLayout | None
     notes: tuple[str, ...] = ()
 
 
-def place(job: Job, found: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: int) -> Place:
+def place(job: PreparedRun, found: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: int) -> Deployment:
     """Decide it, with a dry run where the settings ask for one.
 
     Raises:
@@ -52,25 +52,27 @@ def place(job: Job, found: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: in
         placement, told = dry_runs.decide(job, most, supply.cpus, clear)
         notes.append(told)
     try:
-        layout, ground = _laid_out(job, found, placement)
+        layout, elastic = _laid_out(job, found, placement)
     except SettingsError as error:
         raise SettingsError("; ".join([str(error), *notes])) from None
     if placement.cpu_actors:
         notes.append(_mix(layout))
-    return Place(placement, layout, ground, tuple(notes))
+    return Deployment(placement, layout, elastic, tuple(notes))
 
 
-def _laid_out(job: Job, found: LocalRay | JoinedRay, placement: Placement) -> tuple[Layout, Ground | None]:
+def _laid_out(
+    job: PreparedRun, found: LocalRay | JoinedRay, placement: Placement
+) -> tuple[Layout, ElasticLayout | None]:
     if isinstance(found, JoinedRay):
-        ground = Ground(found, job.work, placement, job.recipe.stacks)
-        return ground.first(), ground
-    return lay_out(job.work, placement, found.supply(placement), job.recipe.stacks), None
+        elastic = ElasticLayout(found, job.work, placement, job.factory.stacks)
+        return elastic.first(), elastic
+    return lay_out(job.work, placement, found.supply(placement), job.factory.stacks), None
 
 
 def _mix(layout: Layout) -> str:
     """Which clients are on which kind of device."""
-    pairs = list(zip(layout.groups, layout.seats, strict=True))
-    on_cpus = sorted(client for group, seat in pairs if not seat.gpus for client in group)
+    pairs = list(zip(layout.groups, layout.specs, strict=True))
+    on_cpus = sorted(client for group, spec in pairs if not spec.gpus for client in group)
     return f"clients {', '.join(map(str, on_cpus))} train on CPUs, the others on GPUs"
 
 

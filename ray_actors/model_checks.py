@@ -12,20 +12,20 @@ from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 from ray_actors.components import part_name
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 
 
-def check_sizes(recipe: Recipe, settings: Settings) -> None:
+def check_sizes(factory: ClientFactory, settings: Settings) -> None:
     """Hold the models to the memory of this machine, before any of them is built.
 
     Raises:
         SettingsError: a client's module alone would take more than is free; inline, the states of all clients.
     """
     total = 0
-    for variant in range(len(recipe.models)):
+    for variant in range(len(factory.models)):
         try:
             with torch.device("meta"):
-                module = recipe.build(variant)
+                module = factory.build(variant)
         except SettingsError:
             raise
         except (
@@ -35,7 +35,7 @@ def check_sizes(recipe: Recipe, settings: Settings) -> None:
         size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
         name = f"{part_name(settings, 'method')} with model={part_name(settings, 'model')}: a client's state"
         check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
-        total += size * (settings.clients // len(recipe.models))
+        total += size * (settings.clients // len(factory.models))
     if settings.executor == "inline":
         check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
 

@@ -17,15 +17,15 @@ from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError
 from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import RunMeta
-from pflsim.seeding import befallen, cohort
+from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.components import MakesClient, MakesNet, MakesRule, describe, part_name
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
 from ray_actors.placement.cpu_fallback import gpus_here, on_gpus
@@ -33,13 +33,13 @@ from ray_actors.placement.stacks import stacks
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRun:
     """A run, ready to start.
 
     Args:
         settings: as given.
         dataset, partition: the data and who holds what.
-        recipe: for the client hosts.
+        factory: for the client hosts.
         rule, federation: for the server.
         plan: for the round loop.
         meta: for whatever is written down.
@@ -50,10 +50,10 @@ class Job:
     settings: Settings
     dataset: Dataset
     partition: Partition
-    recipe: Recipe
+    factory: ClientFactory
     rule: ServerRule[Any]
     federation: Federation
-    plan: Plan
+    plan: RunPlan
     meta: RunMeta
     work: tuple[int, ...]
     initial: Tensors
@@ -64,7 +64,7 @@ class Job:
         return OnError.of(self.settings.on_client_error)
 
 
-def prepare(settings: Settings) -> Job:
+def prepare(settings: Settings) -> PreparedRun:
     """Load and divide the data, build one module and the server rule, draw the cohorts.
 
     Raises:
@@ -80,14 +80,14 @@ def prepare(settings: Settings) -> Job:
     dataset: Dataset = load()
     check_dataset(dataset, f"data={part_name(settings, 'data')}")
     partition = federate(dataset, *rules, settings.clients, settings.seed)
-    recipe = _recipe(settings, make_client, models, dataset)
-    if len(recipe.models) > settings.clients:
+    factory = _recipe(settings, make_client, models, dataset)
+    if len(factory.models) > settings.clients:
         raise SettingsError(
-            f"model.variants has {len(recipe.models)} models for clients={settings.clients}: some would not be used"
+            f"model.variants has {len(factory.models)} models for clients={settings.clients}: some would not be used"
         )
-    check_sizes(recipe, settings)
-    with torch_threads(recipe.threads):
-        variants = [recipe.build(v) for v in range(len(recipe.models))]
+    check_sizes(factory, settings)
+    with torch_threads(factory.threads):
+        variants = [factory.build(v) for v in range(len(factory.models))]
     module = variants[0]
     check_variants(part_name(settings, "method"), variants)
     check_phases(part_name(settings, "method"), variants)
@@ -96,19 +96,19 @@ def prepare(settings: Settings) -> Job:
     rule: ServerRule[Any] = make_rule()
     federation = _federation(settings, partition, module, _trained(settings))
     rule.init(federation)
-    if 0 in settings.trace.rounds and not rule.opening:
+    if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds: round 0 is the opening, which this method has not; rounds count from 1")
     meta = _meta(settings, dataset, partition, module)
     sizes = [len(rows) for rows in partition.train]
     trained = sizes[: _trained(settings)]
-    recipe = replace(recipe, stacks=stacks(settings, meta.method, module, recipe.device, trained))
-    training = recipe.training
+    factory = replace(factory, stacks=stacks(settings, meta.method, module, factory.device, trained))
+    training = factory.training
     work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
-    return Job(
+    return PreparedRun(
         settings,
         dataset,
         partition,
-        recipe,
+        factory,
         rule,
         federation,
         _plan(settings, partition, module, meta, rule),
@@ -123,9 +123,9 @@ def _recipe(
     client: Callable[..., ClientModule],
     models: tuple[Callable[..., Net], ...],
     dataset: Dataset,
-) -> Recipe:
+) -> ClientFactory:
     """How to build a client; its stacks are not known yet."""
-    return Recipe(
+    return ClientFactory(
         client=client,
         models=models,
         training=_training(settings),
@@ -199,23 +199,25 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         clients=settings.clients,
         rounds=settings.rounds,
         seed=settings.seed,
-        judged_by=module.judged_by,
-        judged_phase=module.judged_phase,
+        reported_model=module.reported_model,
+        reported_phase=module.reported_phase,
         evaluated_on=cast(Any, settings.eval.on),
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
     )
 
 
-def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]) -> Plan:
+def _plan(
+    settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]
+) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
     cohorts = tuple(_cohort(settings, t, rule) for t in range(1, settings.rounds + 1))
-    return Plan(
+    return RunPlan(
         method=meta.method,
         cohorts=cohorts,
         clients=_trained(settings),
         splits=splits,
-        judged_phase=module.judged_phase,
+        reported_phase=module.reported_phase,
         received=settings.eval.received,
         eval_every=settings.eval.every,
         eval_all=settings.eval.on == "all",
@@ -230,28 +232,28 @@ def _plan(settings: Settings, partition: Partition, module: ClientModule, meta: 
             "seed": meta.seed,
             "settings": fixed_settings(settings),
         },
-        opening=rule.opening,
+        initial_round=rule.initial_round,
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(_trained(settings), settings.clients)),
         finetune_epochs=settings.eval.finetune_epochs,
-        judged_by=module.judged_by,
-        absentees=_befallen(settings, "dropout", settings.faults.dropout, cohorts),
-        stragglers=_befallen(settings, "straggler", settings.faults.straggler, cohorts),
+        reported_model=module.reported_model,
+        absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
+        stragglers=_sample_faults(settings, "straggler", settings.faults.straggler, cohorts),
         straggler_work=settings.faults.straggler_work,
-        views_every=settings.tracking.views_every,
+        diagnostics_every=settings.tracking.diagnostics_every,
         classes=module.net.num_classes,
     )
 
 
-def _befallen(
+def _sample_faults(
     settings: Settings, what: str, p: float, cohorts: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
     """Whom something befalls in every round; nothing at all where it cannot."""
     rounds = enumerate(cohorts, start=1)
-    return tuple(befallen(settings.seed, what, t, clients, p) for t, clients in rounds) if p > 0 else ()
+    return tuple(sample_faults(settings.seed, what, t, clients, p) for t, clients in rounds) if p > 0 else ()
 
 
 def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
-    if rule.everyone(round_number, settings.rounds):
+    if rule.full_participation(round_number, settings.rounds):
         return tuple(range(_trained(settings)))
     return cohort(settings.seed, round_number, _trained(settings), settings.fraction)

@@ -14,7 +14,7 @@ import psutil
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
-from pflsim.engine.execution import Displaced, Executor
+from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MOST
 from pflsim.engine.simulation import Simulation
@@ -22,8 +22,8 @@ from pflsim.errors import RunError
 from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
 from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.begin import new_place, taken_up
-from pflsim.run_folder.remote_copy.remote_copy import Mirror
+from pflsim.run_folder.remote_copy.begin import new_place, resume_at_url
+from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import Summary
 from pflsim.run_folder.tracking.hyperparameters import hyperparameters
@@ -33,7 +33,7 @@ from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.components import describe
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.cpu_fallback import fallen_back, gpus_here
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.session import Session, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class Runner:
             journal = Journal(folder)
             if said:
                 journal.say(said)
-            mirror = None if place is None else Mirror(place, folder, journal)
-            self._go(Session(job, folder, journal, mirror=mirror), started)
+            remote_copy = None if place is None else RemoteCopy(place, folder, journal)
+            self._go(Session(job, folder, journal, remote_copy=remote_copy), started)
         return folder
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
@@ -95,26 +95,26 @@ class Runner:
                 started = self._executor(job)
                 reported: list[str] = []
                 point = resume_point(job, folder, reported.append)
-                mirror = taken_up(settings.run_dir, folder, journal, point.round if point else None)
+                remote_copy = resume_at_url(settings.run_dir, folder, journal, point.round if point else None)
                 for line in reported:
                     journal.say(line)
                 if point is None:
                     remove_empty_records(folder)
-                session = Session(job, folder, journal, True, point, mirror)
+                session = Session(job, folder, journal, True, point, remote_copy)
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, job)
             return self._go(session, started)
 
     def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
-        job, folder, mirror = session.job, session.folder, session.mirror
+        job, folder, remote_copy = session.job, session.folder, session.remote_copy
         progress = cast(Progress, job.settings.progress)
         with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console, ExitStack() as kept:
-            console.start(folder, session.done if session.take_up else None, mirror.url if mirror else None)
+            console.start(folder, session.done if session.resumed else None, remote_copy.url if remote_copy else None)
             with _written("this run"):
                 tracker = _tracker(session)
-            if mirror:
-                kept.enter_context(mirror)
+            if remote_copy:
+                kept.enter_context(remote_copy)
             console.earlier(tracker.history)
             session.journal.counted = tracker.restarted
             try:
@@ -137,7 +137,7 @@ class Runner:
                     if _is_joined(job):
                         journal.note(executor.whereabouts())
                     session.restore(executor)
-                listener = _Listener(tracker, console, session.mirror)
+                listener = _Listener(tracker, console, session.remote_copy)
                 Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
         except BaseException as error:
             journal.ended(f"the run ended: {error or type(error).__name__}")
@@ -172,16 +172,16 @@ class Runner:
     def _forget_actors(self) -> None:
         """Whatever they are at work on is not wanted any more."""
         if self._ray is not None:
-            with self.interrupts.deaf():
+            with self.interrupts.signals_blocked():
                 self._ray.close()
 
-    def _executor(self, job: Job) -> Callable[[Journal], Executor]:
+    def _executor(self, job: PreparedRun) -> Callable[[Journal], Executor]:
         """What brings the executor up that the settings ask for.
 
         Raises:
             SettingsError: the placement cannot be met; nothing was started.
         """
-        parts, on_error = (job.recipe, job.dataset, job.partition, job.rule, job.federation), job.on_error
+        parts, on_error = (job.factory, job.dataset, job.partition, job.rule, job.federation), job.on_error
         if job.settings.executor == "inline":
             return lambda journal: InlineExecutor(*parts, on_error, journal)
         from ray_actors.deployment import place
@@ -191,14 +191,14 @@ class Runner:
         self._dry_runs = self._dry_runs or DryRuns()
         found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
         at = place(job, found, self._dry_runs, store)
-        if at.ground is not None:  # others may be faster: better to know before there is a run folder
-            found.pool(at.placement, at.layout, store).hosts(at.layout.seats)
+        if at.elastic is not None:  # others may be faster: better to know before there is a run folder
+            found.pool(at.placement, at.layout, store).hosts(at.layout.specs)
 
         def started(journal: Journal) -> Executor:
             for line in at.notes:
                 journal.note(line)
             pool = found.pool(at.placement, at.layout, store)
-            return RayExecutor(*parts, at.layout, pool, on_error, journal, at.ground)
+            return RayExecutor(*parts, at.layout, pool, on_error, journal, at.elastic)
 
         return started
 
@@ -229,7 +229,7 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self.interrupts.deaf():  # whoever is impatient now would leave processes behind
+        with self.interrupts.signals_blocked():  # whoever is impatient now would leave processes behind
             self._open.close()
         self.interrupts.release()
 
@@ -239,24 +239,24 @@ def _brought_up(executor: Executor, journal: Journal) -> None:
     try:
         executor.start()
         return
-    except Displaced as loss:
+    except NodeLost as loss:
         said = str(loss)
     for _ in range(MOST):
         journal.restarted(f"{said}; the run begins on what is left")
         try:
             executor.recover()
             return
-        except Displaced as loss:
+        except NodeLost as loss:
             said = str(loss)
     raise RunError(f"{said} (the {MOST}th loss before the run could begin)")
 
 
-def _is_joined(job: Job) -> bool:
+def _is_joined(job: PreparedRun) -> bool:
     """Whether the run is on a cluster that was there before."""
     return job.settings.ray_address is not None and job.settings.executor == "ray"
 
 
-def store_mb(job: Job) -> int:
+def store_mb(job: PreparedRun) -> int:
     """MiB of shared memory for the data set, all states and the most messages at once, with as much again to spare.
 
     The messages are a round's both ways, or what all clients are judged by, where models are judged as received, or
@@ -267,9 +267,9 @@ def store_mb(job: Job) -> int:
     model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
     cohort = max(len(cohort) for cohort in plan.cohorts)
     down, to_newcomers = (min(rule.models_sent(joining), plan.clients) for joining in (False, True))
-    received = plan.received or plan.judged_phase == "received"
-    judged = (plan.clients if plan.eval_all else cohort) if received else 0
-    most = max(cohort * (down + 1), judged * down, len(plan.newcomers) * to_newcomers)
+    received = plan.received or plan.reported_phase == "received"
+    reported = (plan.clients if plan.eval_all else cohort) if received else 0
+    most = max(cohort * (down + 1), reported * down, len(plan.newcomers) * to_newcomers)
     private = sum(t.numel() * t.element_size() for t in job.initial.values())
     states = job.settings.clients * private + plan.clients * model  # of every client; the server may keep all models
     needed = 2 * (job.dataset.x.nbytes + most * model + states) / 2**20
@@ -279,8 +279,8 @@ def store_mb(job: Job) -> int:
 class _Listener:
     """Passes a round on to whoever writes it down, to whoever prints it, and to whoever keeps it elsewhere too."""
 
-    def __init__(self, tracker: Tracker, console: Console, mirror: Mirror | None = None):
-        self.tracker, self.console, self.mirror = tracker, console, mirror
+    def __init__(self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None = None):
+        self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
 
     def round(self, record: RoundRecord) -> None:
         with _written(f"round {record.round}"):
@@ -289,16 +289,16 @@ class _Listener:
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.console.phase(round_number, name, due)
-        if self.mirror:
-            self.mirror.tick()
+        if self.remote_copy:
+            self.remote_copy.tick()
 
-    def heard(self, clients: int) -> None:
-        self.console.heard(clients)
+    def clients_done(self, clients: int) -> None:
+        self.console.clients_done(clients)
 
     def sync(self) -> None:
         self.tracker.sync()
-        if self.mirror:
-            self.mirror.expect()
+        if self.remote_copy:
+            self.remote_copy.expect()
 
     def newcomers(self, record: NewcomerRecord) -> None:
         with _written("the newcomers"):
@@ -325,13 +325,13 @@ def _written(what: str) -> Iterator[None]:
         raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
 
 
-def _write_head(folder: Path, job: Job) -> None:
+def _write_head(folder: Path, job: PreparedRun) -> None:
     """What is known before the first round."""
     write_config(folder, asdict(job.settings))
     write_environment(folder)
     _write_partition(folder, job)
 
 
-def _write_partition(folder: Path, job: Job) -> None:
+def _write_partition(folder: Path, job: PreparedRun) -> None:
     names = {f"{group}_name": describe(job.settings, group) for group in ("partition", "split")}
     write_partition(folder, job.dataset, job.partition, **names)

@@ -11,9 +11,9 @@ from pflsim.engine.execution import Executor
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint import Checkpoint, check_header, newest_checkpoint
 from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.remote_copy import Mirror
+from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.tracking.records import read_records
-from ray_actors.prepare import Job
+from ray_actors.prepare import PreparedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Session:
         journal: in that folder.
         take_up: whether there was a session before.
         checkpoint: where it goes on; None: at the beginning.
-        mirror: keeps the folder elsewhere too; None: it is kept in its folder alone.
+        remote_copy: keeps the folder elsewhere too; None: it is kept in its folder alone.
     """
 
-    job: Job
+    job: PreparedRun
     folder: Path
     journal: Journal
-    take_up: bool = False
+    resumed: bool = False
     checkpoint: Checkpoint | None = None
-    mirror: Mirror | None = None
+    remote_copy: RemoteCopy | None = None
 
     @property
     def done(self) -> int | None:
@@ -44,7 +44,7 @@ class Session:
     @property
     def resume_after(self) -> int | None:
         """The last round whose records stay, -1 for none of them; None where there are no records."""
-        if not self.take_up or not _has_records(self.folder):
+        if not self.resumed or not _has_records(self.folder):
             return None
         return -1 if self.done is None else self.done
 
@@ -61,7 +61,7 @@ class Session:
                 raise SettingsError(f"{self.checkpoint.path} does not fit this run: {error}") from error
 
 
-def resume_point(job: Job, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
+def resume_point(job: PreparedRun, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that is whole and whose rounds are in the records; None: begin again.
 
     Args:

@@ -13,25 +13,25 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from ray_actors.executor.actor_pool import Pool
+    from ray_actors.executor.actor_pool import ActorPool
 
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
+def pool() -> Iterator[ActorPool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
     import os
 
     from ray_actors.cluster import local_ray
-    from ray_actors.executor.actor_pool import Pool
+    from ray_actors.executor.actor_pool import ActorPool
 
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)  # for `support`
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = local_ray.start(cpus=8, gpus=2, store_mb=100)
-        made = Pool()
+        made = ActorPool()
         yield made
         made.close()
         local_ray.stop(folder)

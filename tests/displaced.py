@@ -13,16 +13,16 @@ import torch
 from support import Records, World, states
 
 from pflsim.config.on_client_error import OnError
-from pflsim.engine.execution import Displaced
+from pflsim.engine.execution import NodeLost
 from pflsim.engine.interrupts import Interrupts
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.run_folder.journal import Journal
 from pflsim.types import RoundRecord
 from ray_actors.hosts.inline import InlineExecutor
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
-PLAN = Plan(
+PLAN = RunPlan(
     "test", COHORTS, 4, ("test", "val"), received=True, trace_rounds=(2, 3), checkpoint_keep=2,
     absentees=((1,), (), (0, 2), (), ()), stragglers=((0,), (3,), (), (1, 2), ()),
 )  # fmt: skip
@@ -61,18 +61,18 @@ class Shaky:
 
     def _begin(self) -> None:
         made = self.made
-        parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
+        parts = made.factory, made.dataset, made.partition, made.rule, made.federation
         self.inner = InlineExecutor(*parts, OnError.of(self.rule), self.journal)
-        self.inner.heard = self._heard
+        self.inner.clients_done = self._heard
         self.inner.start()
 
     @property
-    def heard(self) -> Callable[[int], None]:
+    def clients_done(self) -> Callable[[int], None]:
         return self._heard
 
-    @heard.setter
-    def heard(self, heard: Callable[[int], None]) -> None:
-        self._heard = self.inner.heard = heard
+    @clients_done.setter
+    def clients_done(self, clients_done: Callable[[int], None]) -> None:
+        self._heard = self.inner.clients_done = clients_done
 
     def recover(self) -> bool:
         self._meet("recover")
@@ -98,7 +98,7 @@ class Shaky:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        if name in ("go_back", "confirm", "whereabouts", "server", "host", "referee"):
+        if name in ("go_back", "confirm", "whereabouts", "server", "host", "failure_policy"):
             return found
 
         def call(*arguments: Any, **more: Any) -> Any:
@@ -118,7 +118,7 @@ class Shaky:
 
     def _refuse(self, unless: bool = False) -> None:
         if self._gone and not unless:
-            raise Displaced("what is asked for is gone")
+            raise NodeLost("what is asked for is gone")
 
     def _meet(self, name: str) -> None:
         self.calls[name] += 1
@@ -132,7 +132,7 @@ class Shaky:
                 if loss.raises is not None:
                     raise loss.raises()
                 self._gone, self._kept = True, self._kept and loss.keeps
-                raise Displaced(f"a node left in {name}")
+                raise NodeLost(f"a node left in {name}")
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Run:
 
 def go(
     made: World,
-    plan: Plan,
+    plan: RunPlan,
     folder: Path,
     losses: Sequence[Loss] = (),
     *,
@@ -180,9 +180,9 @@ def go(
 
 def bare(record: RoundRecord) -> Any:
     """A record without times, its matrices as lists."""
-    views = [(view.name, repr(view.values.tolist())) for view in record.views]
+    diagnostics = [(view.name, repr(view.values.tolist())) for view in record.diagnostics]
     reports = tuple(replace(report, seconds=0.0) for report in record.reports)
-    return replace(record, reports=reports, seconds={}, views=()), tuple(record.seconds), views
+    return replace(record, reports=reports, seconds={}, diagnostics=()), tuple(record.seconds), diagnostics
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -10,10 +10,10 @@ from support import Records, World, plan, same, states
 
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.run_folder.journal import Journal
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.placement.layout import Supply, lay_out
 
@@ -21,9 +21,9 @@ SIZES = (12, 7, 20, 9, 8)
 CLIENTS = len(SIZES)
 
 
-def on_ray(made: World, pool: Pool, folder: Path, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
-    layout = lay_out(SIZES, Placement(actors=actors), Supply(cpus=2, gpus=0), made.recipe.stacks)
-    parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
+def on_ray(made: World, pool: ActorPool, folder: Path, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
+    layout = lay_out(SIZES, Placement(actors=actors), Supply(cpus=2, gpus=0), made.factory.stacks)
+    parts = made.factory, made.dataset, made.partition, made.rule, made.federation
     executor = RayExecutor(*parts, layout, pool, OnError.of(rule), Journal(folder))
     executor.start()
     return executor
@@ -32,7 +32,7 @@ def on_ray(made: World, pool: Pool, folder: Path, rule: str = "retry(3)", actors
 def outcome(executor: Any, folder: Path, listener: Records | None = None, **settings: Any) -> tuple[Any, ...]:
     """States, evaluations, reports without times, bytes, and what befell whom."""
     listener = listener or Records()
-    drawn: Plan = plan(CLIENTS, 3, splits=("test", "val"), received=True, **settings)
+    drawn: RunPlan = plan(CLIENTS, 3, splits=("test", "val"), received=True, **settings)
     Simulation(executor, drawn, folder, listener, executor.journal).run()
     reports = [[replace(report, seconds=0.0) for report in record.reports] for record in listener.records]
     rows = [record.evaluations for record in listener.records]

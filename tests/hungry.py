@@ -44,7 +44,7 @@ class Hungry(FedProx):
         super().__init__(*arguments, mu=0.1, **settings)
         self.traps = Path(traps)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         if shard.client == 1 and self.round_number == 2 and caught(self.traps, TRAP):
             eaten: list[bytes] = []
             until = time.monotonic() + 30
@@ -54,7 +54,7 @@ class Hungry(FedProx):
                     (self.traps / "eaten").write_text(str(len(eaten) * PIECE))
                 else:
                     time.sleep(0.1)
-        super().adopt(shard)
+        super().before_training(shard)
 
 
 def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
@@ -65,15 +65,15 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 
 def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
     from ray_actors.cluster import local_ray
-    from ray_actors.executor.actor_pool import Pool
+    from ray_actors.executor.actor_pool import ActorPool
     from ray_actors.executor.ray_executor import RayExecutor
     from ray_actors.placement.layout import Supply, lay_out
 
     files = local_ray.start(cpus=1, gpus=0, store_mb=100)
     try:
-        layout = lay_out(SIZES, Placement(actors=1), Supply(cpus=1, gpus=0), made.recipe.stacks)
-        parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
-        executor = RayExecutor(*parts, layout, Pool(), OnError.of("retry(20)"), Journal(folder))
+        layout = lay_out(SIZES, Placement(actors=1), Supply(cpus=1, gpus=0), made.factory.stacks)
+        parts = made.factory, made.dataset, made.partition, made.rule, made.federation
+        executor = RayExecutor(*parts, layout, ActorPool(), OnError.of("retry(20)"), Journal(folder))
         executor.start()
         set_trap(folder, TRAP)
         return outcome(executor, folder), executor.journal.restarts

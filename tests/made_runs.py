@@ -18,7 +18,7 @@ from pflsim.types import EvalRow, RoundRecord, TrainReport
 
 Counts = Sequence[tuple[int, int]]
 """(correct, total) of client 0, 1, …"""
-PARTS: dict[str, dict[str, Any]] = {
+COMPONENTS: dict[str, dict[str, Any]] = {
     "method": {"client": {"_target_": "a.Client"}, "server": {"_target_": "a.Server"}},
     "data": {"_target_": "b.load"},
     "partition": {"_target_": "c.rule", "alpha": 0.1},
@@ -38,7 +38,7 @@ def make_run(
     down: int = 20,
     seconds: float = 2.0,
     digest: str | None = None,
-    judged: tuple[Model, Phase] = ("personal", "trained"),
+    reported: tuple[Model, Phase] = ("personal", "trained"),
     complete: bool = True,
     names: Mapping[str, str] | None = None,
     parts: Mapping[str, Mapping[str, Any]] | None = None,
@@ -67,7 +67,7 @@ def make_run(
         settings: others, by name.
     """
     clients = len(test[0])
-    chosen = {part: {**PARTS[part], **(parts or {}).get(part, {})} for part in PARTS}
+    chosen = {part: {**COMPONENTS[part], **(parts or {}).get(part, {})} for part in COMPONENTS}
     called = {"method": method, "data": "digits", "partition": "dirichlet", "split": "official", "model": "mlp"}
     rounds = len(test) * every
     config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings})
@@ -76,7 +76,7 @@ def make_run(
     hashed = digest or f"{seed:064d}"
     meta = RunMeta(
         method, config.names["data"], "dirichlet(alpha=0.1)", hashed, config.names["model"], config.clients,
-        config.rounds, seed, *judged, evaluated_on=on,
+        config.rounds, seed, *reported, evaluated_on=on,
     )  # fmt: skip
     folder.mkdir(parents=True)
     write_config(folder, asdict(config))
@@ -84,9 +84,9 @@ def make_run(
     with Tracker(folder, meta) as tracker:
         for number in range(1, rounds + 1):
             place, rest = divmod(number, every)
-            rows = [] if rest else [*_rows(test[place - 1], "test", *judged)]
+            rows = [] if rest else [*_rows(test[place - 1], "test", *reported)]
             if val is not None and not rest:
-                rows += _rows(val[place - 1], "val", *judged)
+                rows += _rows(val[place - 1], "val", *reported)
             reports = tuple(TrainReport(client, 1, 1, up_bytes=up) for client in range(clients))
             sent = {client: down for client in range(clients)}
             tracker.round(

@@ -10,7 +10,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pflsim.run_folder.remote_copy.remote_folder import Place
+from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder
 
 Ask = Callable[[str, str], None]
 
@@ -78,7 +78,7 @@ def register() -> None:
 
 def contents(url: str) -> dict[str, bytes]:
     """All files at a URL, hidden ones too."""
-    place = Place(url)
+    place = RemoteFolder(url)
     return {name: place.read(name) or b"" for name in place.files(hidden=True)}
 
 

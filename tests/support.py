@@ -17,11 +17,11 @@ from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import Executor, Trained
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.inline import InlineExecutor
 
 
@@ -31,12 +31,12 @@ class World:
 
     dataset: Dataset
     partition: Partition
-    recipe: Recipe
+    factory: ClientFactory
     rule: ServerRule[Any]
     federation: Federation
 
     def inline(self) -> InlineExecutor:
-        executor = InlineExecutor(self.recipe, self.dataset, self.partition, self.rule, self.federation)
+        executor = InlineExecutor(self.factory, self.dataset, self.partition, self.rule, self.federation)
         executor.start()
         return executor
 
@@ -74,17 +74,17 @@ def world(
     training: Training | None = None,
     model: Callable[..., Any] | None = None,
     data: Dataset | None = None,
-    **recipe: Any,
+    **factory: Any,
 ) -> World:
     data = data or dataset()
     rows = partition(data, sizes)
-    made = Recipe(
+    made = ClientFactory(
         client=client,
         models=(model or partial(Mlp, hidden=[5]),),
         training=training or Training(lr=0.1, batch_size=4),
         input_shape=data.input_shape,
         num_classes=data.num_classes,
-        **{"seed": 0, **recipe},
+        **{"seed": 0, **factory},
     )
     module = made.build()
     federation = Federation(
@@ -111,9 +111,9 @@ def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 
     return reports
 
 
-def plan(clients: int, count: int, **settings: Any) -> Plan:
+def plan(clients: int, count: int, **settings: Any) -> RunPlan:
     """A plan in which everyone takes part."""
-    return Plan("test", tuple(tuple(range(clients)) for _ in range(count)), clients, **settings)
+    return RunPlan("test", tuple(tuple(range(clients)) for _ in range(count)), clients, **settings)
 
 
 def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:
@@ -149,7 +149,7 @@ class Records:
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.phases.append((round_number, name, due))
 
-    def heard(self, clients: int) -> None:
+    def clients_done(self, clients: int) -> None:
         self.phases.append(clients)
 
     def newcomers(self, record: NewcomerRecord) -> None:

@@ -24,7 +24,7 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.engine.execution import Judge, Sent
+from pflsim.engine.execution import EvalRequest, Sent
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
@@ -39,7 +39,7 @@ from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.threads import torch_threads
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=5", "rounds=6", "batch_size=32", "model.hidden=[8]", "lr=0.05", "lockstep=false"]
@@ -53,18 +53,18 @@ BY_ROUND = {"fedfomo", "l2gd"}
 
 
 @cache
-def job(method: str) -> Job:
+def job(method: str) -> PreparedRun:
     with composing([CONFIGS]):
         return prepare(plain(composed([f"method={method}", "executor=inline", *SMALL], [CONFIGS])))
 
 
-def start(method: str, opening: Collection[int] = EVERYONE) -> InlineExecutor:
+def start(method: str, initial_round: Collection[int] = EVERYONE) -> InlineExecutor:
     """A federation, opened by some clients if the method has an opening."""
     made = job(method)
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
-    if made.rule.opening:
-        executor.server.fuse([up for up in replies(executor.open(EVERYONE)) if up.client in opening])
+    if made.rule.initial_round:
+        executor.server.fuse([up for up in replies(executor.open(EVERYONE)) if up.client in initial_round])
     return executor
 
 
@@ -113,10 +113,10 @@ def check(executor: InlineExecutor, t: int) -> None:
     for message in (*executor.server.downlinks(EVERYONE).values(), *executor.server.join([5]).values()):
         check_message(executor, message)
     for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
-        rows = executor.evaluate(Judge(model, phase, EVERYONE, ("test",), t))  # type: ignore[arg-type]
+        rows = executor.evaluate(EvalRequest(model, phase, EVERYONE, ("test",), t))  # type: ignore[arg-type]
         assert all(np.isfinite(row.loss) for row in rows)
         assert {row.client for row in rows} in ({*EVERYONE}, set() if model == "global" else {*EVERYONE})
-    newcomers = Judge("personal", "received", EVERYONE, ("test",), t, joining=True)  # as if they were new
+    newcomers = EvalRequest("personal", "received", EVERYONE, ("test",), t, joining=True)  # as if they were new
     assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.join(EVERYONE)))
 
 
@@ -167,7 +167,7 @@ def method(request: pytest.FixtureRequest) -> str:
 def test_any_client_may_be_missing(method: str, seed: int) -> None:
     """Fates by chance, in the opening too; one round has a single report. Then a round with everyone."""
     rng = np.random.default_rng(seed)
-    executor = start(method, opening=rng.choice(5, size=2, replace=False).tolist())
+    executor = start(method, initial_round=rng.choice(5, size=2, replace=False).tolist())
     check(executor, 0)
     for t in range(1, ROUNDS):
         fates = rng.choice(["reports", "lost", "away"], size=5, p=[0.5, 0.25, 0.25])
@@ -200,18 +200,18 @@ def test_a_round_without_reports(method: str, gap: int) -> None:
 
 def test_nothing_ever_arrives(method: str) -> None:
     """Neither the opening nor six rounds: the server is where it began. Then a round with everyone."""
-    executor = start(method, opening=())
+    executor = start(method, initial_round=())
     first = kept(executor)
     for t in range(1, ROUNDS + 1):
         empty_round(executor, method, t, away=EVERYONE if t % 3 == 0 else EVERYONE[:t])
     assert equal(kept(executor), first)
-    assert all(count == ROUNDS + job(method).rule.opening for count in counters(executor).values())
+    assert all(count == ROUNDS + job(method).rule.initial_round for count in counters(executor).values())
     everyone_again(executor, ROUNDS + 1)
 
 
 def test_the_same_message_twice(method: str) -> None:
     """A client whose replies are lost is sent what it was sent before, while others were never reached."""
-    executor = start(method, opening=(0,))
+    executor = start(method, initial_round=(0,))
     go(executor, 1, report=(0, 1), away=(4,))
     sent = Sent({c: m for c, m in executor.send(EVERYONE).downlinks.items() if c in (1, 2, 3)}, {})
     before = {c: plain_state(m) for c, m in sent.downlinks.items()}
@@ -230,11 +230,11 @@ def test_stragglers_of_every_method(method: str) -> None:
     go(executor, 1)
     own, message, ends = executor.host.shards[1], executor.send([1]).downlinks[1], list[Any]()
     for work in ((), (1.0,), (0.3,)):
-        module = job(method).recipe.build()
+        module = job(method).factory.build()
         module.load_state_dict(dict(executor.host.states[1]))
         module.round_number = 2
         module.receive(message)  # type: ignore[arg-type]
-        module.adopt(own)
+        module.before_training(own)
         count = -(-len(own.train) // 32)
         whole = [(stage.epochs or 0) * count for stage in module.stages()]
         with torch_threads(1), seeded_global(0, "train", 1, 2):

@@ -72,8 +72,8 @@ def test_light_and_dark(browser: Browser, report: str) -> None:
             paper = seen.style("body", "backgroundColor")
             behind = {".short p": ".short", "pre": "pre", ".banner": ".banner"}
             for text in TEXTS:
-                ground = seen.style(behind[text], "backgroundColor") if text in behind else paper
-                assert contrast(seen.style(text, "color"), ground) >= 4.5, (scheme, text)
+                elastic = seen.style(behind[text], "backgroundColor") if text in behind else paper
+                assert contrast(seen.style(text, "color"), elastic) >= 4.5, (scheme, text)
             assert contrast(seen.style("svg.chart text", "fill"), paper) >= 4.5
             for number in range(COLOURS):
                 shade = seen.page.evaluate(

@@ -19,18 +19,18 @@ from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message
 from pflsim.params import Selector, snapshot
 from pflsim.run_folder.checkpoint import plain as plain_state
 from pflsim.seeding import seeded_global, torch_generator
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=4", "rounds=2", "local_epochs=2", "batch_size=16", "model.hidden=[8]", "lr=0.05"]
@@ -38,14 +38,14 @@ SMALL += ["lockstep=false"]  # which has its own contract: tests/test_lockstep.p
 
 
 @cache
-def job(method: str, *overrides: str) -> Job:
+def job(method: str, *overrides: str) -> PreparedRun:
     """A small run of a method, from its YAML."""
     with composing([CONFIGS]):
         return prepare(plain(composed([f"method={method}", *SMALL, *overrides], [CONFIGS])))
 
 
-def inline(made: Job) -> InlineExecutor:
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+def inline(made: PreparedRun) -> InlineExecutor:
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     return executor
 
@@ -67,7 +67,7 @@ def test_every_part_of_a_method_has_its_name(method: str) -> None:
 
 def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
     made = job(method)
-    executor, module = inline(made), made.recipe.build()
+    executor, module = inline(made), made.factory.build()
     shared = set(module.shared_parameters()) | set(module.shared_buffers())
     for t in (1, 2):
         sent = executor.send(range(4))
@@ -89,7 +89,7 @@ def test_what_is_received_is_neither_written_to_nor_kept_by_the_server(method: s
     """On Ray all receivers of a message look at the same memory, which is taken up for as long as anyone holds it."""
     made = job(method)
     executor = inline(made)
-    executor.fuse(executor.open(range(4))) if made.rule.opening else None
+    executor.fuse(executor.open(range(4))) if made.rule.initial_round else None
     for t in (1, 2):
         sent = executor.send(range(4))
         before = [snapshot(tensors_of(executor.downlink(h))) for h in sent.downlinks.values()]
@@ -146,21 +146,21 @@ def test_training_changes_the_model_and_helps(method: str) -> None:
 
 
 def total_loss(executor: InlineExecutor) -> float:
-    return sum(row.loss for row in executor.evaluate(Judge("personal", "trained", (0, 1, 2, 3), ("train",))))
+    return sum(row.loss for row in executor.evaluate(EvalRequest("personal", "trained", (0, 1, 2, 3), ("train",))))
 
 
 def test_evaluation_changes_nothing(method: str) -> None:
-    judged, left_alone = inline(job(method)), inline(job(method))
+    reported, left_alone = inline(job(method)), inline(job(method))
     for t in (1, 2):
-        for executor in (judged, left_alone):
+        for executor in (reported, left_alone):
             rounds_from(executor, t)
-        before = states(judged), plain_state(judged.server.state)
+        before = states(reported), plain_state(reported.server.state)
         for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
-            judge = Judge(model, phase, (0, 1, 2, 3), ("test", "val"))  # type: ignore[arg-type]
-            assert judged.evaluate(judge) == judged.evaluate(judge)
-        assert same(before[0], states(judged))
-        assert equal(before[1], plain_state(judged.server.state))
-    assert same(states(judged), states(left_alone)), "a run with evaluations differs from one without"
+            request = EvalRequest(model, phase, (0, 1, 2, 3), ("test", "val"))  # type: ignore[arg-type]
+            assert reported.evaluate(request) == reported.evaluate(request)
+        assert same(before[0], states(reported))
+        assert equal(before[1], plain_state(reported.server.state))
+    assert same(states(reported), states(left_alone)), "a run with evaluations differs from one without"
 
 
 def rounds_from(executor: InlineExecutor, t: int) -> None:
@@ -225,17 +225,23 @@ def test_batch_norm(method: str) -> None:
             assert travels == (buffers == "aggregate" and bool(norms))
 
 
-def batch_norm_job(method: str, buffers: str) -> Job:
+def batch_norm_job(method: str, buffers: str) -> PreparedRun:
     small = [o for o in SMALL if not o.startswith("model.")]
     model = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
     with composing([CONFIGS]):
         return prepare(plain(composed([f"method={method}", *small, *model, f"buffers={buffers}"], [CONFIGS])))
 
 
-def test_equal_on_actors(method: str, pool: Pool) -> None:
+def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     made = job(method)
     executor = RayExecutor(
-        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout.even(((0, 3), (1, 2)), 1, 0), pool
+        made.factory,
+        made.dataset,
+        made.partition,
+        made.rule,
+        made.federation,
+        Layout.even(((0, 3), (1, 2)), 1, 0),
+        pool,
     )
     executor.start()
     alone = inline(made)
@@ -245,25 +251,31 @@ def test_equal_on_actors(method: str, pool: Pool) -> None:
     assert equal(executor.server_state(), alone.server_state())
 
 
-def test_newcomers(method: str, pool: Pool, tmp_path: Path) -> None:
+def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
     made = job(method, "eval.holdout_clients=1")
     on_actors = RayExecutor(
-        made.recipe, made.dataset, made.partition, made.rule, made.federation, Layout.even(((0, 3), (1, 2)), 1, 0), pool
+        made.factory,
+        made.dataset,
+        made.partition,
+        made.rule,
+        made.federation,
+        Layout.even(((0, 3), (1, 2)), 1, 0),
+        pool,
     )
     on_actors.start()
-    alone, heard = inline(made), []
+    alone, clients_done = inline(made), []
     before = states(alone)[3]
     for executor in (alone, on_actors):
         records = Records()
-        Simulation(executor, made.plan, tmp_path / str(len(heard)), records).run()
-        heard.append(records)
-    assert heard[0].joined == heard[1].joined and same(states(alone), states(on_actors))
+        Simulation(executor, made.plan, tmp_path / str(len(clients_done)), records).run()
+        clients_done.append(records)
+    assert clients_done[0].joined == clients_done[1].joined and same(states(alone), states(on_actors))
     assert [info.id for info in made.federation.clients] == [0, 1, 2]
-    for record in heard[0].records:
+    for record in clients_done[0].records:
         rows = {row.client for row in record.evaluations}
         assert {*record.cohort, *record.down_bytes, *rows, *(r.client for r in record.reports)} <= {0, 1, 2}
-    (joined,) = heard[0].joined
+    (joined,) = clients_done[0].joined
     assert joined.down_bytes == {3: counted(alone.server.join([3])[3])}
     for rows in (joined.received, joined.trained):
         assert {(row.client, row.split) for row in rows} == {(3, "test"), (3, "val")}
@@ -302,11 +314,11 @@ def test_lightning_trainer_gives_the_same_weights(method: str, tmp_path: Path) -
     rounds(executor, 1, 4)
     own = executor.host.shards[0]
     downlink = executor.downlink(executor.send([0]).downlinks[0])
-    ours, theirs = made.recipe.build(), made.recipe.build()
+    ours, theirs = made.factory.build(), made.factory.build()
     for module in (ours, theirs):
         module.load_state_dict(dict(executor.host.states[0]))
         module.receive(downlink)
-        module.adopt(own)
+        module.before_training(own)
     with torch_threads(1), seeded_global(0, "train", 0, 1):
         train(ours, own.train, torch_generator(0, "batches", 0, 1))
     trainer = Trainer(

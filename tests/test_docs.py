@@ -158,7 +158,7 @@ def test_the_table_of_methods_says_what_judges_them() -> None:
     known = {}
     for path in (ROOT / "configs" / "method").glob("*.yaml"):
         target = yaml.safe_load(path.read_text(encoding="utf-8"))["client"]["_target_"]
-        known[path.stem] = resolve(target, ClientModule).judged_by  # type: ignore[attr-defined]
+        known[path.stem] = resolve(target, ClientModule).reported_model  # type: ignore[attr-defined]
     assert table == known
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pflsim import cli
 from pflsim.config.checks import check, check_sweep
-from pflsim.config.components import PARTS, bind_variants, check_part
+from pflsim.config.components import COMPONENTS, bind_variants, check_part
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
 from pflsim.config.settings import Settings
 
@@ -28,7 +28,7 @@ def settings(*overrides: str) -> Settings:
 
 def sound(found: Settings) -> None:
     check(found)
-    for part in PARTS:
+    for part in COMPONENTS:
         check_part(getattr(found, part), part)
     bind_variants(found.model)
 

@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from support import Records
 
 from pflsim.config.checks import check
-from pflsim.config.components import PARTS, settings_of, targets_of
+from pflsim.config.components import COMPONENTS, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, parse, plain
 from pflsim.config.plain import settings_from
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 TAME = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 COUNTS = [0, 1, -1, 2, 3, 5, 100, 10**5, 10**6, 10**9, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63, 10**18, 10**25]
@@ -49,12 +49,12 @@ def own_keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for f in fields(schema):
         if is_dataclass(hints[f.name]):
             yield from own_keys(hints[f.name], f"{prefix}{f.name}.")
-        elif f.name not in (*PARTS, "names"):
+        elif f.name not in (*COMPONENTS, "names"):
             yield prefix + f.name, hints[f.name]
 
 
 OWN = dict(own_keys(Settings))
-NODES = {part: {p.stem: yaml.safe_load(p.read_text()) for p in (CONFIGS / part).glob("*.yaml")} for part in PARTS}
+NODES = {part: {p.stem: yaml.safe_load(p.read_text()) for p in (CONFIGS / part).glob("*.yaml")} for part in COMPONENTS}
 KNOWN = {
     (part, option): {key: p.annotation for key, p in settings_of(targets_of(node, part), part).items()}
     for part, nodes in NODES.items()
@@ -128,7 +128,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
     config[last] = value
 
 
-def refusal(config: Mapping[str, Any]) -> str | Job:
+def refusal(config: Mapping[str, Any]) -> str | PreparedRun:
     """What is said against a config, or the run made ready."""
     try:
         made = settings_from(config)
@@ -141,16 +141,16 @@ def refusal(config: Mapping[str, Any]) -> str | Job:
         return str(error)
 
 
-def run(job: Job, folder: Path) -> None:
+def run(job: PreparedRun, folder: Path) -> None:
     """A round, which may fail in words."""
-    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
-    plan, heard = replace(job.plan, cohorts=job.plan.cohorts[:1]), Records()
+    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
+    plan, clients_done = replace(job.plan, cohorts=job.plan.cohorts[:1]), Records()
     try:
         executor.start()
-        Simulation(executor, plan, folder, heard).run()
+        Simulation(executor, plan, folder, clients_done).run()
     except RunError as error:
         assert str(error)
-    for row in (row for record in heard.records for row in record.evaluations):
+    for row in (row for record in clients_done.records for row in record.evaluations):
         assert 0 <= row.correct <= row.total
 
 
@@ -244,7 +244,7 @@ def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, sa
 def test_minus_zero_is_zero(made_up: str, rule: str, key: str) -> None:
     config = config_of({**CHOSEN, "partition": rule}, made_up)
     put(config, f"partition.{key}", -0.0)
-    assert isinstance(refusal(config), Job)
+    assert isinstance(refusal(config), PreparedRun)
 
 
 # The command line -----------------------------------------------------------------------------------------------------

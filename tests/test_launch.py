@@ -18,7 +18,7 @@ from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
-PARTS = """
+COMPONENTS = """
     from typing import Literal
     import not_there_and_never_imported
     Size = int | float | str
@@ -49,7 +49,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"mine_{next(NUMBERS)}"
     folder = tmp_path / "my configs"
     files = {
-        f"../{name}.py": PARTS,
+        f"../{name}.py": COMPONENTS,
         "method/own.yaml": f"client: {{_target_: {name}.Client}}\nserver: {{_target_: {name}.Server}}\nmust: 4\n",
         "method/own_strong.yaml": "defaults: [own]\nlam: 9.0\n",
         "method/incomplete.yaml": f"client: {{_target_: {name}.Client}}\nserver: {{_target_: {name}.Server}}\n",

@@ -15,17 +15,17 @@ from support import Records, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
-from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.lockstep.client_training import ClientTraining
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.hosts import client_host
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 ONE_BY_ONE = {"per_fedavg", "pfedme"}
@@ -34,7 +34,7 @@ SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fra
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
         return prepare(plain(composed(["executor=inline", *overrides], [CONFIGS])))
 
@@ -47,19 +47,22 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def run(made: Job, folder: Path) -> tuple[InlineExecutor, Records]:
+def run(made: PreparedRun, folder: Path) -> tuple[InlineExecutor, Records]:
     data = made.dataset
     exact = replace(data, x=data.x.astype(np.float64) / data.scale)
-    executor, records = InlineExecutor(made.recipe, exact, made.partition, made.rule, made.federation), Records()
+    executor, records = (
+        InlineExecutor(made.factory, exact, made.partition, made.rule, made.federation),
+        Records(),
+    )
     executor.start()
-    Simulation(executor, made.plan, folder, records).run()
+    Simulation(executor, made.schedule_batches, folder, records).run()
     return executor, records
 
 
 def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -> None:
     loop, in_turn = run(job(*overrides, "lockstep=false"), folder / "loop")
     made = job(*overrides, "lockstep=true", f"lockstep_clients={together}")
-    assert max(map(len, made.recipe.stacks)) == together
+    assert max(map(len, made.factory.stacks)) == together
     stacked, found_in = run(made, folder / "stacked")
     assert any(len(lockstep.traces) for lockstep in stacked.host.locksteps.values())
     expected, found = states(loop), states(stacked)
@@ -105,7 +108,7 @@ def test_other_convolutional_models(model: str, double: None, tmp_path: Path) ->
 def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
     variants = "model.variants=[{hidden:[8]},{hidden:[6,8]}]"
     made = job("method=fedproto", *SMALL, variants, "lockstep=true")
-    assert all(len({made.recipe.variant_of(c) for c in stack}) == 1 for stack in made.recipe.stacks)
+    assert all(len({made.factory.variant_of(c) for c in stack}) == 1 for stack in made.factory.stacks)
     assert_equal_to_the_loop(tmp_path, "method=fedproto", *SMALL, variants)
 
 
@@ -113,24 +116,28 @@ def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
 def test_methods_that_cannot(method: str) -> None:
     with pytest.raises(SettingsError, match=f"lockstep=true: {method} trains its clients one by one"):
         job(f"method={method}", "lockstep=true")
-    assert job(f"method={method}").recipe.stacks == ()
+    assert job(f"method={method}").factory.stacks == ()
 
 
 def test_convolutions_on_a_cpu_are_stacks_of_one() -> None:
     convolutional = ["model=cnn", "model.padding=2", "clients=4"]
-    assert sorted(job(*convolutional).recipe.stacks) == [(0,), (1,), (2,), (3,)]
-    assert [*map(len, job(*convolutional, "lockstep_clients=4").recipe.stacks)] == [4]
-    assert job(*convolutional, "lockstep=false").recipe.stacks == ()
+    assert sorted(job(*convolutional).factory.stacks) == [(0,), (1,), (2,), (3,)]
+    assert [*map(len, job(*convolutional, "lockstep_clients=4").factory.stacks)] == [4]
+    assert job(*convolutional, "lockstep=false").factory.stacks == ()
 
 
 def test_stacks_are_a_matter_of_the_run() -> None:
     """Every client that trains is in one, those with the largest shards first; more where fewer take part."""
     made = job("clients=12", "eval.holdout_clients=1")
     sizes = [len(rows) for rows in made.partition.train[:11]]
-    flat = [client for stack in made.recipe.stacks for client in stack]
-    assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.recipe.stacks)] == [3, 4, 4]
-    assert [*map(len, job("clients=12", "fraction=0.5").recipe.stacks)] == [6, 6]
-    assert [*map(len, job("clients=12", "lockstep_clients=12").recipe.stacks)] == [12]
+    flat = [client for stack in made.factory.stacks for client in stack]
+    assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.factory.stacks)] == [
+        3,
+        4,
+        4,
+    ]
+    assert [*map(len, job("clients=12", "fraction=0.5").factory.stacks)] == [6, 6]
+    assert [*map(len, job("clients=12", "lockstep_clients=12").factory.stacks)] == [12]
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +149,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     def train_slowly(module: ClientModule, examples: Examples, order: torch.Generator, *_: float) -> Any:
         return loop.train(module, examples, order, share(len(examples)))
 
-    def slow_trainee(*given: Any, **named: Any) -> Trainee:
-        trainee = Trainee(*given, **named)
-        trainee.work = share(trainee.count)
-        return trainee
+    def slow_trainee(*given: Any, **named: Any) -> ClientTraining:
+        member = ClientTraining(*given, **named)
+        member.work = share(member.count)
+        return member
 
     monkeypatch.setattr(client_host, "train", train_slowly)
     monkeypatch.setattr(client_host, "Trainee", slow_trainee)
@@ -155,7 +162,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that do a share of their work, in a stack with others, end as they do alone."""
     made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
-    (stack,) = made.recipe.stacks
+    (stack,) = made.factory.stacks
     kinds = {len(made.partition.train[client]) % 3 for client in stack}
     assert len(kinds) > 1, "no stragglers among them"
     slow(monkeypatch)
@@ -175,12 +182,12 @@ def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> N
     for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=5"]):
         made = job(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
         data = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
-        executor = InlineExecutor(made.recipe, data, made.partition, made.rule, made.federation)
+        executor = InlineExecutor(made.factory, data, made.partition, made.rule, made.federation)
         executor.start()
-        for t, (reached, heard) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
+        for t, (reached, clients_done) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
             trained = executor.train(t, executor.send(reached))
             ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-            executor.server.fuse([up for up in ups if up.client in heard])
+            executor.server.fuse([up for up in ups if up.client in clients_done])
         found.append((states(executor), [report.steps for report in trained.reports]))
     assert found[0][1] == found[1][1]
     for client, state in found[0][0].items():
@@ -208,18 +215,18 @@ CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "frac
 @pytest.mark.parametrize(
     ("method", "small"), [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)]
 )
-def test_equal_on_actors(method: str, small: list[str], pool: Pool, tmp_path: Path) -> None:
+def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_path: Path) -> None:
     """To the bit, wherever the stacks live; also where computations go by how or where values lie in memory."""
     made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
-    first, second = made.recipe.stacks
-    alone = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    first, second = made.factory.stacks
+    alone = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     layout = Layout.even(((*second, 4), first), 1, 0)
-    spread = RayExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation, layout, pool)
+    spread = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
     found = []
     for executor in (alone, spread):
         executor.start()
         records = Records()
-        Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
+        Simulation(executor, made.schedule_batches, tmp_path / str(len(found)), records).run()
         rounds = [(record.evaluations, record.drift) for record in records.records]
         found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
     assert found[0][1:] == found[1][1:]

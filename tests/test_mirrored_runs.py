@@ -19,7 +19,7 @@ from lightning_modules.base import ClientModule
 from pflsim import cli
 from pflsim.errors import SettingsError
 from pflsim.run_folder.remote_copy.begin import fetch
-from pflsim.run_folder.remote_copy.remote_copy import Mirror
+from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 
 RUN = ["method=fedavg", *SMALL, "checkpoint.every=1"]
 NUMBERS = itertools.count()
@@ -135,15 +135,15 @@ def test_what_is_damaged_here_does_not_go_over_what_is_good_there(
 
 def test_a_run_that_fails_is_there_too(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count()
-    real = ClientModule.adopt
+    real = ClientModule.before_training
 
-    def adopt(self: ClientModule, *args: object, **kwargs: object) -> object:
+    def before_training(self: ClientModule, *args: object, **kwargs: object) -> object:
         if next(calls) > 8:
             raise RuntimeError("it is broken")
         return real(self, *args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(ClientModule, "adopt", adopt)
+        patch.setattr(ClientModule, "before_training", before_training)
         assert cli.main([*RUN, "on_client_error=abort", f"run_dir={url}"]) == 1
     there = contents(url)
     log = there["run.log"].decode()
@@ -157,9 +157,9 @@ def test_a_place_that_goes_away(
     straight: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run goes on to its end, says so once, and fails in the end with where everything is."""
-    real = Mirror.tick
+    real = RemoteCopy.tick
     monkeypatch.setattr(
-        Mirror, "tick", lambda mirror: (real(mirror), mirror.wait())
+        RemoteCopy, "tick", lambda remote_copy: (real(remote_copy), remote_copy.wait())
     )  # so that it has been told by then
     url = f"teststore://runs-{next(NUMBERS)}/mine"
 

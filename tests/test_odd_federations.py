@@ -68,16 +68,19 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     monkeypatch.setattr(preparing, "federate", lambda *_: partition)
     monkeypatch.setattr(preparing, "bind", lambda *_, **__: lambda: data)
     job = prepare(settings)
-    executor, heard = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation), Records()
+    executor, clients_done = (
+        InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation),
+        Records(),
+    )
     executor.start()
-    Simulation(executor, job.plan, folder, heard).run()
-    assert [record.round for record in heard.records if record.round] == [1, 2]
-    for record in heard.records:
+    Simulation(executor, job.plan, folder, clients_done).run()
+    assert [record.round for record in clients_done.records if record.round] == [1, 2]
+    for record in clients_done.records:
         for row in record.evaluations:
             sane(row, len(getattr(partition, row.split)[row.client]))
         for report in record.reports:
             assert all(math.isfinite(value) for value in report.losses.values())
-    return heard
+    return clients_done
 
 
 def sane(row: EvalRow, examples: int) -> None:
@@ -92,10 +95,10 @@ def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, lockstep: str
 ) -> None:
     """With a batch larger than every shard, too."""
-    heard = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
-    last = heard.records[-1]
-    judged = {row.client for row in last.evaluations if row.split == "test"}
-    assert judged == {0, 1, 2, 3}
+    clients_done = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
+    last = clients_done.records[-1]
+    reported = {row.client for row in last.evaluations if row.split == "test"}
+    assert reported == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("method", METHODS)

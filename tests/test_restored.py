@@ -54,7 +54,7 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
     made = job(method, "rounds=4", f"fraction={fraction}", "local_epochs=1")
     rule, executor = made.rule, inline(made)
     example = rule.init(made.federation)
-    if rule.opening:
+    if rule.initial_round:
         executor.fuse(executor.open(range(4)))
     for number, cohort in enumerate(made.plan.cohorts, start=1):
         state = executor.server.state

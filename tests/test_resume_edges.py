@@ -108,7 +108,7 @@ def test_a_run_that_fails_is_saved_first(
 ) -> None:
     """In round 3, which is not whole: after it is mended the run goes on after round 2, and ends as a straight one."""
     assert cli.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
-    name = {"train": "adopt", "evaluate": "predict"}[phase]
+    name = {"train": "before_training", "evaluate": "predict"}[phase]
     real = getattr(ClientModule, name)
 
     def broken(self: ClientModule, *arguments: object) -> object:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.messages import Uplink
-from pflsim.run_folder.diagnostics import Views, read_views
+from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics
 from pflsim.run_folder.trace import read_message, read_server
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
@@ -27,7 +27,7 @@ def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
                "trace.rounds=[3]", "tracking.views_every=2", f"run_dir={folder}"]  # fmt: skip
     assert cli.main(options) == 0
-    seen = read_views(folder)
+    seen = read_diagnostics(folder)
     assert seen is not None
     assert seen.round == 3
     found = {m.name: m.values for m in seen.matrices}
@@ -62,7 +62,7 @@ def similarity(folder: Path) -> np.ndarray:
     return values
 
 
-def pictures(folder: Path, seen: Views) -> None:
+def pictures(folder: Path, seen: Diagnostics) -> None:
     """Each kind once at least, and the last one is of the last round."""
     events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0}).Reload()
     kinds = {f"views/{m.name.partition('/')[0]}" for m in seen.matrices}
@@ -75,7 +75,7 @@ def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert cli.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
                         f"run_dir={folder}"]) == 0  # fmt: skip
-    seen = read_views(folder)
+    seen = read_diagnostics(folder)
     assert seen is not None
     (confusion,) = [m.values for m in seen.matrices if m.name == "confusion"]
     counts = json.loads((folder / "partition.json").read_text())["class_counts"][0]["test"]

@@ -49,12 +49,12 @@ class Endangered(FedProx):
         super().__init__(*arguments, mu=0.1, **settings)
         self.traps = Path(traps)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         name = f"{shard.client}_{self.round_number}"
         die_in(self.traps, f"die_train_{name}")
         if caught(self.traps, f"raise_train_{name}"):
             raise ValueError("a trap in training")
-        super().adopt(shard)
+        super().before_training(shard)
 
     def reply(self, shard: Shard) -> Uplink:
         name = f"{shard.client}_{self.round_number}"
@@ -65,12 +65,12 @@ class Endangered(FedProx):
                           num_examples=up.num_examples)  # fmt: skip
         return up
 
-    def adapt(self, shard: Shard) -> None:
+    def before_evaluation(self, shard: Shard) -> None:
         name = f"{shard.client}_{self.round_number}"
         die_in(self.traps, f"die_evaluate_{name}")
         if caught(self.traps, f"raise_evaluate_{name}"):
             raise ValueError("a trap in evaluation")
-        super().adapt(shard)
+        super().before_evaluation(shard)
 
 
 class EndangeredServer(FedAvgServer):

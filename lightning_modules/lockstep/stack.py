@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule
-from lightning_modules.lockstep.notes import Notes
-from lightning_modules.lockstep.plan import Plan, gathered
+from lightning_modules.lockstep.batch_schedule import BatchSchedule, gathered
+from lightning_modules.lockstep.client_training import ClientTraining
+from lightning_modules.lockstep.loss_meter import LossMeter
 from lightning_modules.lockstep.traces import Traces
 from lightning_modules.lockstep.tracing import Step, TracedStep
-from lightning_modules.lockstep.trainee import Trainee
-from lightning_modules.lockstep.values import wear
+from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Stage
 
 FEW, FEWEST = 8, 4
@@ -25,47 +25,52 @@ class Stack:
     """A stage of some clients, the one with the most full batches first; phases are meant by their place in it."""
 
     def __init__(
-        self, module: ClientModule, traces: Traces, stage: Stage, trainees: Sequence[Trainee], plans: Sequence[Plan]
+        self,
+        module: ClientModule,
+        traces: Traces,
+        stage: Stage,
+        members: Sequence[ClientTraining],
+        schedules: Sequence[BatchSchedule],
     ):
         self.module, self.traces, self.phases = module, traces, stage.phases
-        self.trainees, self.plans = trainees, plans
-        self.values = {name: _stacked([t.values[name] for t in trainees]) for name in trainees[0].values}
+        self.members, self.schedules = members, schedules
+        self.values = {name: _stacked([t.values[name] for t in members]) for name in members[0].values}
         self.steps: dict[tuple[int, int], tuple[TracedStep, Step]] = {}
         self.trainable = [phase.trainable.parameters(module) for phase in self.phases]
         self.rates = [module.learning_rate(phase) for phase in self.phases]
         self.momenta: list[dict[str, Tensor]] = [{} for _ in self.phases]
         if module.training_settings.momentum:
             self.momenta = [{k: torch.zeros_like(self.values[k]) for k in names} for names in self.trainable]
-        self.notes = [Notes(module.prefix(phase), len(trainees)) for phase in self.phases]
+        self.notes = [LossMeter(module.prefix(phase), len(members)) for phase in self.phases]
 
     def run(self) -> None:
         """Take all steps of the stage, and give the clients their values back."""
         done = 0
-        for active in range(len(self.plans), 0, -1):
-            end = len(self.plans[active - 1].full)
+        for active in range(len(self.schedules), 0, -1):
+            end = len(self.schedules[active - 1].full)
             if end > done:
                 self._stretch(active, done, end)
                 done = end
-        for row, plan in enumerate(self.plans):
-            for index in plan.others.get(len(plan.full), ()):
+        for row, schedule_batches in enumerate(self.schedules):
+            for index in schedule_batches.others.get(len(schedule_batches.full), ()):
                 self._alone(row, index)
-        for row, trainee in enumerate(self.trainees):
-            trainee.values.update({name: value[row] for name, value in self.values.items()})
-            trainee.taken += self.plans[row].steps
+        for row, member in enumerate(self.members):
+            member.values.update({name: value[row] for name, value in self.values.items()})
+            member.taken += self.schedules[row].steps
             for notes in self.notes:
-                notes.hand_over(row, trainee)
+                notes.hand_over(row, member)
 
     def _stretch(self, active: int, first: int, end: int) -> None:
         """Full batches number `first` to `end` of the first clients, and the smaller ones before each of them."""
-        plans, together = self.plans[:active], active <= FEW or end - first >= FEWEST
+        schedules, together = self.schedules[:active], active <= FEW or end - first >= FEWEST
         smaller: dict[int, list[int]] = {}
-        for row, plan in enumerate(plans):
-            for number in plan.others:
+        for row, schedule_batches in enumerate(schedules):
+            for number in schedule_batches.others:
                 if first <= number < end:
                     smaller.setdefault(number, []).append(row)
-        for number, batch in gathered(self.trainees[:active], plans, first, end):
+        for number, batch in gathered(self.members[:active], schedules, first, end):
             for row in smaller.get(number, ()):
-                for index in plans[row].others[number]:
+                for index in schedules[row].others[number]:
                     self._alone(row, index)
             for at, phase in enumerate(self.phases):
                 if together and phase.lockstep:
@@ -76,7 +81,7 @@ class Stack:
 
     def _alone(self, row: int, index: Tensor) -> None:
         """All phases on a batch of one client."""
-        batch = self.trainees[row].pool.batch(index)
+        batch = self.members[row].pool.batch(index)
         for at in range(len(self.phases)):
             self._step_alone(at, row, batch)
 
@@ -94,7 +99,7 @@ class Stack:
 
     def _step_alone(self, at: int, row: int, batch: Batch) -> None:
         phase, momenta = self.phases[at], self.momenta[at]
-        wear(self.module, {name: value[row] for name, value in self.values.items()})
+        bind_state(self.module, {name: value[row] for name, value in self.values.items()})
         parameters = {name: self.module.get_parameter(name) for name in self.trainable[at]}
         self.module.zero_grad(set_to_none=True)
         terms = self.module.gradients(batch, phase, list(parameters.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_modules.base import Batch, ClientModule
 from lightning_modules.lockstep.tracing import TracedStep
-from lightning_modules.lockstep.values import wear
+from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Phase
 from pflsim.types import Tensors
 
@@ -33,7 +33,7 @@ class Traces:
         if key not in self._made:
             if len(self._made) == MOST:
                 self._made.clear()
-            wear(self.module, {name: value[0] for name, value in values.items()})
+            bind_state(self.module, {name: value[0] for name, value in values.items()})
             plain = not settings.momentum and not settings.weight_decay
             self._made[key] = TracedStep(self.module, phase.objective, trainable, values, batch, plain)
         return self._made[key]

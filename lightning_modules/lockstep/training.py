@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_modules.base import ClientModule
-from lightning_modules.lockstep.plan import plan
+from lightning_modules.lockstep.batch_schedule import schedule_batches
+from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.stack import Stack
 from lightning_modules.lockstep.traces import Traces
-from lightning_modules.lockstep.trainee import Trainee
-from lightning_modules.lockstep.values import wear
+from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Stage
 
 
@@ -28,20 +28,20 @@ class Lockstep:
         self.module = module
         self.traces = Traces(module)
 
-    def train(self, trainees: Sequence[Trainee]) -> None:
+    def train(self, members: Sequence[ClientTraining]) -> None:
         """Train clients for a round; those that are alike go together."""
-        kinds: dict[object, list[Trainee]] = {}
-        for trainee in trainees:
-            kinds.setdefault(trainee.kind, []).append(trainee)
+        kinds: dict[object, list[ClientTraining]] = {}
+        for member in members:
+            kinds.setdefault(member.kind, []).append(member)
         for alike in kinds.values():
-            wear(self.module, alike[0].values)
+            bind_state(self.module, alike[0].values)
             self.module.train()
             for stage in alike[0].stages:
                 self._stage(stage, alike)
             self.module.zero_grad(set_to_none=True)
 
-    def _stage(self, stage: Stage, trainees: Sequence[Trainee]) -> None:
+    def _stage(self, stage: Stage, members: Sequence[ClientTraining]) -> None:
         size, smallest = self.module.training_settings.batch_size, self.module.smallest_batch
-        plans = [plan(trainee, stage, size, smallest) for trainee in trainees]
-        rows = sorted(range(len(trainees)), key=lambda k: (-len(plans[k].full), k))
-        Stack(self.module, self.traces, stage, [trainees[k] for k in rows], [plans[k] for k in rows]).run()
+        schedules = [schedule_batches(member, stage, size, smallest) for member in members]
+        rows = sorted(range(len(members)), key=lambda k: (-len(schedules[k].full), k))
+        Stack(self.module, self.traces, stage, [members[k] for k in rows], [schedules[k] for k in rows]).run()

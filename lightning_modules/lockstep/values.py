@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_modules.base import ClientModule
 
 
-def wear(module: ClientModule, values: dict[str, Tensor]) -> None:
+def bind_state(module: ClientModule, values: dict[str, Tensor]) -> None:
     """Make tensors the module's parameters and buffers, without copying; what it held for a round goes."""
     module.clear_anchors()
     parameters = dict(module.named_parameters())
@@ -27,7 +27,7 @@ def wear(module: ClientModule, values: dict[str, Tensor]) -> None:
 
 
 @contextmanager
-def undressed(module: ClientModule) -> Iterator[None]:
+def restored_state(module: ClientModule) -> Iterator[None]:
     """What a module comes to wear inside the block is off again at its end, and what it was made with is back.
 
     Otherwise it would be left with rows of a stack, wherever in memory these begin. The last bits of a product depend
@@ -39,10 +39,10 @@ def undressed(module: ClientModule) -> Iterator[None]:
     try:
         yield
     finally:
-        wear(module, own)
+        bind_state(module, own)
 
 
-def worn(module: ClientModule) -> dict[str, Tensor]:
+def clone_state(module: ClientModule) -> dict[str, Tensor]:
     """Copies of all parameters and buffers of a module, by name; strides stay as they are."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: value.detach().clone() for name, value in named.items()}

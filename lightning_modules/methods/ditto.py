@@ -37,7 +37,7 @@ class Ditto(ClientModule):
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0):
         super().__init__(net, training)
         self.personal = deepcopy(net)
-        self.lam = training.pull("method.lam", lam)
+        self.lam = training.penalty("method.lam", lam)
         self.received = Anchor({"personal" + name.removeprefix("net"): name for name in self.shared_parameters()})
 
     def schedule(self) -> Schedule:

@@ -15,4 +15,4 @@ class FedALP(ClientModule):
     """
 
     lockstep = True
-    judged_phase = "received"
+    reported_phase = "received"

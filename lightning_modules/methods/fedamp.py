@@ -28,7 +28,7 @@ class FedAMP(ClientModule):
     def __init__(self, net: Net, training: Training, *, lam: float = 1.0, alpha: float):
         super().__init__(net, training)
         strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
-        self.coefficient = training.pull("method.lam/method.alpha", strength)
+        self.coefficient = training.penalty("method.lam/method.alpha", strength)
         self.received = Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:

@@ -9,4 +9,4 @@ class FedAvg(ClientModule):
     """Plain SGD from the server's mean (McMahan et al. 2017, Algorithm 1). Judged by the server's model."""
 
     lockstep = True
-    judged_by = "global"
+    reported_model = "global"

@@ -18,4 +18,4 @@ class FedBN(ClientModule):
 
     lockstep = True
     shared = Selector(("net",), norms="without")
-    judged_phase = "received"
+    reported_phase = "received"

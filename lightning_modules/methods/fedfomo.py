@@ -45,7 +45,7 @@ class FedFomo(ClientModule):
 
     lockstep = True
     needs_validation = True
-    extra_stays = True
+    extra_on_cpu = True
     started: Tensor
 
     def __init__(self, net: Net, training: Training, *, baseline: Literal["previous", "own"] = "previous"):
@@ -60,7 +60,7 @@ class FedFomo(ClientModule):
         """Hold the candidates until `adopt`, which always follows."""
         self._candidates = candidates(downlink)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         """Weigh the candidates and move towards those that help; then remember where local training begins."""
         sent, self._candidates = self._candidates, {}
         if sent:

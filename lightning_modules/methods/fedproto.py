@@ -39,7 +39,7 @@ class FedProto(ClientModule):
 
     lockstep = True
     shared = NOTHING
-    judged_phase = "received"
+    reported_phase = "received"
     compares_features = True
     means: Tensor
     held: Tensor

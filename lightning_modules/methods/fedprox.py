@@ -19,11 +19,11 @@ class FedProx(ClientModule):
     """
 
     lockstep = True
-    judged_by = "global"
+    reported_model = "global"
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):
         super().__init__(net, training)
-        self.mu, self.received = training.pull("method.mu", mu), Anchor(self.shared_parameters())
+        self.mu, self.received = training.penalty("method.mu", mu), Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:
         """Cross-entropy and the proximal term."""

@@ -31,8 +31,8 @@ class FeSEM(ClientModule):
     """
 
     lockstep = True
-    judged_phase = "received"
-    extra_stays = True
+    reported_phase = "received"
+    extra_on_cpu = True
 
     def __init__(self, net: Net, training: Training):
         super().__init__(net, training)
@@ -42,7 +42,7 @@ class FeSEM(ClientModule):
         """Hold the centres until `adopt`, which always follows."""
         self._centres = unpacked(downlink, CENTRE)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         """A newcomer goes to the centre that fits its training examples best."""
         offered, self._centres = self._centres, {}
         if offered:

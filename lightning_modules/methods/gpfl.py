@@ -47,7 +47,7 @@ class GPFL(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, lam: float = 0.01, mu: float = 0.1):
         super().__init__(net, training)
-        self.lam, self.mu = non_negative("method.lam", lam), training.pull("method.mu", mu)
+        self.lam, self.mu = non_negative("method.lam", lam), training.penalty("method.mu", mu)
         self.embeddings = nn.Embedding(net.num_classes, net.feature_width)
         self.valve = ConditionalValve(net.feature_width)
         self.fixed = Anchor()
@@ -57,7 +57,7 @@ class GPFL(ClientModule):
         """All parameters at once, the valve and the embeddings too."""
         return (Phase(trainable=Selector(("",))),)
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         """Fix the embeddings just received, and make both conditions of them (eqs. 5 to 7)."""
         received = self.embeddings.weight.detach()
         shares = torch.bincount(shard.train.y, minlength=len(received)).to(received) / max(shard.num_examples, 1)

@@ -89,9 +89,9 @@ class L2GD(ClientModule):
         load(self.mean, {key.removeprefix("net."): value for key, value in downlink.weights.items()})
         self.met.logical_or_(torch.tensor(bool(downlink.weights)))
 
-    def takes_body(self, downlink: Message) -> bool:
+    def replaces_body(self, downlink: Message) -> bool:
         """Only a newcomer's net is replaced; the others keep x̄ beside it."""
-        return self.joins and super().takes_body(downlink)
+        return self.joins and super().replaces_body(downlink)
 
     def join(self, downlink: Message) -> None:
         """A newcomer starts from x̄."""

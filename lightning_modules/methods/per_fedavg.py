@@ -43,7 +43,7 @@ class PerFedAvg(ClientModule):
         lr_decay, momentum and weight decay act on the step with β alone.
     """
 
-    judged_phase = "received"
+    reported_phase = "received"
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PerFedAvg(ClientModule):
             parameter.grad = gradient
         return {name: value.detach() for name, value in terms.items()}
 
-    def adapt(self, shard: Shard) -> None:
+    def before_evaluation(self, shard: Shard) -> None:
         """One step with α on the mean loss of the training shard (eq. 3)."""
         n, parameters = shard.num_examples, list(self.net.parameters())
         if n < self.smallest_batch:

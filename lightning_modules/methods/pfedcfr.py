@@ -46,8 +46,8 @@ class PFedCFR(ClientModule):
     ):
         super().__init__(net, training)
         strength = non_negative("method.lam", lam) / positive("method.alpha", alpha)
-        self.coefficient = training.pull("method.lam/method.alpha", strength)
-        self.mu = training.pull("method.mu", mu)
+        self.coefficient = training.penalty("method.lam/method.alpha", strength)
+        self.mu = training.penalty("method.mu", mu)
         layout = self.layout(unit)
         threshold = resolve_threshold(r, layout)
         self.mixture = Anchor([name for u in layout[:threshold] for name in u.parameters])

@@ -14,4 +14,4 @@ class PFedLA(ClientModule):
     """
 
     lockstep = True
-    judged_phase = "received"
+    reported_phase = "received"

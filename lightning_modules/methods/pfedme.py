@@ -79,7 +79,7 @@ class PFedMe(ClientModule):
             w.grad = self.lam * (w.detach() - value.detach())
         return {name: value.detach() for name, value in terms.items()}
 
-    def adapt(self, shard: Shard) -> None:
+    def before_evaluation(self, shard: Shard) -> None:
         """Put θ in the place of w: the personal model is θ."""
         del shard
         load(self.net, self.personal())

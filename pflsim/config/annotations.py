@@ -12,7 +12,7 @@ LARGEST = 2**31 - 1
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 
 
-def misfit(annotation: Any, value: Any) -> str | None:
+def type_mismatch(annotation: Any, value: Any) -> str | None:
     """What was expected in place of a value, or None where it fits.
 
     Args:

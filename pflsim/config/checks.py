@@ -33,7 +33,7 @@ AT_LEAST_ONE = (
     "batch_size",
     "lockstep_clients",
     "eval.every",
-    "tracking.views_every",
+    "tracking.diagnostics_every",
     "eval.batch_size",
     "placement.actors",
     "placement.cpus",

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pflsim.config.annotations import misfit
+from pflsim.config.annotations import type_mismatch
 from pflsim.config.names import nearest, shortened
 from pflsim.config.signatures import Parameter, choices_of, find, find_source, gives, signature_of, unknown_target
 from pflsim.errors import SettingsError
 
 __all__ = [
-    "PARTS",
+    "COMPONENTS",
     "SIDES",
     "TARGET",
     "Parameter",
@@ -34,7 +34,7 @@ __all__ = [
     "targets_of",
 ]
 
-PARTS = ("method", "data", "partition", "split", "model")
+COMPONENTS = ("method", "data", "partition", "split", "model")
 TARGET = "_target_"
 SIDES = ("client", "server")
 ADDED = {"model": {"variants": Parameter(list[dict[str, Any]], [], False)}}
@@ -114,7 +114,7 @@ def check_part(node: Mapping[str, Any], part: str = "part") -> dict[str, Paramet
             raise SettingsError(
                 f"{part}.{name}={node[name]!r} is not one of its choices; {nearest(str(node[name]), map(str, choices))}"
             )
-        expected = misfit(parameter.annotation, node[name]) if name in node else None
+        expected = type_mismatch(parameter.annotation, node[name]) if name in node else None
         if expected is not None:
             raise SettingsError(f"{part}.{name}={shortened(node[name])}: expected {expected}")
     return known

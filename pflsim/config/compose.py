@@ -20,7 +20,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pflsim.config.components import PARTS
+from pflsim.config.components import COMPONENTS
 from pflsim.config.help import groups_in
 from pflsim.config.names import shortened
 from pflsim.config.override_errors import ConfigError, check_groups, explain, first_line
@@ -41,7 +41,7 @@ def composing(folders: Sequence[Path]) -> Iterator[None]:
     PartsSearchPath.folders = tuple(folders)
     Plugins.instance().register(PartsSource)
     Plugins.instance().register(PartsSearchPath)
-    root = make_dataclass("Settings", [(part, Any, MISSING) for part in PARTS], bases=(unconverted(Settings),))
+    root = make_dataclass("Settings", [(part, Any, MISSING) for part in COMPONENTS], bases=(unconverted(Settings),))
     ConfigStore.instance().store(name="schema", node=root)
     with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
         yield

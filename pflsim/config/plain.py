@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from pflsim.config.annotations import misfit
-from pflsim.config.components import PARTS, check_part
+from pflsim.config.annotations import type_mismatch
+from pflsim.config.components import COMPONENTS, check_part
 from pflsim.config.names import nearest, shortened
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
@@ -25,7 +25,7 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
         SettingsError: an unknown key, a value of another type, a part that is missing or does not fit its target.
     """
     settings = _fill(Settings, config, "")
-    for part in PARTS:
+    for part in COMPONENTS:
         node = getattr(settings, part)
         if not isinstance(node, Mapping) or not node:
             raise SettingsError(f"{part} is not chosen; give {part}=NAME (the names: python launch.py --help)")
@@ -57,7 +57,7 @@ def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schem
         nested = isinstance(make, type) and is_dataclass(make)
         if nested and not isinstance(value, Mapping):
             raise SettingsError(f"{prefix}{name}={value!r}: expected {prefix}{name}.KEY=VALUE")
-        expected = None if nested else misfit(hints[name], value)
+        expected = None if nested else type_mismatch(hints[name], value)
         if expected is not None and not (name == "seed" and type(value) is int):  # no count: it has bounds of its own
             raise SettingsError(f"{prefix}{name}={shortened(value)}: expected {expected}")
         values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]

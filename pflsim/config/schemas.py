@@ -18,8 +18,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from pflsim.config.annotations import misfit
-from pflsim.config.components import PARTS, SIDES, TARGET, settings_of, targets_of
+from pflsim.config.annotations import type_mismatch
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.config.override_errors import first_line
 from pflsim.errors import SettingsError
 
@@ -38,7 +38,7 @@ class PartsSource(FileConfigSource):
         part, _, name = config_path.removesuffix(".yaml").partition("/")
         try:
             result = super().load_config(config_path)
-            if part in PARTS and isinstance(result.config, DictConfig):
+            if part in COMPONENTS and isinstance(result.config, DictConfig):
                 result.config = typed(result.config, part, name)
         except (SettingsError, YAMLError, OmegaConfBaseException) as error:
             why = first_line(error) if isinstance(error, OmegaConfBaseException) else error
@@ -79,7 +79,7 @@ def typed(config: DictConfig, part: str, name: str) -> DictConfig:
             default = field(default_factory=lambda d=default: dict(d) if isinstance(d, dict) else list(d))
         seen, value = _schema_type(parameter.annotation), given.get(key, MISSING)
         if seen is Any and not str(value).startswith("${") and value != MISSING:  # what OmegaConf would not look at
-            expected = misfit(parameter.annotation, value)
+            expected = type_mismatch(parameter.annotation, value)
             if expected is not None:
                 raise SettingsError(f"{key}={value!r}: expected {expected}")
         rows.append((key, seen, default))

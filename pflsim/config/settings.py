@@ -103,7 +103,7 @@ class Trace:
 class Tracking:
     """What is written for looking at. Nothing here changes a result."""
 
-    views_every: int = 10
+    diagnostics_every: int = 10
     """Matrices (weights between clients, similarity of prototypes, confusion) every so many rounds; the last always."""
     per_client: bool = False
     """Curves of every client in TensorBoard: accuracy and drift. They are in per_client.csv in any case."""

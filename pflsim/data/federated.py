@@ -97,24 +97,24 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class StackedShards:
     """Training examples of several clients in one piece: client c's begin at `first[c]`."""
 
     examples: Examples
     first: dict[int, int]
 
 
-def pooled(shards: Sequence[Shard]) -> tuple[Pool, list[Shard]]:
+def stacked_shards(shards: Sequence[Shard]) -> tuple[StackedShards, list[Shard]]:
     """Lay the training examples of some clients out one after the other; each shard's become a part of them."""
     parts = [own.train for own in shards]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    first, views, at = {}, [], 0
+    first, diagnostics, at = {}, [], 0
     for own in shards:
         end = at + own.num_examples
         first[own.client] = at
-        views.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
+        diagnostics.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
         at = end
-    return Pool(replace(parts[0], x=x, y=y), first), views
+    return StackedShards(replace(parts[0], x=x, y=y), first), diagnostics
 
 
 def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:

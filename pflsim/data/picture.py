@@ -65,7 +65,12 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     top = max(int(held.max()), 2)
     shown = np.ma.masked_equal(held.T, 0)
     image = axes.imshow(
-        shown, aspect="auto", origin="lower", cmap="YlGnBu", norm=LogNorm(0.5, top), interpolation="nearest"
+        shown,
+        aspect="auto",
+        origin="lower",
+        cmap="YlGnBu",
+        norm=LogNorm(0.5, top),
+        interpolation="nearest",
     )
     axes.set_xlabel("client")
     axes.set_ylabel("class (training and validation examples)", fontsize=9)

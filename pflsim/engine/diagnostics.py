@@ -22,7 +22,7 @@ MOST_CLIENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class RoundDiagnostics:
     """What the server saw of a round.
 
     Args:
@@ -36,9 +36,9 @@ class Observation:
     seconds: float = 0.0
 
 
-def observe(
+def diagnose(
     rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int, matrices: bool = False
-) -> Observation:
+) -> RoundDiagnostics:
     """Look at a round after its fusion.
 
     Args:
@@ -50,11 +50,11 @@ def observe(
     """
     start = time.perf_counter()
     shown = _matrices(rule, state, uplinks, clients) if matrices else ()
-    return Observation(drift(uplinks), tuple(shown), time.perf_counter() - start)
+    return RoundDiagnostics(drift(uplinks), tuple(shown), time.perf_counter() - start)
 
 
 def _matrices(rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int) -> list[Matrix]:
-    shown = [m for m in rule.views(state) if max(m.values.shape) <= MOST_CLIENTS]
+    shown = [m for m in rule.diagnostics(state) if max(m.values.shape) <= MOST_CLIENTS]
     sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
     if sent and clients <= MOST_CLIENTS:
         shown.append(prototype_similarity(sent, clients))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from pflsim.engine.diagnostics import Observation
+from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
@@ -15,7 +15,7 @@ Handle = TypeVar("Handle")
 """Stands for messages that live elsewhere: an object reference under Ray, the messages themselves inline."""
 
 
-class Displaced(RunError):
+class NodeLost(RunError):
     """Part of what the executor stands on is gone, a node for example, and what was asked for with it. `recover` goes
     on with what is left.
     """
@@ -49,7 +49,7 @@ class Trained(Generic[Handle]):
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class EvalRequest:
     """Which model to evaluate, on whom, on which splits.
 
     `model` and `phase` as in `EvalRow`; a global model is always "received".
@@ -76,7 +76,7 @@ class Executor(Protocol[Handle]):
     wholly or not at all. So a call that was broken off can be made again. Every call may raise `Displaced`.
     """
 
-    heard: Callable[[int], None]
+    clients_done: Callable[[int], None]
 
     def start(self) -> None:
         """Bring up server and hosts."""
@@ -113,7 +113,7 @@ class Executor(Protocol[Handle]):
         """Have clients reply as they are, before the first round."""
         ...
 
-    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on.
 
         Returns:
@@ -129,7 +129,7 @@ class Executor(Protocol[Handle]):
         """The last fusion is written down: what was before it may go."""
         ...
 
-    def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Judge a model; changes nothing. No rows where the method has no global model.
 
         A personal model as received is made of what is in `sent`, or else of the downlinks as they now are.

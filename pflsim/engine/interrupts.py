@@ -80,7 +80,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
     @contextmanager
-    def deaf(self) -> Iterator[None]:
+    def signals_blocked(self) -> Iterator[None]:
         """No signal has any effect inside the block."""
         mine = self._handle
         self._handle = lambda signum, frame: None  # type: ignore[method-assign]

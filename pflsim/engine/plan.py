@@ -10,7 +10,7 @@ from pflsim.types import Split
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What is decided before the first round.
 
     Args:
@@ -18,21 +18,21 @@ class Plan:
         cohorts: who takes part, round by round.
         clients: N, those that train.
         splits: which splits are judged: test, and val where there is one.
-        judged_phase: when a personal model is judged.
+        reported_phase: when a personal model is judged.
         received: judge personal models both as received and after local training.
         eval_every: evaluate every so many rounds, and in the last.
         eval_all: judge all clients, not only those of the round.
         trace_rounds: rounds whose messages are written out.
         checkpoint_every, checkpoint_seconds, checkpoint_keep: as in the settings, minutes as seconds.
-        opening: all clients reply once before round 1.
+        initial_round: all clients reply once before round 1.
         header: what a checkpoint says of the run.
         units: names of the fusion units, in their order, for the trace.
         newcomers: clients that join after the last round.
         finetune_epochs: how long they then train.
-        judged_by: the model that the method is judged by.
+        reported_model: the model that the method is judged by.
         absentees, stragglers: round by round, of the cohort; empty: none in any round.
         straggler_work: the share of its work that a straggler does.
-        views_every: make matrices to look at every so many rounds, and in the last.
+        diagnostics_every: make matrices to look at every so many rounds, and in the last.
         classes: C; 0: nothing is counted by class.
     """
 
@@ -40,7 +40,7 @@ class Plan:
     cohorts: tuple[tuple[int, ...], ...]
     clients: int
     splits: tuple[Split, ...] = ("test",)
-    judged_phase: Literal["trained", "received"] = "trained"
+    reported_phase: Literal["trained", "received"] = "trained"
     received: bool = False
     eval_every: int = 1
     eval_all: bool = True
@@ -48,16 +48,16 @@ class Plan:
     checkpoint_every: int = 0
     checkpoint_seconds: float = 0.0
     checkpoint_keep: int = 1
-    opening: bool = False
+    initial_round: bool = False
     header: Mapping[str, Any] | None = None
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()
     finetune_epochs: int = 1
-    judged_by: Literal["personal", "global"] = "personal"
+    reported_model: Literal["personal", "global"] = "personal"
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
     straggler_work: float = 0.5
-    views_every: int = 10
+    diagnostics_every: int = 10
     classes: int = 0
 
     def absent(self, round_number: int) -> tuple[int, ...]:
@@ -75,12 +75,12 @@ class Plan:
 
     def following(self, done: int | None) -> int:
         """The round after one, or the first one; round 0 is the opening."""
-        return (0 if self.opening else 1) if done is None else done + 1
+        return (0 if self.initial_round else 1) if done is None else done + 1
 
     @property
-    def judged(self) -> tuple[str, str]:
+    def reported(self) -> tuple[str, str]:
         """Which model is judged, and when: as in `EvalRow`."""
-        return self.judged_by, self.judged_phase if self.judged_by == "personal" else "received"
+        return self.reported_model, self.reported_phase if self.reported_model == "personal" else "received"
 
     @property
     def rounds(self) -> int:

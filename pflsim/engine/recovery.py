@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pflsim.engine.execution import Displaced, Executor
-from pflsim.engine.plan import Plan
+from pflsim.engine.execution import Executor, NodeLost
+from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.checkpoint import newest_checkpoint
 from pflsim.run_folder.journal import Journal
@@ -33,7 +33,7 @@ class Recovery(Generic[Handle]):
     def __init__(
         self,
         executor: Executor[Handle],
-        plan: Plan,
+        plan: RunPlan,
         folder: Path,
         journal: Journal,
         phase: Callable[[int, str, int], None],
@@ -71,7 +71,7 @@ class Recovery(Generic[Handle]):
                 while self._at != self._done:
                     self._repeat(self._plan.following(self._at))
                 self.complete = True
-            except Displaced as loss:
+            except NodeLost as loss:
                 losses += 1
                 if losses == MOST:
                     raise RunError(f"{loss} (the {MOST}th loss while states were brought back)") from None
@@ -81,7 +81,7 @@ class Recovery(Generic[Handle]):
         """See `Executor.recover`; where there is not enough left, the states that there are can be saved still."""
         try:
             return self._executor.recover()
-        except Displaced:
+        except NodeLost:
             raise
         except RunError:
             self.complete = self._at == self._done

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from pflsim.engine.diagnostics import Observation, mean_confusion
-from pflsim.engine.execution import Displaced, Executor, Judge, Sent, Trained
+from pflsim.engine.diagnostics import RoundDiagnostics, mean_confusion
+from pflsim.engine.execution import EvalRequest, Executor, NodeLost, Sent, Trained
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MOST, Recovery
 from pflsim.errors import RunError
 from pflsim.run_folder.checkpoint import Staged, stage_checkpoint
@@ -37,7 +37,7 @@ class Listener(Protocol):
         """A phase of a round begins, in which so many clients have something to do."""
         ...
 
-    def heard(self, clients: int) -> None:
+    def clients_done(self, clients: int) -> None:
         """So many more of them are through with it."""
         ...
 
@@ -66,7 +66,7 @@ class Simulation(Generic[Handle]):
     def __init__(
         self,
         executor: Executor[Handle],
-        plan: Plan,
+        plan: RunPlan,
         folder: Path,
         listener: Listener,
         journal: Journal | None = None,
@@ -78,7 +78,7 @@ class Simulation(Generic[Handle]):
         self.done = done
         self._saved, self._saved_at = done, time.monotonic()
         self._score: float | None = None
-        executor.heard = listener.heard
+        executor.clients_done = listener.clients_done
         self._recovery = Recovery(executor, plan, folder, self.journal, listener.phase, done)
         self._ahead = False  # whether the executor's state is that of a round that is not written down yet
 
@@ -119,7 +119,7 @@ class Simulation(Generic[Handle]):
         for _ in range(MOST):
             try:
                 return work()
-            except Displaced as loss:
+            except NodeLost as loss:
                 said = str(loss)  # the error itself holds whatever the round had in hand
             self.journal.restarted(f"{said}; going on with what is left")
             if self._ahead:
@@ -149,7 +149,7 @@ class Simulation(Generic[Handle]):
 
         The checkpoint is written first and takes its place last: one that is there has all its rounds in the records.
         """
-        score = validation_score(record.evaluations, self.plan.judged)
+        score = validation_score(record.evaluations, self.plan.reported)
         seconds, staged = dict(record.seconds), None
         if self._must_save(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
@@ -183,8 +183,8 @@ class Simulation(Generic[Handle]):
             with phase("train", len(cohort) - len(absent)):
                 trained = self.executor.train(round_number, sent.without(absent), self.plan.work(round_number))
         with phase("fuse"):
-            seen = self._fuse(trained, self._is_due(round_number, self.plan.views_every))
-        seconds |= {"fuse": seconds["fuse"] - seen.seconds, "observe": seen.seconds}
+            seen = self._fuse(trained, self._is_due(round_number, self.plan.diagnostics_every))
+        seconds |= {"fuse": seconds["fuse"] - seen.seconds, "diagnostics": seen.seconds}
         if round_number in self.plan.trace_rounds:
             with phase("trace"):
                 self._trace(round_number, sent, trained)
@@ -193,13 +193,13 @@ class Simulation(Generic[Handle]):
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
-        views = (*seen.matrices, *self._confusion(rows))
-        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, seen.drift, views)
+        diagnostics = (*seen.matrices, *self._confusion(rows))
+        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, seen.drift, diagnostics)
 
     def _opening(self) -> RoundRecord:
         seconds: dict[str, float] = {}
         everyone = tuple(range(self.plan.clients))
-        with self._phase(0, seconds, "opening", len(everyone)):
+        with self._phase(0, seconds, "initial round", len(everyone)):
             with self.interrupts.abandonable():
                 replied = self.executor.open(everyone)
             self._fuse(replied)
@@ -207,7 +207,7 @@ class Simulation(Generic[Handle]):
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, everyone, replied.reports, {}, (), seconds)
 
-    def _fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+    def _fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         seen = self.executor.fuse(trained, matrices)
         self._ahead = True
         return seen
@@ -216,13 +216,13 @@ class Simulation(Generic[Handle]):
         plan = self.plan
         with self.interrupts.abandonable():
             sent = self.executor.join(plan.newcomers)
-            judge = Judge("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
-            received = self.executor.evaluate(judge, sent)
+            request = EvalRequest("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
+            received = self.executor.evaluate(request, sent)
             self._ahead = True  # their new states are no part of the last round's checkpoint
             self.executor.finetune(plan.rounds + 1, sent, plan.finetune_epochs)
             down_bytes = sent.down_bytes
             del sent  # the messages may go now
-            trained = self.executor.evaluate(replace(judge, phase="trained"))
+            trained = self.executor.evaluate(replace(request, phase="trained"))
         return NewcomerRecord(plan.rounds, down_bytes, tuple(received), tuple(trained))
 
     def _is_due(self, round_number: int, every: int) -> bool:
@@ -233,24 +233,24 @@ class Simulation(Generic[Handle]):
         if not self._is_due(round_number, plan.eval_every):
             return ()
         who = tuple(range(plan.clients)) if plan.eval_all else cohort
-        judges = [
-            Judge("personal", plan.judged_phase, who, plan.splits, round_number),
-            Judge("global", "received", who, plan.splits, round_number),
+        requests = [
+            EvalRequest("personal", plan.reported_phase, who, plan.splits, round_number),
+            EvalRequest("global", "received", who, plan.splits, round_number),
         ]
         if plan.received:
-            other = "trained" if plan.judged_phase == "received" else "received"
-            judges.insert(1, Judge("personal", other, who, plan.splits, round_number))
-        if plan.classes and self._is_due(round_number, plan.views_every):
-            judges = [replace(j, confusion=(j.model, j.phase) == plan.judged) for j in judges]
+            other = "trained" if plan.reported_phase == "received" else "received"
+            requests.insert(1, EvalRequest("personal", other, who, plan.splits, round_number))
+        if plan.classes and self._is_due(round_number, plan.diagnostics_every):
+            requests = [replace(j, confusion=(j.model, j.phase) == plan.reported) for j in requests]
         rows: list[EvalRow] = []
-        for judge in judges:
+        for request in requests:
             self.listener.phase(round_number, "evaluate", len(who))
-            rows += self.executor.evaluate(judge)
+            rows += self.executor.evaluate(request)
         return tuple(rows)
 
     def _confusion(self, rows: Sequence[EvalRow]) -> list[Matrix]:
-        judged = [row for row in rows if row.split == "test" and (row.model, row.phase) == self.plan.judged]
-        found = mean_confusion(judged, self.plan.classes)
+        reported = [row for row in rows if row.split == "test" and (row.model, row.phase) == self.plan.reported]
+        found = mean_confusion(reported, self.plan.classes)
         return [] if found is None else [found]
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.figures.svg import GRID, INK, dress
+from pflsim.figures.svg import GRID, INK, style_axes
 
 
 def draw_clients(
@@ -50,7 +50,7 @@ def draw_clients(
     axes.set_ylabel("test accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.set_title(title, loc="left", fontsize="medium")
-    dress(axes)
+    style_axes(axes)
     axes.grid(False, axis="x")
     axes.grid(color=GRID, axis="y")
     return figure

@@ -36,7 +36,7 @@ def drawing() -> AbstractContextManager[None]:
     return rc_context({"font.size": FONT_SIZE})
 
 
-def dress(axes: Any) -> None:
+def style_axes(axes: Any) -> None:
     """Give axes the colours and the plainness of the page."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)

@@ -1,7 +1,7 @@
 """Matrices that show a round: who learns from whom, how alike clients are, what is taken for what.
 
-The server and the hosts work them out in the rounds that ask for it; `views.safetensors` in the run folder has the
-newest ones.
+The server and the hosts compute them in the rounds that ask for it. `diagnostics.safetensors` in the run folder holds
+the newest.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.files import write_atomically
 from pflsim.types import Axis, Matrix
 
-FILE = "views.safetensors"
+FILE = "diagnostics.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
+class Diagnostics:
     """The matrices of a round."""
 
     round: int
     matrices: tuple[Matrix, ...]
 
 
-def write_views(folder: Path, views: Views) -> None:
+def write_diagnostics(folder: Path, diagnostics: Diagnostics) -> None:
     """Write them into a run folder in place of older ones."""
     from safetensors.numpy import save
 
-    head = {"round": str(views.round)}
-    for number, matrix in enumerate(views.matrices):
+    head = {"round": str(diagnostics.round)}
+    for number, matrix in enumerate(diagnostics.matrices):
         about = asdict(matrix)
         del about["values"]
         head[str(number)] = json.dumps(about)
-    tensors = {str(n): np.ascontiguousarray(m.values, np.float32) for n, m in enumerate(views.matrices)}
+    tensors = {str(n): np.ascontiguousarray(m.values, np.float32) for n, m in enumerate(diagnostics.matrices)}
     write_atomically(folder / FILE, save(tensors, head))
 
 
-def read_views(folder: Path) -> Views | None:
+def read_diagnostics(folder: Path) -> Diagnostics | None:
     """Read them back; None where a run has none.
 
     Raises:
@@ -56,17 +56,17 @@ def read_views(folder: Path) -> Views | None:
         with safe_open(path, "numpy") as file:
             head = file.metadata() or {}
             count = len(head) - 1
-            return Views(
+            return Diagnostics(
                 int(head["round"]), tuple(_matrix(head[str(n)], file.get_tensor(str(n))) for n in range(count))
             )
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def cut_views(folder: Path, after: int) -> None:
+def cut_diagnostics(folder: Path, after: int) -> None:
     """Remove those of a round later than that one, and what cannot be read; the next ones take their place."""
     try:
-        found = read_views(folder)
+        found = read_diagnostics(folder)
     except SettingsError:
         found = None
     if found is None or found.round > after:

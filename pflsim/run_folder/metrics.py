@@ -96,9 +96,9 @@ def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
     return {scope: stats for scope, stats in found if stats is not None}
 
 
-def validation_score(rows: Sequence[EvalRow], judged: tuple[str, str]) -> float | None:
+def validation_score(rows: Sequence[EvalRow], reported: tuple[str, str]) -> float | None:
     """Mean validation accuracy of the model and phase that count; None where nothing of the kind was evaluated."""
-    stats = accuracy_stats([row for row in rows if row.split == "val" and (row.model, row.phase) == judged])
+    stats = accuracy_stats([row for row in rows if row.split == "val" and (row.model, row.phase) == reported])
     return None if stats is None else stats.mean
 
 

@@ -28,8 +28,8 @@ class RunMeta:
         clients: N.
         rounds: how many rounds are planned.
         seed: the run's seed.
-        judged_by: the model the method is judged by.
-        judged_phase: when the personal model is judged: after the client's local training, or as received.
+        reported_model: the model the method is judged by.
+        reported_phase: when the personal model is judged: after the client's local training, or as received.
         evaluated_on: whose data the figures are about.
         newcomers: how many of the clients are held out of the training, and of all figures but their own.
         finetune_epochs: how long they train when they have joined.
@@ -43,15 +43,15 @@ class RunMeta:
     clients: int
     rounds: int
     seed: int
-    judged_by: Model = "personal"
-    judged_phase: Phase = "trained"
+    reported_model: Model = "personal"
+    reported_phase: Phase = "trained"
     evaluated_on: Literal["all", "participants"] = "all"
     newcomers: int = 0
     finetune_epochs: int = 1
 
     def phase(self, model: Model) -> Phase:
         """When a model is judged; the global one always as the server sends it, for no client trains it."""
-        return self.judged_phase if model == "personal" else "received"
+        return self.reported_phase if model == "personal" else "received"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "rounds_planned": meta.rounds,
         "seed": meta.seed,
         "seconds": round(summary.seconds, 3),
-        "judged_by": meta.judged_by,
-        "judged_phase": meta.phase(meta.judged_by),
+        "reported_model": meta.reported_model,
+        "reported_phase": meta.phase(meta.reported_model),
         "accuracy_of": {
             "split": "test",
             "clients": meta.evaluated_on,

@@ -50,10 +50,10 @@ class ServerRule(ABC, Generic[State]):
 
     unit: UnitKind = "module"
     """What a fusion unit is to this rule."""
-    opening: bool = False
+    initial_round: bool = False
     """Whether all clients reply once before round 1, as they are, and the rule fuses that."""
 
-    def everyone(self, round_number: int, rounds: int) -> bool:
+    def full_participation(self, round_number: int, rounds: int) -> bool:
         """Whether all clients take part in this round, however few the settings ask for; a fixed rule."""
         del round_number, rounds
         return False
@@ -105,7 +105,7 @@ class ServerRule(ABC, Generic[State]):
         del state
         return {}
 
-    def views(self, state: State) -> Sequence[Matrix]:
+    def diagnostics(self, state: State) -> Sequence[Matrix]:
         """Matrices to look at after a fusion, such as who is given how much of whom."""
         del state
         return ()

@@ -109,7 +109,7 @@ class FedALP(ServerRule[State]):
         """T_pre: the share of the rounds, rounded half up, and 1 to rounds − 1."""
         return max(1, min(int(self.warmup * rounds + 0.5), rounds - 1))
 
-    def everyone(self, round_number: int, rounds: int) -> bool:
+    def full_participation(self, round_number: int, rounds: int) -> bool:
         """All clients take part in round T_pre, since all of them are put into groups."""
         return round_number == self.warmup_rounds(rounds)
 
@@ -233,7 +233,7 @@ class FedALP(ServerRule[State]):
         models = {f"group/{key}": stack(state.models, key) for key in state.weights}
         return {"psi": state.psi, "groups": state.groups, **models}
 
-    def views(self, state: State) -> list[Matrix]:
+    def diagnostics(self, state: State) -> list[Matrix]:
         """Ψ, to look at."""
         if not state.models:
             return []

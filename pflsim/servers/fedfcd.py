@@ -80,7 +80,7 @@ class FedFCD(ServerRule[State]):
         self.batch = int(positive("method.server_batch", server_batch))
         self.weighting: Weighting = prototype_weighting
         self.feature_alignment, self.decision_fusion = feature_alignment, decision_fusion
-        self.opening = feature_alignment or decision_fusion
+        self.initial_round = feature_alignment or decision_fusion
         self.architecture: nn.Module | None = None
 
     def init(self, federation: Federation) -> State:

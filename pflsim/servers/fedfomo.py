@@ -105,7 +105,7 @@ class FedFomo(ServerRule[State]):
         """`affinity` [N, N]."""
         return {"affinity": state.affinity}
 
-    def views(self, state: State) -> list[Matrix]:
+    def diagnostics(self, state: State) -> list[Matrix]:
         """The same weights, to look at."""
         return between_clients(self.numbers(state), "affinity", "Affinities P")
 

@@ -30,4 +30,4 @@ class FedGH(FedFCD):
             feature_alignment=False,
             decision_fusion=True,
         )
-        self.opening = False
+        self.initial_round = False

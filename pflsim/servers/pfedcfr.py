@@ -125,6 +125,6 @@ class PFedCFR(ServerRule[State]):
             named[f"zeta/{name}"] = full
         return named
 
-    def views(self, state: State) -> list[Matrix]:
+    def diagnostics(self, state: State) -> list[Matrix]:
         """The same weights, to look at."""
         return between_clients(self.numbers(state), "zeta", "Mixing weights ζ")

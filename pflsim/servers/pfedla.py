@@ -152,7 +152,7 @@ class PFedLA(ServerRule[State]):
             named |= {f"{name}/weight": layer.weight, f"{name}/bias": layer.bias}
         return {**named, "embedding": state.nets.embeddings}
 
-    def views(self, state: State) -> list[Matrix]:
+    def diagnostics(self, state: State) -> list[Matrix]:
         """The same weights, to look at."""
         return between_clients(self.numbers(state), "alpha", "Aggregation weights α")
 

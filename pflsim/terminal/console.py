@@ -15,7 +15,7 @@ from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import Figure, NewcomerFigures, RunMeta, Summary
 from pflsim.terminal.live import Live, Status
-from pflsim.terminal.streams import Patient, can_print
+from pflsim.terminal.streams import IgnoreClosedPipe, can_print
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,7 +80,9 @@ class Console:
     ):
         self.meta = meta
         self.memory_of = "the driver; actors are not counted" if joined else "all processes together"
-        self.stream = cast(TextIO, Patient(stream or sys.stdout))  # the run goes on where nobody reads it any more
+        self.stream = cast(
+            TextIO, IgnoreClosedPipe(stream or sys.stdout)
+        )  # the run goes on where nobody reads it any more
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
@@ -119,7 +121,7 @@ class Console:
         status = self._status
         status.round, status.phase, status.done, status.due = round_number, name, 0, due
 
-    def heard(self, clients: int) -> None:
+    def clients_done(self, clients: int) -> None:
         """So many more clients are through with the phase."""
         self._status.done += clients
 
@@ -158,8 +160,8 @@ class Console:
 
     def _newest(self, metrics: RoundMetrics, memory_mb: float) -> list[str]:
         """The newest figures, for the live display."""
-        judged = self.meta.judged_by
-        scope = Scope(judged, "test", self.meta.phase(judged))
+        reported = self.meta.reported_model
+        scope = Scope(reported, "test", self.meta.phase(reported))
         stats, lines = metrics.accuracy.get(scope), self._status.lines
         if stats is not None:
             by = metrics.accuracy.get(scope._replace(split="val"), stats)
@@ -167,7 +169,7 @@ class Console:
                 self._best = by.mean, metrics.round, stats.mean
             chosen = "by validation" if by is not stats else "on test data (oracle)"
             lines = [
-                f"round {metrics.round}: {judged} accuracy {stats.mean:.3f}, worst tenth "
+                f"round {metrics.round}: {reported} accuracy {stats.mean:.3f}, worst tenth "
                 f"{stats.worst_decile:.3f}; best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
             ]
         up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
@@ -177,10 +179,10 @@ class Console:
 
     def line(self, metrics: RoundMetrics) -> str:
         """The richest form of a round's line that fits: first the two traffics merge, then they go, then more."""
-        judged = self.meta.judged_by
-        other: Model = "global" if judged == "personal" else "personal"
+        reported = self.meta.reported_model
+        other: Model = "global" if reported == "personal" else "personal"
         head = f"round {metrics.round:>{len(str(self.meta.rounds))}}/{self.meta.rounds}"
-        accuracy = (self._accuracy(metrics, judged, worst=True), self._accuracy(metrics, other, worst=False))
+        accuracy = (self._accuracy(metrics, reported, worst=True), self._accuracy(metrics, other, worst=False))
         loss = [f"{name} {_three_digits(value)}" for name, value in list(metrics.losses.items())[:1]]
         up, down = format_bytes(metrics.traffic.up_bytes), format_bytes(metrics.traffic.down_bytes)
         traffic = f"up {up:<7}  down {down:<7}"
@@ -220,8 +222,8 @@ class Console:
             self._print(line)
         rounds = sum(self._seconds)
         up, down = format_bytes(summary.traffic.up_bytes), format_bytes(summary.traffic.down_bytes)
-        self._print(f"* {self.meta.method} is judged by its {self.meta.judged_by} model, "
-                    f"{WHEN[self.meta.phase(self.meta.judged_by)]}")  # fmt: skip
+        self._print(f"* {self.meta.method} is judged by its {self.meta.reported_model} model, "
+                    f"{WHEN[self.meta.phase(self.meta.reported_model)]}")  # fmt: skip
         if summary.newcomers is not None:
             self._print(f"newcomers    {self._newcomers(summary.newcomers)}")
         self._print(f"traffic      up {up}, down {down}")
@@ -262,7 +264,7 @@ class Console:
             table.add_column(name, justify="right")
         for model in get_args(Model):
             figures = summary.accuracy[model]
-            mark = " *" if model == self.meta.judged_by else ""
+            mark = " *" if model == self.meta.reported_model else ""
             if figures.last is None:
                 table.add_row(model + mark, *[self.dash] * 5, end_section=True)
                 continue

@@ -14,7 +14,7 @@ REFRESHES = 2
 """A second: often enough to be followed, and less than a hundredth of a core."""
 PHASES = {
     "start": "starting",
-    "opening": "opening",
+    "initial round": "initial round",
     "downlink": "sending",
     "train": "training",
     "fuse": "fusing",

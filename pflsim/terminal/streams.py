@@ -16,7 +16,7 @@ def can_print(text: str, stream: TextIO) -> bool:
     return True
 
 
-def let_go(stream: TextIO) -> None:
+def detach_if_closed(stream: TextIO) -> None:
     """Where nobody reads it any more, have Python not stumble over that at its end."""
     try:
         stream.flush()
@@ -24,7 +24,7 @@ def let_go(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class Patient:
+class IgnoreClosedPipe:
     """A stream whose reader may go away, like a terminal that is closed: what it does not take any more is dropped."""
 
     def __init__(self, stream: TextIO):

@@ -13,7 +13,7 @@ import ray
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
 from ray_actors.cluster.local_ray import PREFIX
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement.layout import Layout, Supply
 from ray_actors.placement.nodes import alive_nodes
 
@@ -30,19 +30,19 @@ class JoinedRay:
 
     def __init__(self, address: str):
         self.address = address
-        self._pool = Pool()
+        self._pool = ActorPool()
         if not ray.is_initialized():
             join(address)
 
     def supply(self, placement: Placement) -> Supply:
         """What is free on the nodes that are alive; what the actors here hold would be given back."""
-        return Supply.of(alive_nodes(self._pool.seats), placement.cpus)
+        return Supply.of(alive_nodes(self._pool.specs), placement.cpus)
 
-    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
+    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
         """Where the actors of a run come from; those that it has no use for end."""
         del store_mb  # whoever started the cluster has decided that
         self._pool.patience_s = placement.wait_s
-        self._pool.trim(layout.seats)
+        self._pool.trim(layout.specs)
         return self._pool
 
     def clear(self, placement: Placement, store_mb: int) -> None:

@@ -13,8 +13,8 @@ import ray
 from pflsim.config.settings import Placement
 from ray_actors.cluster import local_ray
 from ray_actors.cluster.watch import Watch
-from ray_actors.executor.actor_pool import Pool
-from ray_actors.placement.actor_spec import ACTOR_MB, Seat
+from ray_actors.executor.actor_pool import ActorPool
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec
 from ray_actors.placement.layout import Layout, Supply
 
 
@@ -33,8 +33,8 @@ class LocalRay:
         self._theirs = ray.is_initialized()
         self._size: tuple[int, int, int] | None = None  # CPUs, GPUs, MiB of store of the Ray that we started
         self._folder: Path | None = None
-        self._request: set[Seat] | None = None
-        self._pool = Pool()
+        self._request: set[ActorSpec] | None = None
+        self._pool = ActorPool()
 
     def supply(self, placement: Placement) -> Supply:
         """What there will be to place on; the memory of actors that are up already counts as free."""
@@ -44,15 +44,15 @@ class LocalRay:
         resources = ray.cluster_resources()
         return Supply(resources.get("CPU", 0.0), resources.get("GPU", 0.0), free)
 
-    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> Pool:
+    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
         """Where the actors of a run come from; Ray is up then, with declared CPUs and GPUs and at least this store."""
         self._fit(_cpus(placement), placement.gpus, store_mb)
-        request = set(layout.seats)
+        request = set(layout.specs)
         if request != self._request:
             self._pool.close()  # actors that ask for something else would hold what the new ones need
             self._request = request
         elif len(request) > 1:
-            self._pool.trim(layout.seats)  # of one kind as many as ever fit may stay, of several not
+            self._pool.trim(layout.specs)  # of one kind as many as ever fit may stay, of several not
         return self._pool
 
     def clear(self, placement: Placement, store_mb: int) -> None:

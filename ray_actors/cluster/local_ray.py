@@ -56,7 +56,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     # Ray switches token authentication on by itself, which is right, and says so each time, which is noise.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     # Ray's processes belong to our group: what is sent to all of it would end them before the state is saved.
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+    clients_done = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -75,7 +75,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     finally:
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray takes it, and one that has come would end us at once
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, clients_done)
     _guardians[folder] = Guardian(folder, _descendants())
     return folder
 

@@ -12,17 +12,17 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
-from pflsim.engine.execution import Displaced
+from pflsim.engine.execution import NodeLost
 from pflsim.errors import ClientError, RunError
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import DEATHS, LOOK_S, check_lost, how_it_died, verdict, wait_for_memory
-from ray_actors.executor.fingerprint import Origin, origin
-from ray_actors.hosts.failure_policy import Referee
+from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
+from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.hosts.retries import Failure
 from ray_actors.placement.layout import Layout
 from ray_actors.placement.nodes import addresses, alive_ids
 
-TOLD = 5.0
+PROGRESS_TIMEOUT_S = 5.0
 """Seconds in which Ray has told by now whether an actor was up; of one that is dead or has answered it knows at once,
 but on a busy machine news may come in another order."""
 MOST_BACK = 10
@@ -61,27 +61,27 @@ class Task:
         return tuple(client for unit in self.units for client in unit)
 
 
-class Crew:
+class ActorGroup:
     """Client actors that are replaced when they die.
 
     Args:
         pool: where they come from.
         layout: which clients live on which of them.
         parts: recipe, data set and partition.
-        referee: decides what becomes of failures.
+        failure_policy: decides what becomes of failures.
     """
 
-    def __init__(self, pool: Pool, layout: Layout, parts: tuple[Any, Any, Any], referee: Referee):
-        self._pool, self._referee = pool, referee
+    def __init__(self, pool: ActorPool, layout: Layout, parts: tuple[Any, Any, Any], failure_policy: FailurePolicy):
+        self._pool, self._failure_policy = pool, failure_policy
         self._recipe, self._dataset, self._partition = parts
         self._data: tuple[ObjectRef, ObjectRef] | None = None
-        self._met: set[Origin] = set()
+        self._met: set[RuntimeFingerprint] = set()
         self._move(layout)
 
     def _move(self, layout: Layout) -> None:
-        self._groups, self._nodes = layout.groups, {seat.node for seat in layout.seats if seat.node}
-        self._seats = layout.seats
-        self._hosts = self._pool.hosts(layout.seats)
+        self._groups, self._nodes = layout.groups, {spec.node for spec in layout.specs if spec.node}
+        self._seats = layout.specs
+        self._hosts = self._pool.hosts(layout.specs)
         self._settled: list[ObjectRef] = []
 
     @property
@@ -108,19 +108,19 @@ class Crew:
 
     def move(self, layout: Layout) -> None:
         """Have the clients live elsewhere; actors that are there already build new hosts. See `wait`."""
-        self._pool.trim(layout.seats)
+        self._pool.trim(layout.specs)
         self._move(layout)
         self._data = None  # it may be what was lost
         self.settle()
         self.wait()
 
-    def run(self, tasks: Sequence[Task], call: Call, heard: Callable[[int], None] | None = None) -> list[Task]:
+    def run(self, tasks: Sequence[Task], call: Call, clients_done: Callable[[int], None] | None = None) -> list[Task]:
         """Have the work done, again where that is the rule.
 
         Args:
             tasks: what to do.
             call: how it is asked of an actor.
-            heard: called with the number of clients of every task that is over, as soon as it is.
+            clients_done: called with the number of clients of every task that is over, as soon as it is.
 
         Returns:
             The tasks in which somebody's work came to something.
@@ -131,20 +131,20 @@ class Crew:
         """
         pending = [self._start(task, call) for task in tasks]
         try:
-            return self._run(pending, call, heard)
-        except Displaced:
+            return self._run(pending, call, clients_done)
+        except NodeLost:
             for task in pending:  # so that the others are free for what comes now
                 with suppress(Exception):
                     ray.cancel(task.refs[0])
             raise
 
-    def _run(self, pending: list[Task], call: Call, heard: Callable[[int], None] | None) -> list[Task]:
+    def _run(self, pending: list[Task], call: Call, clients_done: Callable[[int], None] | None) -> list[Task]:
         done: list[Task] = []
         told: set[ObjectRef] = set()
         backs: Counter[int] = Counter()
         while pending:
             try:
-                self._await(pending, told, heard)
+                self._await(pending, told, clients_done)
                 said: Mapping[int, Any] = ray.get(pending[0].refs[0])
             except DEATHS as death:
                 task = pending.pop(0)
@@ -171,13 +171,13 @@ class Crew:
                 done.append(replace(task, good=good))
             for failure in dict.fromkeys(r for r in said.values() if isinstance(r, Failure)):
                 placed = replace(failure, where=self._where(task.host))
-                rest = self._referee.again(placed, task.tries, task.before)
+                rest = self._failure_policy.again(placed, task.tries, task.before)
                 if rest:
                     redone = replace(task, units=(rest,), tries=task.tries + 1, before=failure)
                     pending.append(self._start(redone, call))
         return done
 
-    def _await(self, pending: Sequence[Task], told: set[ObjectRef], heard: Callable[[int], None] | None) -> None:
+    def _await(self, pending: Sequence[Task], told: set[ObjectRef], clients_done: Callable[[int], None] | None) -> None:
         """Wait until the first of the tasks is over, and tell meanwhile of all that are."""
         clients = {task.refs[0]: len(task.clients) for task in pending if task.refs[0] not in told}
         while clients and pending[0].refs[0] not in told:
@@ -187,8 +187,8 @@ class Crew:
             for ref in found:
                 done = clients.pop(ref)
                 told.add(ref)
-                if heard is not None:
-                    heard(done)
+                if clients_done is not None:
+                    clients_done(done)
 
     @property
     def _patience(self) -> float | None:
@@ -199,7 +199,7 @@ class Crew:
         """Raises `Displaced` where a node has left that has client actors: calls to them might never come back."""
         if self._nodes and (gone := self._nodes - alive_ids()):
             names = ", ".join(sorted(addresses(gone)))
-            raise Displaced(f"{len(gone)} of {len(self._nodes)} nodes with client actors left the cluster: {names}")
+            raise NodeLost(f"{len(gone)} of {len(self._nodes)} nodes with client actors left the cluster: {names}")
 
     def _is_back(self, host: int, death: Exception) -> bool:
         """Whether an actor that could not be reached can be again; raises `Displaced` where its node is gone."""
@@ -217,17 +217,17 @@ class Crew:
 
         A task of several units is divided, so that next time it is seen which of them it is.
         """
-        host, rule = task.host, self._referee.on_error.rule
+        host, rule = task.host, self._failure_policy.on_error.rule
         what = f"its actor died, {self._where(host)}: {how_it_died(death)}"
         wait_for_memory(death)
         self._replace(host)
         error = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
         failure = Failure(error, task.clients, kind="death")
         if len(task.units) > 1 and rule == "drop":
-            self._referee.journal.say(f"{error}; tried again one by one")
+            self._failure_policy.journal.say(f"{error}; tried again one by one")
             rest = task.clients
         else:
-            rest = self._referee.again(failure, task.tries, task.before)
+            rest = self._failure_policy.again(failure, task.tries, task.before)
         return self._divided(task, rest, failure)
 
     def _after_error(self, task: Task, error: RayTaskError) -> list[Task]:
@@ -237,10 +237,10 @@ class Crew:
         what = f"{type(cause).__name__}: {cause}"
         failed = ClientError(task.clients[0], task.round_number, _with(task), what, task.clients)
         failure = Failure(failed, task.clients, str(error), where=self._where(task.host))
-        if len(task.units) > 1 and self._referee.on_error.rule == "drop":
-            self._referee.journal.failure(f"{failed}; tried again one by one", str(error))
+        if len(task.units) > 1 and self._failure_policy.on_error.rule == "drop":
+            self._failure_policy.journal.failure(f"{failed}; tried again one by one", str(error))
             return self._divided(task, task.clients, failure)
-        return self._divided(task, self._referee.again(failure, task.tries, task.before), failure)
+        return self._divided(task, self._failure_policy.again(failure, task.tries, task.before), failure)
 
     def _divided(self, task: Task, clients: Sequence[int], failure: Failure) -> list[Task]:
         """The units of a task, one by one, of which these clients are all or nothing."""
@@ -249,12 +249,12 @@ class Crew:
 
     def _settle(self, number: int) -> ObjectRef:
         assert self._data is not None
-        recipe = self._recipe.seated(self._seats[number].gpus)
-        return self._hosts[number].settle.remote(recipe, *self._data, self._groups[number])
+        factory = self._recipe.seated(self._seats[number].gpus)
+        return self._hosts[number].settle.remote(factory, *self._data, self._groups[number])
 
     def _wait_for(self, number: int) -> None:
         """Wait until an actor is up; one that dies before is replaced as often as the rule allows."""
-        allowed, attempt, backs = self._referee.on_error.tries_without_drop, 0, 0
+        allowed, attempt, backs = self._failure_policy.on_error.tries_without_drop, 0, 0
         while True:
             try:
                 while not ray.wait([self._settled[number]], timeout=self._patience)[0]:
@@ -269,29 +269,29 @@ class Crew:
                 if attempt == allowed:
                     raise RunError(f"{what} (tried {attempt + 1} times)") from None
                 attempt += 1
-                self._referee.journal.say(f"{what}; another is started")
+                self._failure_policy.journal.say(f"{what}; another is started")
                 wait_for_memory(death)
                 self._replace(number)
             except RayTaskError as error:
                 check_lost(error)
                 cause = error.cause if isinstance(error.cause, BaseException) else error
                 what = f"client actor {number} cannot start: {type(cause).__name__}: {cause}"
-                self._referee.journal.failure(what, str(error))
+                self._failure_policy.journal.failure(what, str(error))
                 raise RunError(what) from None
             else:
                 return
 
     def _compare(self, number: int) -> None:
         """Refuse an actor whose results could not be compared with those of this process."""
-        theirs: Origin = ray.get(self._settled[number])
-        mine, known = origin(), {met.address for met in self._met}
+        theirs: RuntimeFingerprint = ray.get(self._settled[number])
+        mine, known = runtime_fingerprint(), {met.address for met in self._met}
         if (why := theirs.differs(mine)) and self._nodes:
             raise RunError(
                 f"client actor {number}, {theirs}, runs on something else than the driver on {mine.address}: {why}; "
                 "results would not be comparable, so install the same on every node"
             )
         if theirs.processor != mine.processor and theirs.address not in known:
-            self._referee.journal.say(
+            self._failure_policy.journal.say(
                 f"node {theirs.address} computes with {theirs.processor}, the driver's with {mine.processor}: the last "
                 "bits of the results may depend on which clients are where"
             )
@@ -299,7 +299,7 @@ class Crew:
 
     def _replace(self, number: int) -> None:
         """Start another actor in place of a dead one; what it is asked to do waits until it is up."""
-        self._referee.journal.restarted()
+        self._failure_policy.journal.restarted()
         self._hosts[number] = self._pool.replace(self._hosts[number])
         self._settled[number] = self._settle(number)
 
@@ -307,7 +307,7 @@ class Crew:
         """Which actor, for messages."""
         place = "while it was starting"
         with suppress(*DEATHS, RayTaskError):
-            if ray.wait([self._settled[number]], timeout=TOLD)[0]:
+            if ray.wait([self._settled[number]], timeout=PROGRESS_TIMEOUT_S)[0]:
                 place = str(ray.get(self._settled[number]))
         return f"client actor {number}, {place}"
 

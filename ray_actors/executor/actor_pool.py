@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from ray_actors.executor.client_actor import RemoteHost
 from ray_actors.executor.server_actor import RemoteServer
-from ray_actors.placement.actor_spec import ACTOR_MB, Seat
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec
 from ray_actors.placement.reservations import release, reserve
 
 
@@ -21,12 +21,12 @@ from ray_actors.placement.reservations import release, reserve
 class _Host:
     """A client actor, with its seat and, on a cluster, what is reserved for it."""
 
-    seat: Seat
+    spec: ActorSpec
     reserved: Any
     actor: Any
 
 
-class Pool:
+class ActorPool:
     """Starts actors and, while it lives, gives them again to whoever asks for the same: each takes seconds to start.
 
     Args:
@@ -44,11 +44,11 @@ class Pool:
         return len(self._hosts)
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def specs(self) -> tuple[ActorSpec, ...]:
         """Of all client actors that there are."""
-        return tuple(host.seat for host in self._hosts)
+        return tuple(host.spec for host in self._hosts)
 
-    def hosts(self, seats: Sequence[Seat]) -> list[Any]:
+    def hosts(self, specs: Sequence[ActorSpec]) -> list[Any]:
         """A client actor on each of these seats, in their order; they may still be starting.
 
         Raises:
@@ -56,18 +56,18 @@ class Pool:
         """
         spare = list(self._hosts)
         chosen: list[_Host | None] = []
-        for seat in seats:
-            kept = next((host for host in spare if host.seat == seat), None)
+        for spec in specs:
+            kept = next((host for host in spare if host.spec == spec), None)
             if kept is not None:
                 spare.remove(kept)
             chosen.append(kept)
-        missing = [seat for seat, host in zip(seats, chosen, strict=True) if host is None]
-        reserved = reserve([seat for seat in missing if seat.node], self.patience_s)
+        missing = [spec for spec, host in zip(specs, chosen, strict=True) if host is None]
+        reserved = reserve([spec for spec in missing if spec.node], self.patience_s)
         try:
-            for at, seat in enumerate(seats):
+            for at, spec in enumerate(specs):
                 if chosen[at] is None:
-                    place = reserved[0] if seat.node else None
-                    chosen[at] = made = _Host(seat, place, _start(seat, place))
+                    place = reserved[0] if spec.node else None
+                    chosen[at] = made = _Host(spec, place, _start(spec, place))
                     self._hosts.append(made)
                     if place is not None:
                         reserved.remove(place)
@@ -76,12 +76,12 @@ class Pool:
             raise
         return [host.actor for host in chosen if host is not None]
 
-    def trim(self, seats: Sequence[Seat]) -> None:
+    def trim(self, specs: Sequence[ActorSpec]) -> None:
         """End the client actors that these seats have no use for, and give back what was reserved for them."""
-        wanted = Counter(seats)
+        wanted = Counter(specs)
         for host in list(self._hosts):
-            wanted[host.seat] -= 1
-            if wanted[host.seat] < 0:
+            wanted[host.spec] -= 1
+            if wanted[host.spec] < 0:
                 self._end(host)
 
     def replace(self, actor: Any) -> Any:
@@ -92,12 +92,12 @@ class Pool:
             self._server = None
             return self.server()
         host = self._host_of(actor)
-        host.actor = _start(host.seat, host.reserved)
+        host.actor = _start(host.spec, host.reserved)
         return host.actor
 
     def node_of(self, actor: Any) -> str:
         """The id of the node that an actor is on, empty where there is only one."""
-        return "" if actor is self._server else self._host_of(actor).seat.node
+        return "" if actor is self._server else self._host_of(actor).spec.node
 
     def server(self) -> Any:
         """The server actor, beside the driver. It asks for no CPU of its own, for it works while the hosts wait."""
@@ -128,8 +128,8 @@ class Pool:
         raise ValueError("this actor is not of this pool")
 
 
-def _start(seat: Seat, reserved: Any) -> Any:
-    options: dict[str, Any] = {"num_cpus": seat.cpus, "num_gpus": seat.gpus}
+def _start(spec: ActorSpec, reserved: Any) -> Any:
+    options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": spec.gpus}
     if reserved is not None:
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=0)
         options["memory"] = ACTOR_MB * 2**20

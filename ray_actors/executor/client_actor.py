@@ -10,13 +10,13 @@ import torch
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message
 from pflsim.types import EvalRow, TrainReport
-from ray_actors.executor.fingerprint import Origin, origin
-from ray_actors.executor.zero_copy import Parcel
+from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
+from ray_actors.executor.zero_copy import ZeroCopyMessage
 from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.retries import Attempts, Failure, Reply
 
@@ -31,17 +31,19 @@ class RemoteHost:
     each once, with a state for every client behind them.
     """
 
-    def settle(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]) -> Origin:
+    def settle(
+        self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]
+    ) -> RuntimeFingerprint:
         """Build the host of these clients in place of any that was here; returns where that is."""
         try:
-            self.host = ClientHost(recipe, dataset, partition, clients)
+            self.host = ClientHost(factory, dataset, partition, clients)
         except torch.cuda.OutOfMemoryError as error:
             raise RuntimeError(in_words(error)) from error
-        return origin()
+        return runtime_fingerprint()
 
     def pid(self) -> int:
         """The process id."""
-        return origin().pid
+        return runtime_fingerprint().pid
 
     def train(
         self, units: Units, positions: Sequence[int], round_number: int, work: Mapping[int, float], *brought: Any
@@ -57,7 +59,7 @@ class RemoteHost:
         with self._brought(units, positions, brought) as messages:
             found = Attempts(self.host, units).finetune(round_number, epochs, messages)
         said = {client: result if isinstance(result, Failure) else None for client, result in found.items()}
-        return said, *(Parcel(found[client]) if said[client] is None else None for client in found)
+        return said, *(ZeroCopyMessage(found[client]) if said[client] is None else None for client in found)
 
     def open(self, units: Units, positions: Sequence[int], *brought: Any) -> tuple[Any, ...]:
         """As `ClientHost.open`: what is said of every client, and the uplinks in a parcel."""
@@ -65,11 +67,11 @@ class RemoteHost:
             return _parcels(Attempts(self.host, units).open())[:2]
 
     def evaluate(
-        self, units: Units, positions: Sequence[int], judge: Judge, *brought: Any
+        self, units: Units, positions: Sequence[int], request: EvalRequest, *brought: Any
     ) -> dict[int, list[EvalRow] | Failure]:
         """As `ClientHost.evaluate`."""
         with self._brought(units, positions, brought) as messages:
-            return Attempts(self.host, units).evaluate(judge, messages)
+            return Attempts(self.host, units).evaluate(request, messages)
 
     @contextmanager
     def _brought(self, units: Units, positions: Sequence[int], brought: Sequence[Any]) -> Iterator[dict[int, Message]]:
@@ -87,8 +89,8 @@ class RemoteHost:
 def _parcels(found: Mapping[int, Reply | Failure]) -> tuple[Any, ...]:
     """What is said of every client (its report with what is not finite, or its failure), uplinks, states."""
     said: dict[int, tuple[TrainReport, str] | Failure] = {}
-    states: list[Parcel | None] = []
+    states: list[ZeroCopyMessage | None] = []
     for client, result in found.items():
         said[client] = result if isinstance(result, Failure) else (result.report, result.nonfinite)
-        states.append(None if isinstance(result, Failure) else Parcel(result.state))
-    return said, Parcel([r.uplink for r in found.values() if isinstance(r, Reply)]), *states
+        states.append(None if isinstance(result, Failure) else ZeroCopyMessage(result.state))
+    return said, ZeroCopyMessage([r.uplink for r in found.values() if isinstance(r, Reply)]), *states

@@ -20,7 +20,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from pflsim.engine.execution import Displaced
+from pflsim.engine.execution import NodeLost
 
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 THRESHOLD = "RAY_memory_usage_threshold", 0.95
@@ -92,4 +92,4 @@ def check_lost(error: Exception) -> None:
     """Raises `Displaced` where an error says that an object is lost, which a call was given or has made."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ObjectLostError):
-        raise Displaced("what was on a node that left the cluster is missing") from None
+        raise NodeLost("what was on a node that left the cluster is missing") from None

@@ -14,16 +14,16 @@ from ray.exceptions import RayError, RayTaskError
 from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import AT_ONCE, Examples, Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.resume import fixed_settings
 from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.gpu import CONTEXT_MB
 from ray_actors.hosts.server_host import ServerHost
 from ray_actors.placement.layout import Supply
-from ray_actors.prepare import Job
+from ray_actors.prepare import PreparedRun
 
 FILLED = 0.9
 """Of a GPU's memory: the rest is for what fragments, and for what the dry run has not seen."""
@@ -110,16 +110,16 @@ class Trial:
     """The share of its mini-batches."""
 
 
-def trials(job: Job) -> list[Trial]:
+def trials(job: PreparedRun) -> list[Trial]:
     """For each variant of the model the largest unit of any round, and of those the one with the most examples."""
     sizes = [len(rows) for rows in job.partition.train]
     best: dict[int, tuple[int, ...]] = {}
     for cohort in sorted(set(job.plan.cohorts[:COHORTS])):
-        for unit in job.recipe.units(cohort):
-            variant = job.recipe.variant_of(unit[0])
+        for unit in job.factory.units(cohort):
+            variant = job.factory.variant_of(unit[0])
             if variant not in best or _size(unit, sizes) > _size(best[variant], sizes):
                 best[variant] = unit
-    whole = {client: stack for stack in job.recipe.stacks for client in stack}
+    whole = {client: stack for stack in job.factory.stacks for client in stack}
     return [
         Trial(whole.get(unit[0], unit), unit, min(1.0, BATCHES / max(job.work[c] for c in unit)))
         for _, unit in sorted(best.items())
@@ -131,12 +131,17 @@ def _size(unit: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def measure(
-    recipe: Recipe, dataset: Dataset, partition: Partition, server: ServerHost, tried: Sequence[Trial], memory: Memory
+    factory: ClientFactory,
+    dataset: Dataset,
+    partition: Partition,
+    server: ServerHost,
+    tried: Sequence[Trial],
+    memory: Memory,
 ) -> Footprint:
     """Train each of them for a few mini-batches and evaluate one batch; what took the most is what counts.
 
     Args:
-        recipe: of the run, with a whole GPU.
+        factory: of the run, with a whole GPU.
         dataset: of the run.
         partition: of the run.
         server: has the state that the run begins with; this changes it.
@@ -146,16 +151,16 @@ def measure(
     found: list[Footprint] = []
     for trial in tried:
         memory.begin()
-        host = ClientHost(recipe, dataset, partition, trial.stack)
-        if server.rule.opening:
+        host = ClientHost(factory, dataset, partition, trial.stack)
+        if server.rule.initial_round:
             server.fuse(host.open(trial.unit)[0])
         messages = server.downlinks(trial.unit)
         share = dict.fromkeys(trial.unit, trial.work)
         host.train(1, trial.unit, range(len(trial.unit)), *messages.values(), work=share)
         client = trial.unit[0]
-        own, most = host.shards[client], recipe.eval_batch_size or AT_ONCE[host.device.type]
+        own, most = host.shards[client], factory.eval_batch_size or AT_ONCE[host.device.type]
         host.shards[client] = replace(own, test=_first(own.test, most))
-        host.evaluate(Judge("personal", "trained", (client,), ("test",)), (client,), ())
+        host.evaluate(EvalRequest("personal", "trained", (client,), ("test",)), (client,), ())
         found.append(Footprint(len(trial.unit), memory.peak() + CONTEXT_MB * 2**20, memory.total()))
         del host, own
     return max(found, key=lambda f: f.peak)
@@ -173,16 +178,22 @@ class DryRunner:
         return True
 
     def measure(
-        self, recipe: Recipe, dataset: Dataset, partition: Partition, server: Any, tried: list[Trial], memory: Memory
+        self,
+        factory: ClientFactory,
+        dataset: Dataset,
+        partition: Partition,
+        server: Any,
+        tried: list[Trial],
+        memory: Memory,
     ) -> Footprint | str:
         """See `measure`; a failure in words."""
         try:
-            return measure(recipe, dataset, partition, ServerHost(*server), tried, memory)
+            return measure(factory, dataset, partition, ServerHost(*server), tried, memory)
         except Exception as error:
             return in_words(error)
 
 
-def footprint(job: Job, cpus: float) -> Footprint:
+def footprint(job: PreparedRun, cpus: float) -> Footprint:
     """Measure in an actor that has a GPU to itself, and end it.
 
     On a cluster it is one GPU of those that are free, which stands for all: each actor is held to its share of its own.
@@ -201,7 +212,12 @@ def footprint(job: Job, cpus: float) -> Footprint:
             raise SettingsError(
                 f"placement.actors_per_gpu=auto: no GPU was free for a dry run within {FREE_S:g} s; give a number"
             )
-        parts = job.recipe.seated(1.0), job.dataset, job.partition, (job.rule, job.federation, job.recipe.threads)
+        parts = (
+            job.factory.seated(1.0),
+            job.dataset,
+            job.partition,
+            (job.rule, job.federation, job.factory.threads),
+        )
         found: Footprint | str = ray.get(runner.measure.remote(*parts, trials(job), MEMORY))
     except RayTaskError as error:
         found = in_words(error.cause if isinstance(error.cause, Exception) else error)
@@ -214,7 +230,7 @@ def footprint(job: Job, cpus: float) -> Footprint:
     return found
 
 
-def most_per_gpu(job: Job, supply: Supply) -> int:
+def most_per_gpu(job: PreparedRun, supply: Supply) -> int:
     """How many actors there could be for each GPU, whatever its memory: no more than are wanted, or a CPU each.
 
     An actor keeps about one CPU busy with telling the GPU what to do, so that more of them would wait for each other.
@@ -227,7 +243,7 @@ def most_per_gpu(job: Job, supply: Supply) -> int:
     if placement.clients_per_actor != "auto":
         actors = -(-clients // int(placement.clients_per_actor))
         return -(-actors // placement.gpus)
-    parts = clients - sum(len(stack) - 1 for stack in job.recipe.stacks)
+    parts = clients - sum(len(stack) - 1 for stack in job.factory.stacks)
     cpus = sum(node.cpus for node in supply.nodes if node.gpus >= 1) if supply.nodes else supply.cpus
     return max(1, min(-(-parts // placement.gpus), int(cpus) // placement.gpus))
 
@@ -238,7 +254,7 @@ class DryRuns:
     def __init__(self) -> None:
         self._known: dict[str, Footprint] = {}
 
-    def decide(self, job: Job, most: int, cpus: float, clear: Callable[[], None]) -> tuple[Placement, str]:
+    def decide(self, job: PreparedRun, most: int, cpus: float, clear: Callable[[], None]) -> tuple[Placement, str]:
         """The placement with a number for `actors_per_gpu`, and what is said of it.
 
         Args:
@@ -257,7 +273,7 @@ class DryRuns:
         return replace(placement, actors_per_gpu=per_gpu), found.told(per_gpu)
 
 
-def _key(job: Job) -> str:
+def _key(job: PreparedRun) -> str:
     """Equal for runs whose clients take the same memory: of the seed only how many train together counts."""
     settings = {k: v for k, v in fixed_settings(job.settings).items() if k.partition(".")[0] not in WEIGHTLESS}
     return repr((settings, [len(trial.unit) for trial in trials(job)]))

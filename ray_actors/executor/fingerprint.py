@@ -17,7 +17,7 @@ import torch
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 
 
-class Origin(NamedTuple):
+class RuntimeFingerprint(NamedTuple):
     """Where an actor is and what it runs on.
 
     Args:
@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     versions: str
     processor: str
 
-    def differs(self, other: Origin) -> str:
+    def differs(self, other: RuntimeFingerprint) -> str:
         """What would make its results not comparable with the other's, in words; empty: nothing."""
         if self.versions != other.versions:
             return f"{self.versions} there, {other.versions} here"
@@ -46,11 +46,11 @@ class Origin(NamedTuple):
         return f"process {self.pid} on node {self.address}"
 
 
-def origin() -> Origin:
+def runtime_fingerprint() -> RuntimeFingerprint:
     """Of this process."""
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}"
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return Origin(os.getpid(), ray.util.get_node_ip_address(), code_digest(), versions, processor)
+    return RuntimeFingerprint(os.getpid(), ray.util.get_node_ip_address(), code_digest(), versions, processor)
 
 
 @cache

@@ -18,22 +18,22 @@ from ray.experimental import get_object_locations
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.diagnostics import Observation
-from pflsim.engine.execution import Displaced, Judge, Sent, Trained
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import EvalRequest, NodeLost, Sent, Trained
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint import plain
 from pflsim.run_folder.journal import Journal
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
-from ray_actors.executor.actor_group import Crew, Task
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_group import ActorGroup, Task
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import check_lost
 from ray_actors.executor.server_handle import ServerActor
-from ray_actors.executor.zero_copy import Parcel
-from ray_actors.hosts.client_factory import InitialStates, Recipe
-from ray_actors.hosts.failure_policy import Referee
-from ray_actors.placement.elastic import Ground
+from ray_actors.executor.zero_copy import ZeroCopyMessage
+from ray_actors.hosts.client_factory import ClientFactory, InitialStates
+from ray_actors.hosts.failure_policy import FailurePolicy
+from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout
 from ray_actors.placement.nodes import alive_ids, whereabouts
 
@@ -43,7 +43,7 @@ SMALL = 100 * 1024
 """Bytes up to which Ray may have an object in the driver's process instead of on a node."""
 FOUND_S = 30.0
 """Seconds in which an object is brought, or is known to be lost."""
-PARTS = 8
+COMPONENTS = 8
 """Calls into which the training of one host is divided, at most: what a dead actor has to do again is the last part."""
 
 Units = Sequence[tuple[int, ...]]
@@ -59,44 +59,44 @@ class RayExecutor:
         pool: where the actors come from.
         on_error: what becomes of clients that fail, and of actors that die.
         journal: hears of them.
-        ground: how the layout comes to be on nodes that come and go; None: there is one machine.
+        elastic: how the layout comes to be on nodes that come and go; None: there is one machine.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        factory: ClientFactory,
         dataset: Dataset,
         partition: Partition,
         rule: ServerRule[Any],
         federation: Federation,
         layout: Layout,
-        pool: Pool,
+        pool: ActorPool,
         on_error: OnError | None = None,
         journal: Journal | None = None,
-        ground: Ground | None = None,
+        elastic: ElasticLayout | None = None,
     ):
-        self.recipe, self.layout, self._host_of = recipe, layout, layout.host_of()
-        self._ground = ground
+        self.factory, self.layout, self._host_of = factory, layout, layout.host_of()
+        self._ground = elastic
         self.journal = journal or Journal()
         on_error = on_error or OnError("retry", 3)
-        self.referee = Referee(on_error, recipe.on_nonfinite, self.journal)
-        self.server = ServerActor(pool, (rule, federation, recipe.threads), on_error, self.journal)
-        self.crew = Crew(pool, layout, (recipe, dataset, partition), self.referee)
+        self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.journal)
+        self.server = ServerActor(pool, (rule, federation, factory.threads), on_error, self.journal)
+        self.actor_group = ActorGroup(pool, layout, (factory, dataset, partition), self.failure_policy)
         self.states: dict[int, ObjectRef] = {}
         self._before: tuple[ObjectRef | None, dict[int, ObjectRef]] | None = None
-        self.heard: Callable[[int], None] = lambda done: None
+        self.clients_done: Callable[[int], None] = lambda done: None
 
     def start(self) -> None:
         """Settle the actors and wait until all of them are up."""
         self.states = {}
         self.server.settle()
-        self.crew.settle()
+        self.actor_group.settle()
         self.server.wait()
-        self.crew.wait()
+        self.actor_group.wait()
 
     def whereabouts(self) -> str:
         """How many client actors there are on which node, and which has the server."""
-        return whereabouts(self.layout.seats)
+        return whereabouts(self.layout.specs)
 
     def refresh(self) -> None:
         """Lay the clients out anew where nodes have joined and that is asked for."""
@@ -120,9 +120,9 @@ class RayExecutor:
     def _move(self, layout: Layout) -> None:
         self.layout, self._host_of = layout, layout.host_of()
         try:
-            self.crew.move(layout)
+            self.actor_group.move(layout)
         except SettingsError as error:  # others were faster
-            raise Displaced(f"the clients have no place: {error}") from None
+            raise NodeLost(f"the clients have no place: {error}") from None
 
     def _are_there(self) -> bool:
         """Whether all states are: those with a copy on a node that is alive, and small ones, which the driver has."""
@@ -164,8 +164,10 @@ class RayExecutor:
             made = host.train.options(num_returns=2 + len(positions))
             return made.remote(units, positions, round_number, work, *brought)
 
-        done = self.crew.run(
-            self._tasks(self.recipe.units(sent.downlinks), round_number, "local training", PARTS), call, self.heard
+        done = self.actor_group.run(
+            self._tasks(self.factory.units(sent.downlinks), round_number, "local training", COMPONENTS),
+            call,
+            self.clients_done,
         )
         return self._trained(done)
 
@@ -176,9 +178,11 @@ class RayExecutor:
             _, brought = self._brought(units)
             return host.open.options(num_returns=2).remote(units, [], *brought)
 
-        return self._trained(self.crew.run(self._tasks(_alone(clients), 0, "opening"), call, self.heard))
+        return self._trained(
+            self.actor_group.run(self._tasks(_alone(clients), 0, "initial round"), call, self.clients_done)
+        )
 
-    def fuse(self, trained: Trained[ObjectRef], matrices: bool = False) -> Observation:
+    def fuse(self, trained: Trained[ObjectRef], matrices: bool = False) -> RoundDiagnostics:
         """Hand the references to the server and wait for it."""
         before = self.server.state, self.states
         seen = self.server.change("fuse", matrices, *trained.uplinks)
@@ -194,7 +198,7 @@ class RayExecutor:
             made = host.finetune.options(num_returns=1 + len(positions))
             return made.remote(units, positions, round_number, epochs, *brought)
 
-        done = self.crew.run(self._tasks(_alone(sent.downlinks), round_number, "fine-tuning"), call)
+        done = self.actor_group.run(self._tasks(_alone(sent.downlinks), round_number, "fine-tuning"), call)
         self._before = self.server.state, self.states
         new = {c: ref for task in done for c, ref in zip(task.clients, task.refs[1:], strict=True) if c in task.good}
         self.states = {**self.states, **new}
@@ -210,23 +214,25 @@ class RayExecutor:
         """What was before may go."""
         self._before = None
 
-    def evaluate(self, judge: Judge, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
+    def evaluate(self, request: EvalRequest, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
         """Judge on all hosts at once; rows come in the order of the client ids."""
         handles: Mapping[int, ObjectRef] = {}
-        if judge.model == "global":
+        if request.model == "global":
             offered, message = self.server.ask("send_global", returns=2)
             with _known():
                 if not ray.get(offered):
                     return []
-            handles = dict.fromkeys(judge.clients, message)
-        elif judge.phase == "received":
-            handles = (self.send(judge.clients) if sent is None else sent).downlinks
+            handles = dict.fromkeys(request.clients, message)
+        elif request.phase == "received":
+            handles = (self.send(request.clients) if sent is None else sent).downlinks
 
         def call(host: Any, units: Units) -> list[ObjectRef]:
             positions, brought = self._brought(units, handles)
-            return [host.evaluate.remote(units, positions, judge, *brought)]
+            return [host.evaluate.remote(units, positions, request, *brought)]
 
-        done = self.crew.run(self._tasks(_alone(judge.clients), judge.round_number, "evaluation"), call, self.heard)
+        done = self.actor_group.run(
+            self._tasks(_alone(request.clients), request.round_number, "evaluation"), call, self.clients_done
+        )
         found: dict[int, list[EvalRow]] = {client: rows for task in done for client, rows in task.good.items()}
         return [row for client in sorted(found) for row in found[client]]
 
@@ -253,10 +259,10 @@ class RayExecutor:
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """The private states, a few clients fetched at a time, so that memory stays at these."""
-        recipe, everyone = self.recipe, sorted(self._host_of)
+        factory, everyone = self.factory, sorted(self._host_of)
         untouched = [client for client in everyone if client not in self.states]
-        variants = {recipe.variant_of(client) for client in untouched}
-        initial = InitialStates(recipe, {variant: recipe.build(variant) for variant in variants})
+        variants = {factory.variant_of(client) for client in untouched}
+        initial = InitialStates(factory, {variant: factory.build(variant) for variant in variants})
         for first in range(0, len(everyone), FETCHED):
             some = everyone[first : first + FETCHED]
             held = [client for client in some if client in self.states]
@@ -266,8 +272,8 @@ class RayExecutor:
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Take over saved states."""
-        self.server.change("restore", ray.put(Parcel(server)))
-        self.states = {client: ray.put(Parcel(state)) for client, state in clients}
+        self.server.change("restore", ray.put(ZeroCopyMessage(server)))
+        self.states = {client: ray.put(ZeroCopyMessage(state)) for client, state in clients}
 
     def _tasks(self, units: Units, round_number: int, phase: str, parts: int = 1) -> list[Task]:
         """The units of every host, in so many calls at most."""
@@ -291,7 +297,7 @@ class RayExecutor:
         states = {
             c: ref for task in done for c, ref in zip(task.clients, task.refs[2:], strict=False) if c in task.good
         }
-        self.referee.tell_kept({c: words for task in done for c, (_, words) in task.good.items() if words})
+        self.failure_policy.tell_kept({c: words for task in done for c, (_, words) in task.good.items() if words})
         uplinks = [task.refs[1] for task in done if task.good]
         return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)), states)
 

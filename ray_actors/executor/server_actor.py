@@ -8,11 +8,11 @@ from typing import Any
 
 import ray
 
-from pflsim.engine.diagnostics import Observation
+from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.messages import Uplink, payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
-from ray_actors.executor.zero_copy import Parcel
+from ray_actors.executor.zero_copy import ZeroCopyMessage
 from ray_actors.hosts.server_host import ServerHost, identity
 
 
@@ -32,22 +32,22 @@ class RemoteServer:
         """The process id."""
         return os.getpid()
 
-    def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[Observation, Parcel]:
+    def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[RoundDiagnostics, ZeroCopyMessage]:
         """As `ServerHost.fuse`, with the state that comes of it."""
-        return self.host.fuse(*uplinks, matrices=matrices), Parcel(self.host.state)
+        return self.host.fuse(*uplinks, matrices=matrices), ZeroCopyMessage(self.host.state)
 
-    def restore(self, saved: object) -> tuple[int, Parcel]:
+    def restore(self, saved: object) -> tuple[int, ZeroCopyMessage]:
         """As `ServerHost.restore`, with the state that comes of it."""
         self.host.restore(saved)
-        return 0, Parcel(self.host.state)
+        return 0, ZeroCopyMessage(self.host.state)
 
     def numbers(self) -> Tensors:
         """As `ServerHost.numbers`."""
         return self.host.numbers()
 
-    def saved_state(self) -> Parcel:
+    def saved_state(self) -> ZeroCopyMessage:
         """As `ServerHost.saved_state`."""
-        return Parcel(self.host.saved_state())
+        return ZeroCopyMessage(self.host.saved_state())
 
     def send(self, clients: Sequence[int], new: bool = False) -> tuple[Any, ...]:
         """The messages to these clients (they may be `new`).
@@ -58,17 +58,17 @@ class RemoteServer:
         """
         numbers: dict[tuple[int | None, ...], int] = {}
         sent: dict[int, tuple[int, int]] = {}
-        stored: list[Parcel | None] = []
+        stored: list[ZeroCopyMessage | None] = []
         messages = self.host.join(clients) if new else self.host.downlinks(clients)
         for client, message in messages.items():
             key = identity(message)
             if key not in numbers:
                 numbers[key] = len(stored)
-                stored.append(Parcel(message))
+                stored.append(ZeroCopyMessage(message))
             sent[client] = numbers[key], payload_bytes(message)
         return sent, *stored, *[None] * (len(clients) - len(stored))
 
-    def send_global(self) -> tuple[bool, Parcel | None]:
+    def send_global(self) -> tuple[bool, ZeroCopyMessage | None]:
         """Whether the method has a global model, and the model."""
         message = self.host.global_message()
-        return message is not None, None if message is None else Parcel(message)
+        return message is not None, None if message is None else ZeroCopyMessage(message)

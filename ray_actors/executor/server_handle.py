@@ -12,7 +12,7 @@ from ray.exceptions import ObjectLostError, RayTaskError
 from pflsim.config.on_client_error import OnError
 from pflsim.errors import ServerError
 from pflsim.run_folder.journal import Journal
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import DEATHS, check_lost, how_it_died, wait_for_memory
 
 
@@ -26,7 +26,7 @@ class ServerActor:
         journal: hears of it.
     """
 
-    def __init__(self, pool: Pool, parts: tuple[Any, ...], on_error: OnError, journal: Journal):
+    def __init__(self, pool: ActorPool, parts: tuple[Any, ...], on_error: OnError, journal: Journal):
         self._pool, self._parts, self._journal = pool, parts, journal
         self._tries = on_error.tries_without_drop
         self._actor: Any = pool.server()

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 """Bytes: the memory of every new tensor begins at a multiple of it."""
 
 
-class Parcel:
+class ZeroCopyMessage:
     """Something with tensors in it that arrives at the other end as what it was, not as a parcel.
 
     Pickled as it stands, a tensor is copied into the pickle, which is copied into the object store, and copied out of

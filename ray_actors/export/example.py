@@ -11,8 +11,8 @@ import torch
 
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import Judge
-from ray_actors.hosts.client_factory import Recipe
+from pflsim.engine.execution import EvalRequest
+from ray_actors.hosts.client_factory import ClientFactory
 
 TEMPLATE = '''\
 """{title}
@@ -54,16 +54,16 @@ class Exported:
     """What an example is about.
 
     Args:
-        recipe: how its model is built.
-        judge: which model, of which round.
+        factory: how its model is built.
+        request: which model, of which round.
         whole: whether the whole client module was exported, since it takes more than the net to predict.
         client: of whom.
         suffix: of the file's name.
         method: what the method is called.
     """
 
-    recipe: Recipe
-    judge: Judge
+    factory: ClientFactory
+    request: EvalRequest
     whole: bool
     client: int
     suffix: str
@@ -79,43 +79,43 @@ def example(exported: Exported, shown: Examples, right: int, tested: int) -> str
         right: how many test examples of the client the model gets right.
         tested: how many there are.
     """
-    judge, client = exported.judge, exported.client
-    whose = f"The personal model of client {client}" if judge.model == "personal" else "The server's model"
+    request, client = exported.request, exported.client
+    whose = f"The personal model of client {client}" if request.model == "personal" else "The server's model"
     score = f"{right} of client {client}'s {tested} test examples right" if tested else "there are no test examples"
     return TEMPLATE.format(
-        title=f"{whose} after round {judge.round_number} of {exported.method}: {score}.",
+        title=f"{whose} after round {request.round_number} of {exported.method}: {score}.",
         imports="\n".join(_imports(exported)),
         build="\n".join(f"    {line}" if line else "" for line in _build(exported)),
         suffix=exported.suffix,
         client=client,
         shown="test" if tested else "training",
         inputs="".join(f"    {line}\n" for line in _inputs(shown)),
-        predict=".predict_global" if exported.whole and judge.model == "global" else "",
+        predict=".predict_global" if exported.whole and request.model == "global" else "",
     )
 
 
 def _imports(exported: Exported) -> list[str]:
-    targets = [_partial(model).func for model in exported.recipe.models[:1]]
+    targets = [_partial(model).func for model in exported.factory.models[:1]]
     if exported.whole:
-        targets += [_partial(exported.recipe.client).func, Training]
+        targets += [_partial(exported.factory.client).func, Training]
     return sorted({f"from {target.__module__} import {target.__qualname__}" for target in targets})
 
 
 def _build(exported: Exported) -> list[str]:
     """Statements that make `model`."""
-    recipe, lines = exported.recipe, list[str]()
-    make, several = _partial(recipe.models[0]), len(recipe.models) > 1
-    sizes = [repr(tuple(recipe.input_shape)), repr(recipe.num_classes)]
+    factory, lines = exported.factory, list[str]()
+    make, several = _partial(factory.models[0]), len(factory.models) > 1
+    sizes = [repr(tuple(factory.input_shape)), repr(factory.num_classes)]
     if several:
-        kinds = [_call("dict", [], _partial(model).keywords) for model in recipe.models]
+        kinds = [_call("dict", [], _partial(model).keywords) for model in factory.models]
         lines += ["kinds = [", *(f"    {kind}," for kind in kinds), "]  # the clients have them in turn"]
         net = f"{make.func.__qualname__}({', '.join(sizes)}, **kinds[client % {len(kinds)}])"
     else:
         net = _call(make.func.__qualname__, sizes, make.keywords)
     if not exported.whole:
         return [*lines, *_wrapped("model", net)]
-    client = _partial(recipe.client)
-    training = _call("Training", [], _changed(recipe.training))
+    client = _partial(factory.client)
+    training = _call("Training", [], _changed(factory.training))
     model = _call(client.func.__qualname__, ["net", training], client.keywords)
     return [*lines, *_wrapped("net", net), *_wrapped("model", model)]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lightning_modules.evaluation import count
 from pflsim.analysis.results import read_run
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import RunError, SettingsError
 from pflsim.messages import Message
 from pflsim.params import snapshot
@@ -73,20 +73,20 @@ def export(
 
 def _hosts(source: Source, clients: tuple[int, ...]) -> tuple[ClientHost, dict[int, Message]]:
     """The clients as they were after that round, and what they are judged by."""
-    job, judge, checkpoint = source.job, source.judge, source.checkpoint
-    server = ServerHost(job.rule, job.federation, job.recipe.threads)
+    job, request, checkpoint = source.job, source.request, source.checkpoint
+    server = ServerHost(job.rule, job.federation, job.factory.threads)
     server.restore(checkpoint.server())
-    host = ClientHost(replace(job.recipe, stacks=()), job.dataset, job.partition, clients)
+    host = ClientHost(replace(job.factory, stacks=()), job.dataset, job.partition, clients)
     host.states.update({client: checkpoint.client(client) for client in clients})
     messages = dict.fromkeys(clients, Message())
-    if judge.model == "global":
+    if request.model == "global":
         message = server.global_message()
         if message is None:
             raise SettingsError(f"{job.meta.method} has no global model; --model personal")
         messages = dict.fromkeys(clients, message)
-    elif judge.phase == "received":
+    elif request.phase == "received":
         plan = job.plan
-        others = range(plan.clients) if plan.eval_all else plan.cohorts[judge.round_number - 1]
+        others = range(plan.clients) if plan.eval_all else plan.cohorts[request.round_number - 1]
         # to all who were judged together, since a rule may make their messages in one product
         sent = server.downlinks(sorted({*others, *clients}))
         messages = {client: sent[client] for client in clients}
@@ -95,17 +95,17 @@ def _hosts(source: Source, clients: tuple[int, ...]) -> tuple[ClientHost, dict[i
 
 def _write(source: Source, host: ClientHost, messages: Mapping[int, Message], target: Path) -> list[str]:
     target.mkdir(parents=True, exist_ok=True)
-    judged = source.judge.model == source.job.meta.judged_by
+    reported = source.request.model == source.job.meta.reported_model
     with TemporaryDirectory(dir=target, prefix=".part") as part:
         aside, lines = Path(part), list[str]()
         for client, message in messages.items():
-            lines.append(_export(source, host, client, message, aside, "" if judged else f"_{source.judge.model}"))
+            lines.append(_export(source, host, client, message, aside, "" if reported else f"_{source.request.model}"))
         names = sorted(path.name for path in aside.iterdir() if path.is_file())
         for name in names:
             write_atomically(target / name, (aside / name).read_bytes())
     job = source.job
     return [
-        f"{job.meta.method} after round {source.checkpoint.round}: {_what(source.judge)}",
+        f"{job.meta.method} after round {source.checkpoint.round}: {_what(source.request)}",
         *lines,
         f"python {shlex.quote(str(target / 'example.py'))}",
     ]
@@ -115,13 +115,13 @@ def _export(source: Source, host: ClientHost, client: int, message: Message, fol
     """Write one client's files and hold them to the records; returns a line on it."""
     from safetensors.torch import save_file
 
-    job, judge, shown = source.job, source.judge, host.shards[client].test
-    with host.judged(judge, client, message) as module:
-        net = module.plain_net(judge.model)
+    job, request, shown = source.job, source.request, host.shards[client].test
+    with host.module_for(request, client, message) as module:
+        net = module.plain_net(request.model)
         state = _contiguous((module if net is None else net).state_dict())
-        score = module.predict_global if judge.model == "global" else module.predict
-        own = count(score, shown, job.recipe.eval_batch_size)
-    exported = Exported(job.recipe, judge, net is None, client, suffix, job.meta.method)
+        score = module.predict_global if request.model == "global" else module.predict
+        own = count(score, shown, job.factory.eval_batch_size)
+    exported = Exported(job.factory, request, net is None, client, suffix, job.meta.method)
     save_file(state, folder / f"client_{client}{suffix}.safetensors", metadata=_metadata(source, client, net is None))
     few = shown if len(shown) else host.shards[client].train
     x, y = few.x[:SHOWN].cpu().contiguous(), few.y[:SHOWN].cpu().contiguous()
@@ -131,8 +131,8 @@ def _export(source: Source, host: ClientHost, client: int, message: Message, fol
     loaded = loaded_by(folder / "example.py", client).to(host.device)
     if host.device.type == "cpu":  # as the host has it, since the order of sums depends on it
         loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    predict = loaded.predict_global if net is None and judge.model == "global" else loaded
-    found = count(predict, shown, job.recipe.eval_batch_size)  # type: ignore[arg-type]
+    predict = loaded.predict_global if net is None and request.model == "global" else loaded
+    found = count(predict, shown, job.factory.eval_batch_size)  # type: ignore[arg-type]
     said = _verdict(source, client, [own, found], shown)
     size = (folder / f"client_{client}{suffix}.safetensors").stat().st_size
     return f"client_{client}{suffix}.safetensors: {len(state)} tensors, {size / 1000:.1f} kB; {said}"
@@ -155,8 +155,8 @@ def _verdict(source: Source, client: int, found: Sequence[tuple[int, float]], ex
     Raises:
         RunError: it is not the same.
     """
-    judge, n = source.judge, len(examples)
-    record = source.run.counts(judge.round_number, Scope(judge.model, "test", judge.phase)).get(client)
+    request, n = source.request, len(examples)
+    record = source.run.counts(request.round_number, Scope(request.model, "test", request.phase)).get(client)
     right = f"{' or '.join(map(str, sorted({correct for correct, _ in found})))} of {n} test examples right"
     if not n:
         return "the client has no test examples to hold it to"
@@ -164,14 +164,14 @@ def _verdict(source: Source, client: int, found: Sequence[tuple[int, float]], ex
     if before != after or not _alike(loss_before, loss_after):
         raise RunError(f"client {client}: what was written is not what the run has ({right}); nothing is left of it")
     if record is None:
-        return f"{right}; the run has no record of it for round {judge.round_number}"
+        return f"{right}; the run has no record of it for round {request.round_number}"
     if (after, n) == (record.correct, record.total) and _alike(loss_after, record.loss):
         return f"{right}, as the run recorded"
     recorded = f"the run recorded {record.correct} of {record.total}"
     if not source.exact:
         return f"{right}; {recorded}, on a GPU"
     raise RunError(
-        f"client {client}: the exported model gets {right}, but {recorded} in round {judge.round_number} (loss "
+        f"client {client}: the exported model gets {right}, but {recorded} in round {request.round_number} (loss "
         f"{loss_after:.6g}, recorded {record.loss:.6g}); nothing was written. The run was saved with torch "
         f"{source.checkpoint.meta.versions.get('torch')}, this is torch {torch.__version__}"
     )
@@ -184,13 +184,13 @@ def _alike(one: float, other: float) -> bool:
 
 def _metadata(source: Source, client: int, whole: bool) -> dict[str, str]:
     """What the file says of itself; safetensors takes text only."""
-    job, judge, data = source.job, source.judge, source.job.dataset
+    job, request, data = source.job, source.request, source.job.dataset
     found = {
         "method": job.meta.method,
         "client": client,
-        "round": judge.round_number,
-        "model": judge.model,
-        "phase": judge.phase,
+        "round": request.round_number,
+        "model": request.model,
+        "phase": request.phase,
         "contents": "client module" if whole else "net",
         "net": job.meta.model,
         "data": job.meta.data,
@@ -209,7 +209,7 @@ def _contiguous(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.contiguous() for key, value in snapshot(state).items()}
 
 
-def _what(judge: Judge) -> str:
-    if judge.model == "global":
+def _what(request: EvalRequest) -> str:
+    if request.model == "global":
         return "the server's model"
-    return "personal models " + ("as received" if judge.phase == "received" else "after local training")
+    return "personal models " + ("as received" if request.phase == "received" else "after local training")

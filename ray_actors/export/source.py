@@ -12,12 +12,12 @@ from pflsim.analysis.results import Run
 from pflsim.config.checks import check
 from pflsim.config.components import settings_of, targets_of
 from pflsim.config.settings import Settings
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint import Checkpoint, check_header
 from pflsim.run_folder.metrics import Model
 from ray_actors.placement.cpu_fallback import on_cpus, on_gpus
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Source:
     """What is exported: which model of which checkpoint of which run."""
 
     run: Run
-    job: Job
+    job: PreparedRun
     checkpoint: Checkpoint
-    judge: Judge
+    request: EvalRequest
     exact: bool
     """Whether the counts must be the same: it is computed on the same kind of device."""
 
@@ -85,9 +85,9 @@ def find_source(run: Run, settings: Settings, checkpoint: Checkpoint, model: Mod
         raise SettingsError("the data are not those of the run: its clients would hold other examples")
     if exact:
         check_header(checkpoint, {"method": job.plan.method, **(job.plan.header or {})}, lambda line: None)
-    which: Model = model or job.meta.judged_by
-    judge = Judge(which, job.meta.phase(which), (), ("test",), checkpoint.round)
-    return Source(run, job, checkpoint, judge, exact)
+    which: Model = model or job.meta.reported_model
+    request = EvalRequest(which, job.meta.phase(which), (), ("test",), checkpoint.round)
+    return Source(run, job, checkpoint, request, exact)
 
 
 def _moved(node: Mapping[str, Any], data: str) -> dict[str, Any]:

@@ -16,7 +16,9 @@ LESS = (
 
 
 @contextmanager
-def told(client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None) -> Iterator[None]:
+def client_errors(
+    client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None
+) -> Iterator[None]:
     """Say of an error whose it was."""
     try:
         yield

@@ -15,7 +15,7 @@ from pflsim.types import Tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ClientFactory:
     """Everything a host needs to make clients, apart from their data.
 
     Args:
@@ -49,7 +49,7 @@ class Recipe:
     stacks: tuple[tuple[int, ...], ...] = ()
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
 
-    def seated(self, gpus: float) -> Recipe:
+    def seated(self, gpus: float) -> ClientFactory:
         """This recipe for a host that has so much of a GPU; one that has nothing of it works on the CPU."""
         return replace(self, gpu_share=min(gpus, 1.0)) if gpus else replace(self, device="cpu")
 
@@ -74,12 +74,12 @@ class InitialStates(dict[int, Tensors]):
     """Every client's private state before the first round, made when it is first asked for.
 
     Args:
-        recipe: says how.
+        factory: says how.
         modules: of every variant, as `Recipe.build(variant)` makes them; what they hold is copied.
     """
 
-    def __init__(self, recipe: Recipe, modules: Mapping[int, ClientModule]):
-        self._recipe = recipe
+    def __init__(self, factory: ClientFactory, modules: Mapping[int, ClientModule]):
+        self._recipe = factory
         self._common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
         self._shared = {
             variant: {*module.shared.parameters(module), *module.shared.buffers(module)}
@@ -87,10 +87,10 @@ class InitialStates(dict[int, Tensors]):
         }
 
     def __missing__(self, client: int) -> Tensors:
-        recipe, variant = self._recipe, self._recipe.variant_of(client)
+        factory, variant = self._recipe, self._recipe.variant_of(client)
         state = self._common[variant]
-        if recipe.init == "per_client":
-            own = snapshot(recipe.build(variant, client).state_dict())
+        if factory.init == "per_client":
+            own = snapshot(factory.build(variant, client).state_dict())
             state = {**state, **{key: value for key, value in own.items() if key not in self._shared[variant]}}
             self[client] = state
         return state

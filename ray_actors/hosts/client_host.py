@@ -11,19 +11,19 @@ import torch
 
 from lightning_modules.base import ClientModule
 from lightning_modules.evaluation import confusion, count
-from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.lockstep.values import undressed, wear, worn
+from lightning_modules.lockstep.values import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition, Pool, Shard, pooled, shard
-from pflsim.engine.execution import Judge
+from pflsim.data.federated import Partition, Shard, StackedShards, shard, stacked_shards
+from pflsim.engine.execution import EvalRequest
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
-from ray_actors.hosts.client_errors import told
-from ray_actors.hosts.client_factory import InitialStates, Recipe
+from ray_actors.hosts.client_errors import client_errors
+from ray_actors.hosts.client_factory import ClientFactory, InitialStates
 from ray_actors.hosts.gpu import claimed
 from ray_actors.hosts.threads import torch_threads
 
@@ -36,28 +36,28 @@ class ClientHost:
     does not matter which host it lives on, or with whom.
 
     Args:
-        recipe: how to build the module.
+        factory: how to build the module.
         dataset: shared, read only; the clients' rows are copied out of it.
         partition: who holds which rows.
         clients: the ids of the clients that live here.
     """
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, partition: Partition, clients: Sequence[int]):
-        self.recipe, self.clients = recipe, tuple(clients)
-        self.device = claimed(recipe.device, recipe.gpu_share)
-        with torch_threads(recipe.threads):
-            self.modules = {v: recipe.build(v) for v in sorted({recipe.variant_of(c) for c in clients})}
-            self.states: dict[int, Tensors] = InitialStates(recipe, self.modules)
+    def __init__(self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]):
+        self.factory, self.clients = factory, tuple(clients)
+        self.device = claimed(factory.device, factory.gpu_share)
+        with torch_threads(factory.threads):
+            self.modules = {v: factory.build(v) for v in sorted({factory.variant_of(c) for c in clients})}
+            self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
         for module in self.modules.values():
             module.to(self.device)
             if self.device.type == "cpu":  # where convolutions are faster with the channels last in memory
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
-        self.pools: dict[int, Pool] = {}
-        for stack in recipe.stacks:
+        self.pools: dict[int, StackedShards] = {}
+        for stack in factory.stacks:
             if stack[0] in self.shards:
-                pool, parts = pooled([self.shards[client] for client in stack])
+                pool, parts = stacked_shards([self.shards[client] for client in stack])
                 self.shards.update({part.client: part for part in parts})
                 self.pools.update(dict.fromkeys(stack, pool))
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
@@ -88,9 +88,9 @@ class ClientHost:
         """
         messages = {client: downlinks[at] for client, at in zip(clients, positions, strict=True)}
         replies: dict[int, tuple[Uplink, TrainReport]] = {}
-        for unit in self.recipe.units(clients):
+        for unit in self.factory.units(clients):
             if unit[0] in self.pools:
-                with undressed(self.modules[self.recipe.variant_of(unit[0])]):
+                with restored_state(self.modules[self.factory.variant_of(unit[0])]):
                     replies.update(self._train_together(round_number, unit, messages, work or {}))
             else:
                 replies[unit[0]] = self._train(round_number, unit[0], messages[unit[0]], (work or {}).get(unit[0], 1.0))
@@ -99,15 +99,15 @@ class ClientHost:
     def _train_together(
         self, round_number: int, clients: Sequence[int], downlinks: Mapping[int, Message], work: Mapping[int, float]
     ) -> dict[int, tuple[Uplink, TrainReport]]:
-        start, seed = time.perf_counter(), self.recipe.seed
-        trainees: dict[int, Trainee] = {}
+        start, seed = time.perf_counter(), self.factory.seed
+        members: dict[int, ClientTraining] = {}
         replies: dict[int, tuple[Uplink, TrainReport]] = {}
         states: dict[int, Tensors] = {}
-        with torch_threads(self.recipe.threads):
+        with torch_threads(self.factory.threads):
             for client in clients:
                 own = self.shards[client]
                 with (
-                    told(client, round_number, "receiving"),
+                    client_errors(client, round_number, "receiving"),
                     seeded_global(seed, "train", client, round_number),
                 ):
                     self._wake(client, round_number)
@@ -115,34 +115,34 @@ class ClientHost:
                     order = torch_generator(seed, "batches", client, round_number)
                     pool, first = self.pools[client].examples, self.pools[client].first[client]
                     stages = self.module.stages()
-                    trainees[client] = Trainee(
-                        worn(self.module), pool, first, len(own.train), order, stages, work=work.get(client, 1.0)
+                    members[client] = ClientTraining(
+                        clone_state(self.module), pool, first, len(own.train), order, stages, work=work.get(client, 1.0)
                     )
             with (
-                told(clients[0], round_number, _together(clients), tuple(clients)),
+                client_errors(clients[0], round_number, _together(clients), tuple(clients)),
                 seeded_global(seed, "lockstep", clients[0], round_number),
             ):
-                self.locksteps[self.recipe.variant_of(clients[0])].train(list(trainees.values()))
-            for client, trainee in trainees.items():
+                self.locksteps[self.factory.variant_of(clients[0])].train(list(members.values()))
+            for client, member in members.items():
                 own = self.shards[client]
-                with told(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
-                    wear(self.module, trainee.values)
+                with client_errors(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
+                    bind_state(self.module, member.values)
                     self.module.eval()
                     uplink = self.module.reply(own)
                     states[client] = snapshot(self.module.state_dict())
-                report = TrainReport(client, own.num_examples, trainee.taken, trainee.losses, payload_bytes(uplink))
+                report = TrainReport(client, own.num_examples, member.taken, member.losses, payload_bytes(uplink))
                 report = replace(report, gpu_bytes=self._gpu_bytes())
                 replies[client] = uplink, report
         self.states.update(states)
-        seconds, steps = time.perf_counter() - start, sum(t.taken for t in trainees.values())
-        share = {client: t.taken / steps if steps else 1 / len(trainees) for client, t in trainees.items()}
+        seconds, steps = time.perf_counter() - start, sum(t.taken for t in members.values())
+        share = {client: t.taken / steps if steps else 1 / len(members) for client, t in members.items()}
         return {c: (up, replace(report, seconds=seconds * share[c])) for c, (up, report) in replies.items()}
 
     def _train(self, round_number: int, client: int, downlink: Message, work: float) -> tuple[Uplink, TrainReport]:
-        start, own, seed = time.perf_counter(), self.shards[client], self.recipe.seed
+        start, own, seed = time.perf_counter(), self.shards[client], self.factory.seed
         with (
-            told(client, round_number, "local training"),
-            torch_threads(self.recipe.threads),
+            client_errors(client, round_number, "local training"),
+            torch_threads(self.factory.threads),
             seeded_global(seed, "train", client, round_number),
         ):
             self._wake(client, round_number)
@@ -169,10 +169,10 @@ class ClientHost:
             downlinks: the messages, each once.
         """
         for client, at in zip(clients, positions, strict=True):
-            own, seed = self.shards[client], self.recipe.seed
+            own, seed = self.shards[client], self.factory.seed
             with (
-                told(client, round_number, "fine-tuning"),
-                torch_threads(self.recipe.threads),
+                client_errors(client, round_number, "fine-tuning"),
+                torch_threads(self.factory.threads),
                 seeded_global(seed, "train", client, round_number),
             ):
                 self._wake(client, round_number)
@@ -193,9 +193,9 @@ class ClientHost:
     def _open(self, client: int) -> tuple[Uplink, TrainReport]:
         own = self.shards[client]
         with (
-            told(client, 0, "opening"),
-            torch_threads(self.recipe.threads),
-            seeded_global(self.recipe.seed, "open", client, 0),
+            client_errors(client, 0, "initial round"),
+            torch_threads(self.factory.threads),
+            seeded_global(self.factory.seed, "open", client, 0),
         ):
             self._wake(client, 0)
             self.module.eval()
@@ -203,12 +203,12 @@ class ClientHost:
         return uplink, TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink))
 
     def evaluate(
-        self, judge: Judge, clients: Sequence[int], positions: Sequence[int], *messages: Message
+        self, request: EvalRequest, clients: Sequence[int], positions: Sequence[int], *messages: Message
     ) -> list[EvalRow]:
         """Judge models without changing anything.
 
         Args:
-            judge: which model, when, on which splits.
+            request: which model, when, on which splits.
             clients: which of the clients that live here.
             positions: for each, the index of its message; empty where no message is needed.
             messages: downlinks (personal model as received) or the global weights (global model).
@@ -216,47 +216,47 @@ class ClientHost:
         chosen = [messages[at] for at in positions] if positions else [Message()] * len(clients)
         rows: list[EvalRow] = []
         for client, message in zip(clients, chosen, strict=True):
-            with self.judged(judge, client, message):
-                rows.extend(self._count(judge, client, split) for split in judge.splits)
+            with self.module_for(request, client, message):
+                rows.extend(self._count(request, client, split) for split in request.splits)
         return rows
 
     @contextmanager
-    def judged(self, judge: Judge, client: int, message: Message) -> Iterator[ClientModule]:
+    def module_for(self, request: EvalRequest, client: int, message: Message) -> Iterator[ClientModule]:
         """The module as a client's judged model, ready to predict, inside the block.
 
         Args:
-            judge: which model, when.
+            request: which model, when.
             client: one of those that live here.
             message: see `evaluate`.
         """
-        round_number = judge.round_number
+        round_number = request.round_number
         with (
-            told(client, round_number, "evaluation"),
-            torch_threads(self.recipe.threads),
-            seeded_global(self.recipe.seed, "evaluate", client, round_number),
+            client_errors(client, round_number, "evaluation"),
+            torch_threads(self.factory.threads),
+            seeded_global(self.factory.seed, "evaluate", client, round_number),
         ):
             self._wake(client, round_number)
-            self._dress(judge, self.shards[client], message)
+            self._dress(request, self.shards[client], message)
             yield self.module
 
-    def _dress(self, judge: Judge, own: Shard, message: Message) -> None:
+    def _dress(self, request: EvalRequest, own: Shard, message: Message) -> None:
         """Give the module the values it is judged with."""
-        if judge.model == "global":
+        if request.model == "global":
             load(self.module, message.weights)
             self._recalibrate(own)
         else:
-            if judge.phase == "received":
-                self._receive(own, message, judge.joining)
-            self.module.adapt(own)
+            if request.phase == "received":
+                self._receive(own, message, request.joining)
+            self.module.before_evaluation(own)
         self.module.eval()
 
-    def _count(self, judge: Judge, client: int, split: Split) -> EvalRow:
+    def _count(self, request: EvalRequest, client: int, split: Split) -> EvalRow:
         examples = self.shards[client].split(split)
-        predict = self.module.predict_global if judge.model == "global" else self.module.predict
-        pairs: list[torch.Tensor] | None = [] if judge.confusion and split == "test" else None
-        correct, loss = count(predict, examples, self.recipe.eval_batch_size, pairs)
+        predict = self.module.predict_global if request.model == "global" else self.module.predict
+        pairs: list[torch.Tensor] | None = [] if request.confusion and split == "test" else None
+        correct, loss = count(predict, examples, self.factory.eval_batch_size, pairs)
         taken = confusion(pairs or [])
-        return EvalRow(client, split, judge.model, judge.phase, correct, len(examples), loss, taken)
+        return EvalRow(client, split, request.model, request.phase, correct, len(examples), loss, taken)
 
     def private_states(self, clients: Sequence[int] | None = None) -> dict[int, Tensors]:
         """The private states of some clients, or of all that live here."""
@@ -266,20 +266,20 @@ class ClientHost:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _wake(self, client: int, round_number: int) -> None:
-        self.module = self.modules[self.recipe.variant_of(client)]
+        self.module = self.modules[self.factory.variant_of(client)]
         self.module.clear_anchors()
         self.module.load_state_dict(dict(self.states[client]))
         self.module.round_number = round_number
 
     def _receive(self, own: Shard, downlink: Message, joining: bool = False) -> None:
         take_in = self.module.join if joining else self.module.receive
-        take_in(downlink.to(self.device, extra=not self.module.extra_stays))
-        self.module.adopt(own)
-        if self.module.takes_body(downlink):
+        take_in(downlink.to(self.device, extra=not self.module.extra_on_cpu))
+        self.module.before_training(own)
+        if self.module.replaces_body(downlink):
             self._recalibrate(own)
 
     def _recalibrate(self, own: Shard) -> None:
-        if self.recipe.training.buffers == "recalibrate":
+        if self.factory.training.buffers == "recalibrate":
             self.module.recalibrate(own.train)
 
 

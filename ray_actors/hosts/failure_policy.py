@@ -10,7 +10,7 @@ from pflsim.run_folder.journal import Journal
 from ray_actors.hosts.retries import Failure, Reply
 
 
-class Referee:
+class FailurePolicy:
     """Applies the rules of `on_client_error` and `on_nonfinite`, and tells the journal.
 
     Args:

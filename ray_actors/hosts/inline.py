@@ -10,16 +10,16 @@ from typing import Any
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.diagnostics import Observation
-from pflsim.engine.execution import Judge, Sent, Trained
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import EvalRequest, Sent, Trained
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.run_folder.journal import Journal
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
-from ray_actors.hosts.client_factory import Recipe
+from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.failure_policy import Referee
+from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.hosts.retries import Attempts, Failure, Reply
 from ray_actors.hosts.server_host import ServerHost
 
@@ -38,7 +38,7 @@ class InlineExecutor:
 
     def __init__(
         self,
-        recipe: Recipe,
+        factory: ClientFactory,
         dataset: Dataset,
         partition: Partition,
         rule: ServerRule,
@@ -46,16 +46,16 @@ class InlineExecutor:
         on_error: OnError | None = None,
         journal: Journal | None = None,
     ):
-        self._parts = recipe, dataset, partition, rule, federation
+        self._parts = factory, dataset, partition, rule, federation
         self.journal = journal or Journal()
-        self.referee = Referee(on_error or OnError("abort"), recipe.on_nonfinite, self.journal)
-        self.heard: Callable[[int], None] = lambda done: None
+        self.failure_policy = FailurePolicy(on_error or OnError("abort"), factory.on_nonfinite, self.journal)
+        self.clients_done: Callable[[int], None] = lambda done: None
 
     def start(self) -> None:
         """Build server and host."""
-        recipe, dataset, partition, rule, federation = self._parts
-        self.server = ServerHost(rule, federation, recipe.threads)
-        self.host = ClientHost(recipe, dataset, partition, range(partition.clients))
+        factory, dataset, partition, rule, federation = self._parts
+        self.server = ServerHost(rule, federation, factory.threads)
+        self.host = ClientHost(factory, dataset, partition, range(partition.clients))
         self._counted: dict[int, Tensors] = {}
         self._before: tuple[Any, dict[int, Tensors]] | None = None
 
@@ -92,14 +92,14 @@ class InlineExecutor:
     ) -> Trained[Content]:
         """Train the clients that were sent something, unit by unit."""
         down: Any = sent.downlinks
-        units = self.host.recipe.units(down)
+        units = self.host.factory.units(down)
         return self._trained(self._settled(units, lambda tries: tries.train(round_number, down, work or {})))
 
     def open(self, clients: Sequence[int]) -> Trained[Content]:
         """Reply, in turn."""
         return self._trained(self._settled([(client,) for client in clients], lambda tries: tries.open()))
 
-    def fuse(self, trained: Trained[Content], matrices: bool = False) -> Observation:
+    def fuse(self, trained: Trained[Content], matrices: bool = False) -> RoundDiagnostics:
         """Fuse."""
         before = self.server.state, self._counted
         with self._serving("fuse"):
@@ -108,19 +108,19 @@ class InlineExecutor:
         self._count(trained.states)  # type: ignore[arg-type]
         return seen
 
-    def evaluate(self, judge: Judge, sent: Sent[Content] | None = None) -> list[EvalRow]:
+    def evaluate(self, request: EvalRequest, sent: Sent[Content] | None = None) -> list[EvalRow]:
         """Judge."""
         messages: Any = {}
-        if judge.model == "global":
+        if request.model == "global":
             with self._serving("send_global"):
                 message = self.server.global_message()
             if message is None:
                 return []
-            messages = dict.fromkeys(judge.clients, message)
-        elif judge.phase == "received":
-            messages = (self.send(judge.clients) if sent is None else sent).downlinks
-        units = [(client,) for client in (messages or judge.clients)]
-        found = self._settled(units, lambda tries: tries.evaluate(judge, messages))
+            messages = dict.fromkeys(request.clients, message)
+        elif request.phase == "received":
+            messages = (self.send(request.clients) if sent is None else sent).downlinks
+        units = [(client,) for client in (messages or request.clients)]
+        found = self._settled(units, lambda tries: tries.evaluate(request, messages))
         return [row for client in sorted(found) for row in found[client]]
 
     def downlink(self, handle: Content) -> Message:
@@ -190,15 +190,15 @@ class InlineExecutor:
             results = work(Attempts(self.host, [unit]))
             good = {client: r for client, r in results.items() if not isinstance(r, Failure)}
             found.update(good)
-            self.heard(len(good))
+            self.clients_done(len(good))
             for failure in dict.fromkeys(r for r in results.values() if isinstance(r, Failure)):
-                rest = self.referee.again(failure, tries, before)
+                rest = self.failure_policy.again(failure, tries, before)
                 pending += [(rest, tries + 1, failure)] if rest else []
         return found
 
     def _trained(self, found: Mapping[int, Reply]) -> Trained[Content]:
         replies = [found[client] for client in sorted(found)]
-        self.referee.kept(replies)
+        self.failure_policy.kept(replies)
         states = {reply.report.client: reply.state for reply in replies}
         return Trained([[reply.uplink for reply in replies]], tuple(reply.report for reply in replies), states)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import ClientError
 from pflsim.messages import Message, Uplink
 from pflsim.types import EvalRow, Tensors, TrainReport
@@ -90,15 +90,15 @@ class Attempts:
 
         return self._each(round_number, unit)
 
-    def evaluate(self, judge: Judge, messages: Mapping[int, Message]) -> dict[int, list[EvalRow] | Failure]:
+    def evaluate(self, request: EvalRequest, messages: Mapping[int, Message]) -> dict[int, list[EvalRow] | Failure]:
         """See `ClientHost.evaluate`."""
 
         def unit(clients: tuple[int, ...]) -> dict[int, list[EvalRow]]:
             positions = range(len(clients)) if messages else ()
-            rows = self.host.evaluate(judge, clients, positions, *[messages[c] for c in clients if messages])
+            rows = self.host.evaluate(request, clients, positions, *[messages[c] for c in clients if messages])
             return {client: [row for row in rows if row.client == client] for client in clients}
 
-        return self._each(judge.round_number, unit)
+        return self._each(request.round_number, unit)
 
     def _each(self, round_number: int, work: Callable[[tuple[int, ...]], Mapping[int, Any]]) -> dict[int, Any]:
         results: dict[int, Any] = {}
@@ -116,9 +116,9 @@ class Attempts:
         found = nonfinite(uplink, report.losses)
         if not found:
             return reply
-        if self.host.recipe.on_nonfinite == "keep":
+        if self.host.factory.on_nonfinite == "keep":
             return replace(reply, nonfinite=found)
-        error = ClientError(uplink.client, round_number, "local training" if round_number else "opening", found)
+        error = ClientError(uplink.client, round_number, "local training" if round_number else "initial round", found)
         return Failure(error, (uplink.client,), kind="nonfinite")
 
 

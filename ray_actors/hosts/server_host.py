@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pflsim.engine.diagnostics import Observation, observe
+from pflsim.engine.diagnostics import RoundDiagnostics, diagnose
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint import plain, restored
 from pflsim.servers.base import Federation, ServerRule
@@ -36,7 +36,7 @@ class ServerHost:
         with torch_threads(self.threads):
             return {client: self.rule.join(self.state, client) for client in clients}
 
-    def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> Observation:
+    def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> RoundDiagnostics:
         """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival.
 
         Args:
@@ -49,7 +49,7 @@ class ServerHost:
         ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
         with torch_threads(self.threads):
             state = self.rule.fuse(self.state, ordered)
-            seen = observe(self.rule, state, ordered, len(self.federation.clients), matrices)
+            seen = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state = state  # now that nothing can fail any more
         return seen
 

@@ -10,7 +10,7 @@ ACTOR_MB = 600
 """Memory that one actor is reckoned with: about 420 MB of imports, and room to work."""
 
 
-class Seat(NamedTuple):
+class ActorSpec(NamedTuple):
     """What one client actor asks for.
 
     Args:

@@ -20,7 +20,7 @@ class Cluster(Protocol):
         ...
 
 
-class Ground:
+class ElasticLayout:
     """Lays clients out on the nodes that there are.
 
     Args:
@@ -68,7 +68,7 @@ class Ground:
             new = self._now()
         except SettingsError:
             return None  # it stays as it is
-        return new if len(new.seats) > len(layout.seats) or _nodes(new) > _nodes(layout) else None
+        return new if len(new.specs) > len(layout.specs) or _nodes(new) > _nodes(layout) else None
 
     def _laid_out(self, least: int) -> Layout:
         """A layout, as soon as so many nodes are there and it is possible."""
@@ -89,7 +89,7 @@ class Ground:
 
 
 def _nodes(layout: Layout) -> int:
-    return len({seat.node for seat in layout.seats})
+    return len({spec.node for spec in layout.specs})
 
 
 def in_time(find: Callable[[], Layout], patience_s: float) -> Layout:

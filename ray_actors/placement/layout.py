@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from ray_actors.placement.actor_spec import ACTOR_MB, Node, Seat
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
 from ray_actors.placement.balance import LOOSEN, balance
 from ray_actors.placement.resources import Wanted, gpu_room, seated
 
@@ -48,12 +48,12 @@ class Layout:
     """The clients of every actor, and what each actor asks for."""
 
     groups: tuple[tuple[int, ...], ...]
-    seats: tuple[Seat, ...]
+    specs: tuple[ActorSpec, ...]
 
     @classmethod
     def even(cls, groups: Sequence[tuple[int, ...]], cpus: float, gpus: float) -> Layout:
         """Actors that all ask for the same, on a machine of one's own."""
-        return cls(tuple(groups), (Seat(cpus, gpus),) * len(groups))
+        return cls(tuple(groups), (ActorSpec(cpus, gpus),) * len(groups))
 
     def host_of(self) -> dict[int, int]:
         """The actor's index for every client."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from ray_actors.placement.actor_spec import ACTOR_MB, Node, Seat, share, spread_over
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node, share, spread_over
 
 
 class Wanted(NamedTuple):
@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
         return cls(actors - placement.cpu_actors, placement.cpu_actors) if placement.gpus else cls(0, actors)
 
 
-def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[Node]) -> tuple[Seat, ...]:
+def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[Node]) -> tuple[ActorSpec, ...]:
     """The seats of all actors, those with a GPU first.
 
     No two actors share a GPU while another has none, and no more share one than must. On a cluster the strategy decides
@@ -39,7 +39,7 @@ def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[No
     """
     if not nodes:
         each, part = share(cpus, sum(wanted)), _part(wanted.on_gpus, placement.gpus)
-        return (Seat(each, part),) * wanted.on_gpus + (Seat(each, 0.0),) * wanted.on_cpus
+        return (ActorSpec(each, part),) * wanted.on_gpus + (ActorSpec(each, 0.0),) * wanted.on_cpus
     on_gpus, granted = _over_gpus(wanted.on_gpus, placement, nodes)
     on_cpus = _over_cpus(wanted.on_cpus, placement, nodes, on_gpus)
     counts = [a + b for a, b in zip(on_gpus, on_cpus, strict=True)]
@@ -52,10 +52,10 @@ def seated(wanted: Wanted, placement: Placement, cpus: float, nodes: Sequence[No
     parts = [_part(count, gpus) for count, gpus in zip(on_gpus, granted, strict=True)]
     shares = [share(node.cpus, count) for node, count in zip(nodes, counts, strict=True)]
     return tuple(
-        Seat(shares[n], parts[n] if seats is on_gpus else 0.0, node.id)
-        for seats in (on_gpus, on_cpus)
+        ActorSpec(shares[n], parts[n] if specs is on_gpus else 0.0, node.id)
+        for specs in (on_gpus, on_cpus)
         for n, node in enumerate(nodes)
-        for _ in range(seats[n])
+        for _ in range(specs[n])
     )
 
 

@@ -16,7 +16,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.threads import torch_threads
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 
 def digits(batch_size: int, rounds: int = 1, lockstep: str = "false") -> Settings:
@@ -27,14 +27,14 @@ def digits(batch_size: int, rounds: int = 1, lockstep: str = "false") -> Setting
 
 
 @pytest.fixture(scope="module")
-def job() -> Job:
+def job() -> PreparedRun:
     """Full batches: one step for each client."""
     return prepare(digits(batch_size=2000))
 
 
 @pytest.fixture(scope="module")
-def mean_of_ours(job: Job) -> Mapping[str, Tensor]:
-    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+def mean_of_ours(job: PreparedRun) -> Mapping[str, Tensor]:
+    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
     executor.fuse(executor.train(1, executor.send(range(4))))
     message = executor.server.global_message()
@@ -42,7 +42,7 @@ def mean_of_ours(job: Job) -> Mapping[str, Tensor]:
     return {name.removeprefix("net."): value for name, value in message.weights.items()}
 
 
-def test_the_plain_loop_averages_to_the_same(job: Job, mean_of_ours: Mapping[str, Tensor]) -> None:
+def test_the_plain_loop_averages_to_the_same(job: PreparedRun, mean_of_ours: Mapping[str, Tensor]) -> None:
     loop = plain.PlainLoop(job)
     before = loop.server.state_dict()["head.weight"].clone()
     done, accuracy = loop.round()
@@ -53,15 +53,15 @@ def test_the_plain_loop_averages_to_the_same(job: Job, mean_of_ours: Mapping[str
     assert done["steps"] == expected_steps(job) == 4 and 0 <= accuracy <= 1
 
 
-def test_the_workers_average_to_the_same(job: Job, mean_of_ours: Mapping[str, Tensor]) -> None:
+def test_the_workers_average_to_the_same(job: PreparedRun, mean_of_ours: Mapping[str, Tensor]) -> None:
     with torch_threads(1):  # a worker sets its number for good
-        worker = plain_ray.Worker(job.recipe, job.dataset, job.partition)
+        worker = plain_ray.Worker(job.factory, job.dataset, job.partition)
     weights = worker.weights()
     fits = [worker.fit(weights, client) for client in range(4)]
     mean = plain_ray.mean([fit[1] for fit in fits], [len(rows) for rows in job.partition.train])
     for name, value in zip(worker.net.state_dict(), mean, strict=True):
         torch.testing.assert_close(torch.from_numpy(value), mean_of_ours[name], atol=1e-6, rtol=0)
-    assert worker.judge(mean, 0)[1] == len(job.partition.test[0])
+    assert worker.request(mean, 0)[1] == len(job.partition.test[0])
 
 
 def test_ours_takes_as_many_steps_and_evaluates_as_much(tmp_path: Path) -> None:

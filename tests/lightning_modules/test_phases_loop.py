@@ -189,7 +189,7 @@ class Client(ClientModule):
         self.seen.append(("ce", batch[0], self.net.body[0].weight.detach().clone()))  # type: ignore[index]
         return {"ce": cross_entropy(self.net(batch[0]), batch[1])}
 
-    def pull(self, batch: Batch) -> Terms:
+    def penalty(self, batch: Batch) -> Terms:
         self.seen.append(("pull", batch[0], self.net.body[0].weight.detach().clone()))  # type: ignore[index]
         features = self.net.body(batch[0])
         return {"near": features.square().mean() / 2, "far": features.abs().mean()}
@@ -313,15 +313,15 @@ def test_losses_are_means_over_the_steps() -> None:
     """Every step counts the same, a short batch too; the loss is the one before the step."""
     module = Client((Phase("only", "pull", BODY, epochs=2),))
     kept: dict[str, list[float]] = {"near": [], "far": []}
-    inner: Callable[[Batch], Terms] = module.pull
+    inner: Callable[[Batch], Terms] = module.penalty
 
-    def pull(batch: Batch) -> Terms:
+    def penalty(batch: Batch) -> Terms:
         terms = inner(batch)
         for name, value in terms.items():
             kept[name].append(float(value.detach()))
         return terms
 
-    module.pull = pull  # type: ignore[method-assign]
+    module.penalty = pull  # type: ignore[method-assign]
     steps, losses = train(module, examples(), generator())
     assert steps == 6
     assert losses == {name: pytest.approx(sum(v) / 6, rel=1e-6) for name, v in kept.items()}

@@ -18,7 +18,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Schedule
 from lightning_modules.training import Training
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.seeding import torch_generator
@@ -104,7 +104,7 @@ def test_the_anchor_is_the_model_as_received() -> None:
 
 
 def test_the_pull_has_its_gradient() -> None:
-    module = ditto(lam=0.5).recipe.build()
+    module = ditto(lam=0.5).factory.build()
     initial = module.shared_tensors()
     module.receive(Message(weights={k: v - 2 for k, v in initial.items()}))
     terms = module.personal_objective((torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])))  # type: ignore[operator]
@@ -114,7 +114,7 @@ def test_the_pull_has_its_gradient() -> None:
 
 def test_the_default_pulls() -> None:
     """λ=1, not 0 with which it would be Local."""
-    assert world(Ditto, Server()).recipe.build().lam == 1.0  # type: ignore[comparison-overlap]
+    assert world(Ditto, Server()).factory.build().lam == 1.0  # type: ignore[comparison-overlap]
 
 
 def gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -156,13 +156,14 @@ def test_it_is_judged_by_the_personal_model_and_the_other_is_reported() -> None:
     one, other = ditto().inline(), world(FedAvg, Server()).inline()
     for executor in (one, other):
         rounds(executor, 3, 4)
-    judges = [
-        Judge(model, phase, ALL, ("test",), 3) for model, phase in (("personal", "trained"), ("global", "received"))
+    requests = [
+        EvalRequest(model, phase, ALL, ("test",), 3)
+        for model, phase in (("personal", "trained"), ("global", "received"))
     ]  # type: ignore[arg-type]
-    personal, common = (one.evaluate(judge) for judge in judges)
-    assert common == other.evaluate(judges[1]), "the global model is w, under FedAvg to the bit"
+    personal, common = (one.evaluate(request) for request in requests)
+    assert common == other.evaluate(requests[1]), "the global model is w, under FedAvg to the bit"
     assert all(a.loss != b.loss for a, b in zip(personal, common, strict=True))
-    module = one.host.recipe.build().eval()
+    module = one.host.factory.build().eval()
     module.load_state_dict(states(one)[2])
     inputs, labels = one.host.shards[2].test.batch(slice(None))
     with torch.no_grad():
@@ -198,8 +199,8 @@ def test_recalibration_is_of_the_received_model() -> None:
     assert torch.equal(found["personal.body.1.running_mean"], states(executor)[1]["personal.body.1.running_mean"])
     average = world(FedAvg, Server(), model=normed, training=training).inline()
     rounds(average, 2, 4)
-    judge = Judge("global", "received", ALL, ("test",), 2)
-    assert executor.evaluate(judge) == average.evaluate(judge)
+    request = EvalRequest("global", "received", ALL, ("test",), 2)
+    assert executor.evaluate(request) == average.evaluate(request)
 
 
 def test_a_negative_pull_is_refused() -> None:
@@ -209,7 +210,7 @@ def test_a_negative_pull_is_refused() -> None:
 
 def test_a_newcomer_starts_from_the_servers_model() -> None:
     w = ditto()
-    module, sent = w.recipe.build(), {k: v + 1 for k, v in w.federation.initial.items()}
+    module, sent = w.factory.build(), {k: v + 1 for k, v in w.federation.initial.items()}
     module.join(Message(weights=sent))
     inputs = torch.rand(3, 1, 4, 4)
     assert torch.equal(module.predict(inputs), module.predict_global(inputs))

@@ -16,7 +16,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import ServerError, SettingsError
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Uplink
@@ -26,7 +26,7 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.types import Tensors
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.server_host import identity
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 TRAINING = Training(lr=0.1, batch_size=4, local_epochs=2)
 WARMUP = 5
@@ -96,15 +96,15 @@ def test_the_warm_up_is_fedavg_to_the_bit() -> None:
 
 
 @cache
-def digits(*overrides: str) -> Job:
+def digits(*overrides: str) -> PreparedRun:
     chosen = ["method=fedalp", "data=digits", "executor=inline", *overrides]
     with composing([CONFIGS]):
         return prepare(plain(composed(chosen, [CONFIGS])))
 
 
-def run(job: Job) -> InlineExecutor:
+def run(job: PreparedRun) -> InlineExecutor:
     """All rounds with the cohorts of the plan."""
-    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
     for t, cohort in enumerate(job.plan.cohorts, start=1):
         executor.fuse(executor.train(t, executor.send(cohort)))
@@ -133,7 +133,7 @@ def test_clients_that_were_absent_find_their_digit(seed: int) -> None:
     )
     held = [int(job.dataset.y[rows[0]]) for rows in job.partition.train]
     late = [next(c for c in range(30) if held[c] == digit) for digit in range(9)]
-    executor = InlineExecutor(job.recipe, job.dataset, job.partition, job.rule, job.federation)
+    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
     for t in (1, 2, 3):
         trained = executor.train(t, executor.send(range(30)))
@@ -150,7 +150,7 @@ def test_clients_that_were_absent_find_their_digit(seed: int) -> None:
 )
 def test_length_of_the_warm_up(warmup: float, planned: int, expected: int) -> None:
     rule = Server(warmup=warmup)
-    assert [t for t in range(1, planned + 1) if rule.everyone(t, planned)] == [expected]
+    assert [t for t in range(1, planned + 1) if rule.full_participation(t, planned)] == [expected]
 
 
 def fused(**settings: Any) -> tuple[World, InlineExecutor]:
@@ -173,9 +173,9 @@ def test_a_group_is_sent_one_message() -> None:
 
 def test_judged_by_the_mixture_as_received() -> None:
     _, executor = fused(groups=2)
-    (row,) = executor.evaluate(Judge("personal", "received", (1,), ("test",)))
-    module = executor.host.recipe.build()
-    assert (module.judged_by, module.judged_phase) == ("personal", "received")
+    (row,) = executor.evaluate(EvalRequest("personal", "received", (1,), ("test",)))
+    module = executor.host.factory.build()
+    assert (module.reported_model, module.reported_phase) == ("personal", "received")
     module.receive(executor.downlink(executor.send([1]).downlinks[1]))
     inputs, labels = executor.host.shards[1].test.batch(slice(None))
     with torch.no_grad():

@@ -14,7 +14,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedbn import FedBN
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.servers.fedavg import FedAvg as Server
 
 ALL = (0, 1, 2, 3)
@@ -48,8 +48,8 @@ def test_without_normalisation_layers_it_is_fedavg() -> None:
         rounds(executor, 3, 4, fraction=0.75)
     assert same(states(one), states(other))
     assert same({0: dict(one.server.state.weights)}, {0: dict(other.server.state.weights)})
-    personal = one.evaluate(Judge("personal", FedBN.judged_phase, ALL, ("test",), 3))
-    common = other.evaluate(Judge("global", "received", ALL, ("test",), 3))
+    personal = one.evaluate(EvalRequest("personal", FedBN.reported_phase, ALL, ("test",), 3))
+    common = other.evaluate(EvalRequest("global", "received", ALL, ("test",), 3))
     assert [(r.client, r.correct, r.loss) for r in personal] == [(r.client, r.correct, r.loss) for r in common]
 
 
@@ -58,7 +58,7 @@ def test_normalisation_layers_never_travel(buffers: Any) -> None:
     """By their class, not by their name, and under every setting for running statistics."""
     w = normed(buffers)
     executor = w.inline()
-    assert set(w.recipe.build().state_dict()) == NORMS | REST
+    assert set(w.factory.build().state_dict()) == NORMS | REST
     for t in (1, 2):
         sent = executor.send(ALL)
         trained = executor.train(t, sent)
@@ -80,8 +80,8 @@ def test_a_round_by_hand() -> None:
         mean = np.einsum("k,k...->...", share, np.stack([after[c][key].double().numpy() for c in ALL]))
         np.testing.assert_allclose(executor.server.state.weights[key].numpy(), mean, rtol=1e-6, atol=1e-7)
 
-    expected = executor.host.recipe.build().eval()
-    row = executor.evaluate(Judge("personal", "received", (2,), ("test",), 1))[0]
+    expected = executor.host.factory.build().eval()
+    row = executor.evaluate(EvalRequest("personal", "received", (2,), ("test",), 1))[0]
     expected.load_state_dict({**after[2], **executor.server.state.weights})
     inputs, labels = executor.host.shards[2].test.batch(slice(None))
     with torch.no_grad():

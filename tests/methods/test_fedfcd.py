@@ -24,7 +24,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
@@ -32,7 +32,7 @@ from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
 from pflsim.servers.local import Local as LocalServer
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 ON = {"feature_alignment": True, "decision_fusion": True}
 OFF = dict.fromkeys(ON, False)
@@ -47,7 +47,7 @@ def fedfcd(server: dict[str, Any] | None = None, **client: Any) -> World:
 def run(w: World, count: int = 3, fraction: float = 1.0) -> InlineExecutor:
     """Rounds after the opening, where there is one."""
     executor = w.inline()
-    if w.rule.opening:
+    if w.rule.initial_round:
         executor.fuse(executor.open(range(w.clients)))
     rounds(executor, count, w.clients, fraction)
     return executor
@@ -57,7 +57,7 @@ def run(w: World, count: int = 3, fraction: float = 1.0) -> InlineExecutor:
 def test_each_step_touches_only_its_own_parameters(alternate: Any) -> None:
     w = fedfcd(alternate=alternate, lam=3.0, training=Training(lr=0.2, batch_size=4, local_epochs=2))
     executor = run(w, 1)
-    module, own = w.recipe.build(), executor.host.shards[0]
+    module, own = w.factory.build(), executor.host.shards[0]
     module.receive(executor.downlink(executor.send([0]).downlinks[0]))
     seen: list[tuple[str, set[str]]] = []
     real = module.optimise
@@ -124,7 +124,7 @@ def test_class_means_are_of_the_trained_body() -> None:
 def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
     """GFR and head of every downlink by NumPy from the uplinks of the round before, the opening included."""
     w = fedfcd(server={"server_lr": 0.5, "server_batch": 4})
-    made = plan(4, 3, trace_rounds=(0, 1, 2, 3), opening=True, eval_every=3)
+    made = plan(4, 3, trace_rounds=(0, 1, 2, 3), initial_round=True, eval_every=3)
     made = replace(made, cohorts=((0, 2), (0, 1, 2, 3), (1, 3)))
     Simulation(w.inline(), made, tmp_path, Records()).run()
 
@@ -168,7 +168,7 @@ def test_round_one_has_both_after_the_opening() -> None:
     down = w.rule.downlink(executor.server.state, 3)
     assert down.prototypes is not None and int(down.prototypes.counts.sum()) == 48
     assert any(not torch.equal(down.weights[k], before.weights[k]) for k in down.weights)
-    body = w.recipe.build().net.body
+    body = w.factory.build().net.body
     y = torch.cat([s.train.y for s in executor.host.shards.values()])
     z = torch.cat([body(s.train.batch(slice(None))[0]) for s in executor.host.shards.values()]).detach()
     for j in range(3):
@@ -178,14 +178,14 @@ def test_round_one_has_both_after_the_opening() -> None:
 def test_everything_off_is_local() -> None:
     """To the bit, and nothing travels."""
     w = fedfcd(hierarchical=False, **OFF)
-    assert not w.rule.opening
+    assert not w.rule.initial_round
     executor = w.inline()
     alone = world(Local, LocalServer()).inline()
     for e in (executor, alone):
         rounds(e, 3, 4, fraction=0.75)
     assert same(states(executor), states(alone))
-    judge = Judge("personal", "trained", (0, 1, 2, 3), ("test",))
-    assert executor.evaluate(judge) == alone.evaluate(judge)
+    request = EvalRequest("personal", "trained", (0, 1, 2, 3), ("test",))
+    assert executor.evaluate(request) == alone.evaluate(request)
     sent = executor.send(range(4))
     assert set(sent.down_bytes.values()) == {0}
     assert {r.up_bytes for r in executor.train(4, sent).reports} == {0}
@@ -249,14 +249,14 @@ def test_clients_with_one_class_each() -> None:
     means = executor.server.downlinks([0])[0].prototypes
     assert means is not None and means.counts.tolist() == [18, 18, 0]
     assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
-    module = w.recipe.build()
+    module = w.factory.build()
     module.receive(Message(prototypes=means))
     assert float(module.objective((torch.zeros(2, 1, 4, 4), torch.tensor([2, 2])))["align"].detach()) == 0
 
 
 def test_what_was_received_is_forgotten() -> None:
     """A message without means leaves none of the last one's."""
-    module = fedfcd().recipe.build()
+    module = fedfcd().factory.build()
     batch = torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])
     module.receive(Message(prototypes=Prototypes(torch.ones(3, 5), torch.ones(3, dtype=torch.int64))))
     assert float(module.objective(batch)["align"].detach()) > 0
@@ -301,7 +301,7 @@ def test_the_global_head_is_nobodys_own() -> None:
     assert not any(p.requires_grad for p in module.global_head.parameters())
     pointers = {p.data_ptr() for p in module.parameters()}
     assert len(pointers) == len(list(module.parameters()))
-    assert executor.evaluate(Judge("global", "received", (0,), ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", (0,), ("test",))) == []
 
 
 def test_per_client_starts_share_the_global_head_only() -> None:
@@ -351,7 +351,7 @@ def test_recalibration_is_for_what_was_received() -> None:
     for buffers in ("aggregate", "local", "recalibrate"):
         training = Training(lr=0.1, batch_size=5, buffers=buffers)  # type: ignore[arg-type]
         executor = run(fedfcd(model=model, data=dataset(shape=(1, 8, 8)), training=training), 2)
-        received = executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",)))
+        received = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
         found.append((received, states(executor)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
@@ -364,7 +364,7 @@ def test_batch_norm_in_the_two_steps_and_in_the_opening() -> None:
     executor = w.inline()
     opened = executor.open(range(2))
     (ups,) = (executor.uplinks(handle) for handle in opened.uplinks)
-    module, own = w.recipe.build().eval(), executor.host.shards[0].train
+    module, own = w.factory.build().eval(), executor.host.shards[0].train
     with torch.no_grad():
         z = module.net.body(own.batch(slice(None))[0]).flatten(1)
     means = ups[0].prototypes
@@ -380,13 +380,13 @@ def test_batch_norm_in_the_two_steps_and_in_the_opening() -> None:
 def test_without_weight_a_diverged_client_stays_alone() -> None:
     """0·NaN is NaN, but a term that is off is not there."""
     w = fedfcd(lam=0.0, decision_fusion=False)
-    module = w.recipe.build()
+    module = w.factory.build()
     module.receive(Message(prototypes=Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))))
     terms = module.objective(w.inline().host.shards[0].train.batch(slice(0, 4)))
     assert all(v.isfinite() for v in terms.values())
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     small = ["method=fedfcd", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
         return prepare(plain(composed([*small, *overrides], [CONFIGS])))
@@ -394,7 +394,7 @@ def job(*overrides: str) -> Job:
 
 def test_different_bodies_work_together() -> None:
     made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     executor.fuse(executor.open(range(4)))
     rounds(executor, 2, 4)
@@ -421,8 +421,8 @@ def test_choices(setting: str) -> None:
 
 def test_defaults_are_the_papers() -> None:
     made = job()
-    rule, client = made.rule, made.recipe.build()
+    rule, client = made.rule, made.factory.build()
     assert isinstance(rule, Server) and isinstance(client, FedFCD)
-    assert (rule.lr, rule.epochs, rule.batch, rule.weighting, rule.opening) == (0.01, 1, 10, "samples", True)
+    assert (rule.lr, rule.epochs, rule.batch, rule.weighting, rule.initial_round) == (0.01, 1, 10, "samples", True)
     assert (client.lam, client.alternate, client.hierarchical) == (1.0, "batch", True)
-    assert made.plan.opening
+    assert made.plan.initial_round

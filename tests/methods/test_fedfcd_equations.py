@@ -91,7 +91,7 @@ def client(**settings: Any) -> tuple[FedFCD, ByHand]:
     switches |= {k: v for k, v in settings.items() if k in switches}
     made = partial(FedFCD, **{"lam": LAM, **settings})
     training = Training(lr=LR, batch_size=8)
-    module = world(made, Server(**switches), sizes=(8,), training=training).recipe.build().double()
+    module = world(made, Server(**switches), sizes=(8,), training=training).factory.build().double()
     assert isinstance(module, FedFCD)
     hand = ByHand(np.random.default_rng(7))
     hand.fused, hand.lam = switches["decision_fusion"], LAM if switches["feature_alignment"] else 0.0

@@ -75,7 +75,7 @@ def usefulness(start: Arrays, model: Arrays, shard: Shard) -> float:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_update(baseline: str, seed: int) -> None:
     w = fomo(partial(FedFomo, baseline=baseline))
-    module, shard, initial = w.recipe.build(), w.inline().host.shards[1], w.federation.initial
+    module, shard, initial = w.factory.build(), w.inline().host.shards[1], w.federation.initial
     assert isinstance(module, FedFomo)
     by_loss = sorted((noisy(initial, 100 * seed + n, 1.0) for n in range(6)), key=lambda m: loss_of(arrays(m), shard))
     worst, start, trained, good, better, best = by_loss[::-1]
@@ -84,7 +84,7 @@ def test_update(baseline: str, seed: int) -> None:
     module.load_state_dict({**trained, **{f"previous.{k}": v for k, v in start.items()}, "started": torch.tensor(True)})
     models = {0: good, 2: worst, 3: best, 5: better}
     module.receive(message(models))
-    module.adopt(shard)
+    module.before_training(shard)
     base = arrays(start if baseline == "previous" else trained)
     everyone = {**models, 1: trained}
     u = {n: usefulness(base, arrays(m), shard) for n, m in everyone.items()}
@@ -119,7 +119,7 @@ def setting(baseline: str = "previous") -> tuple[FedFomo, Shard, dict[str, torch
 def test_candidates_that_do_not_help_leave_the_client_its_own(baseline: str) -> None:
     module, shard, trained, bad = setting(baseline)
     module.receive(message({0: bad, 2: bad}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
     assert all(value < 0 for value in module.reply(shard).numbers.values())
 
@@ -128,7 +128,7 @@ def test_where_training_did_not_help_either_the_client_goes_back() -> None:
     module, shard, trained, bad = setting()
     module.load_state_dict({**bad, **{f"previous.{k}": v for k, v in trained.items()}, "started": torch.tensor(True)})
     module.receive(message({0: bad}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
 
 
@@ -136,7 +136,7 @@ def test_without_candidates_the_client_keeps_its_model() -> None:
     module, shard, _, bad = setting()
     module.load_state_dict({**module.state_dict(), **bad})
     module.receive(Message())
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.equal(v, bad[k]) for k, v in own(module).items())
     assert not module.reply(shard).numbers
 
@@ -146,7 +146,7 @@ def test_models_that_have_diverged_and_equal_ones_have_no_weight() -> None:
     broken = {k: torch.full_like(v, float("nan")) for k, v in trained.items()}
     huge = {k: torch.full_like(v, 1e30) for k, v in trained.items()}
     module.receive(message({0: broken, 2: trained, 3: huge}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.equal(v, trained[k]) for k, v in own(module).items())
     assert set(module.reply(shard).numbers.values()) == {0.0}
 
@@ -196,7 +196,7 @@ def normed(shape: tuple[int, ...], classes: int) -> Mlp:
 def test_a_loss_is_of_the_net_in_evaluation_mode(training: bool) -> None:
     """Batch normalisation with its running statistics, which stay as they are, and no dropout."""
     w = world(FedFomo, Server(), model=normed)
-    net, (x, y) = w.recipe.build().net, w.inline().host.shards[2].train.batch(slice(None))
+    net, (x, y) = w.factory.build().net, w.inline().host.shards[2].train.batch(slice(None))
     values = {k: v.double().numpy() for k, v in net.state_dict().items()}
     x1 = np.maximum(x.double().flatten(1).numpy() @ values["body.fc1.weight"].T + values["body.fc1.bias"], 0)
     scores = x1 / np.sqrt(1 + 1e-5) @ values["head.weight"].T + values["head.bias"]
@@ -222,7 +222,7 @@ def test_distances_are_over_parameters_alone() -> None:
         losses.append(mean_loss(module.net, shard.val))
     module.load_state_dict({**module.state_dict(), **start})
     module.receive(message({0: far}))
-    module.adopt(shard)
+    module.before_training(shard)
     distance = 0.1 * np.sqrt(sum(start[k].numel() for k in module.shared_parameters()))
     found = module.reply(shard).numbers["usefulness/0"]
     assert found == pytest.approx((losses[0] - losses[1]) / distance, rel=1e-4)
@@ -232,7 +232,7 @@ def test_a_model_that_alone_helps_is_taken_over() -> None:
     module, shard, trained, bad = setting("own")
     module.load_state_dict({**module.state_dict(), **bad})
     module.receive(message({0: bad, 3: trained}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
 
 
@@ -240,7 +240,7 @@ def test_nothing_of_the_candidates_is_kept() -> None:
     module, shard, _, bad = setting()
     before = {k: v.shape for k, v in module.state_dict().items()}
     module.receive(message({0: bad}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert not module._candidates
     assert {k: v.shape for k, v in module.state_dict().items()} == before
     module.clear_anchors()
@@ -267,7 +267,7 @@ def test_weighing_leaves_the_mode_and_the_counters_alone() -> None:
     for mode in (True, False):
         module.train(mode)
         module.receive(message({0: bad}))
-        module.adopt(shard)
+        module.before_training(shard)
         assert module.training == module.net.training == mode
 
 
@@ -283,18 +283,18 @@ def test_running_statistics(buffers: Any) -> None:
     stats = [k for k in own(module) if "running" in k]
     weights = {k: v for k, v in own(module).items() if k in module.shared_parameters()}
 
-    def judge(values: Any) -> float:
+    def request(values: Any) -> float:
         module.load_state_dict({**module.state_dict(), **values})
         if buffers == "recalibrate":
             module.recalibrate(shard.train)
         return mean_loss(module.net, shard.val)
 
-    better, worse = sorted(({**own(module), **noisy(weights, n, 1.0)} for n in range(2)), key=judge)
+    better, worse = sorted(({**own(module), **noisy(weights, n, 1.0)} for n in range(2)), key=request)
     sent = {k: v + 0.01 * ("running_mean" in k) for k, v in better.items() if k in w.federation.initial}
     assert any(k in sent for k in stats) == (buffers == "aggregate")
     module.load_state_dict({**module.state_dict(), **worse})
     module.receive(message({1: sent}))
-    module.adopt(shard)
+    module.before_training(shard)
     assert all(torch.allclose(v, sent[k], atol=1e-5) for k, v in own(module).items() if k in sent)
     if buffers == "local":
         assert all(torch.equal(own(module)[k], worse[k]) for k in stats)
@@ -466,7 +466,7 @@ def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None
     assert all(torch.equal(v, w.federation.initial[k]) for k, v in own(module).items())  # type: ignore[arg-type]
     models = candidates(executor.server.downlinks([1])[1])
     module.receive(message(models))
-    module.adopt(shard)
+    module.before_training(shard)
     base = arrays(w.federation.initial)
     for n, value in models.items():
         found = module.reply(shard).numbers[f"usefulness/{n}"]
@@ -478,12 +478,12 @@ def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None
 
 def test_clients_without_validation_examples_are_refused() -> None:
     w = fomo()
-    module, none = w.recipe.build(), np.arange(0)
+    module, none = w.factory.build(), np.arange(0)
     check_validation("fedfomo", module, w.partition)
     without = replace(w.partition, val=(*w.partition.val[:2], none, w.partition.val[3]))
     with pytest.raises(SettingsError, match=r"fedfomo needs validation .* client 2 .*1 of 4.*split.validation"):
         check_validation("fedfomo", module, without)
-    check_validation("local", world(Local, LocalServer()).recipe.build(), without)
+    check_validation("local", world(Local, LocalServer()).factory.build(), without)
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,14 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedgh import FedGH as Server
 from pflsim.servers.local import Local as LocalServer
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 HEAD = ("net.head.weight", "net.head.bias")
 EVERYONE = (0, 1, 2, 3)
@@ -98,7 +98,7 @@ def test_the_server_trains_its_head_on_the_class_means(epochs: int, size: int) -
 def test_the_first_round_is_local(extra: dict[str, Any]) -> None:
     """Before round 1 the server's head is the common initial one: to the bit; in round 2 it no longer is."""
     w = fedgh(**extra)
-    alone = replace(w, recipe=replace(w.recipe, client=Local), rule=LocalServer())
+    alone = replace(w, factory=replace(w.factory, client=Local), rule=LocalServer())
     assert same(states(run(w, [EVERYONE])), states(run(alone, [EVERYONE])))
     assert not same(states(run(w, [EVERYONE] * 2)), states(run(alone, [EVERYONE] * 2)))
 
@@ -116,7 +116,7 @@ def test_a_round_is_full_local_training_under_the_servers_head() -> None:
     executor = run(w, [EVERYONE])
     before, received = states(executor)[2], dict(head(executor))
     assert not torch.equal(before[HEAD[0]], received[HEAD[0]])
-    module = w.recipe.build()
+    module = w.factory.build()
     module.load_state_dict({**before, **received})
     module.round_number = 2
     train(module, executor.host.shards[2].train, torch_generator(0, "batches", 2, 2))
@@ -158,7 +158,7 @@ def test_the_head_goes_down_and_class_means_go_up() -> None:
     """Down: the head, (5·3 + 3)·4 bytes; up: (classes held)·(D+1)·4."""
     w = fedgh(sizes=(12, 2, 1))
     executor = w.inline()
-    assert not w.rule.opening
+    assert not w.rule.initial_round
     for t in (1, 2):
         sent = executor.send(range(3))
         messages = [executor.downlink(sent.downlinks[c]) for c in range(3)]
@@ -170,7 +170,7 @@ def test_the_head_goes_down_and_class_means_go_up() -> None:
         assert all(not up.weights and not up.extra and not up.numbers for up in ups)
         assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
         executor.fuse(trained)
-    assert executor.evaluate(Judge("global", "received", (0,), ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", (0,), ("test",))) == []
 
 
 def test_absent_clients_and_classes() -> None:
@@ -232,7 +232,7 @@ def test_a_head_moves_no_statistics_of_the_body() -> None:
     found = []
     for buffers in ("aggregate", "local", "recalibrate"):
         executor = run(fedgh(model=model, training=Training(lr=0.1, batch_size=5, buffers=buffers)), [EVERYONE] * 2)  # type: ignore[arg-type]
-        received = executor.evaluate(Judge("personal", "received", EVERYONE, ("test",), 3))
+        received = executor.evaluate(EvalRequest("personal", "received", EVERYONE, ("test",), 3))
         found.append((received, states(executor)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
@@ -254,7 +254,7 @@ def test_feature_maps() -> None:
         fedgh(model=Pooled).inline()
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     small = ["method=fedgh", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
         return prepare(plain(composed([*small, *overrides], [CONFIGS])))
@@ -262,7 +262,7 @@ def job(*overrides: str) -> Job:
 
 def test_different_bodies_work_together() -> None:
     made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     rounds(executor, 2, 4)
     found = states(executor)
@@ -280,5 +280,5 @@ def test_settings_out_of_range(setting: str) -> None:
 def test_defaults_are_the_papers() -> None:
     rule = job().rule
     assert isinstance(rule, Server)
-    assert (rule.lr, rule.epochs, rule.batch, rule.opening) == (0.01, 1, 1, False)
-    assert FedGH.judged_by == "personal" and FedGH.judged_phase == "trained"
+    assert (rule.lr, rule.epochs, rule.batch, rule.initial_round) == (0.01, 1, 1, False)
+    assert FedGH.reported_model == "personal" and FedGH.reported_phase == "trained"

@@ -17,7 +17,7 @@ from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.params import BODY
 from pflsim.servers.fedavg import FedAvg as Server
@@ -52,7 +52,7 @@ def test_with_every_layer_shared_it_is_fedavg_with_batch_norm() -> None:
     """Running statistics go with their layer."""
     settings: dict[str, Any] = {"model": normed, "training": Training(lr=0.1, batch_size=5)}
     assert same(after(fedper(1.0, **settings)), after(world(FedAvg, Server(), **settings)))
-    module = fedper(2, **settings).recipe.build()
+    module = fedper(2, **settings).factory.build()
     kept = {f"net.body.2.{k}" for k in ("weight", "bias", "running_mean", "running_var")}
     assert set(module.shared_tensors()) == kept | {"net.body.1.weight", "net.body.1.bias"}
 
@@ -62,7 +62,7 @@ def test_with_no_layer_shared_it_is_local() -> None:
     executor = fedper(0, model=dropout_mlp).inline()
     rounds(executor, 3, 4, fraction=0.75)
     assert same(states(executor), after(world(Local, LocalServer(), model=dropout_mlp)))
-    assert executor.evaluate(Judge("global", "received", ALL, ("test",), 3)) == []
+    assert executor.evaluate(EvalRequest("global", "received", ALL, ("test",), 3)) == []
     assert set(executor.send(ALL).down_bytes.values()) == {0}
 
 
@@ -92,7 +92,7 @@ def test_a_round_by_hand() -> None:
     for key in BASE:
         mean = np.einsum("k,k...->...", share, np.stack([trained[c][key].double().numpy() for c in ALL]))
         np.testing.assert_allclose(executor.server.state.weights[key].numpy(), mean, rtol=1e-6, atol=1e-7)
-    module = executor.host.recipe.build()
+    module = executor.host.factory.build()
     module.load_state_dict(trained[1])
     module.receive(executor.downlink(executor.send((1,)).downlinks[1]))
     assert torch.equal(module.state_dict()["net.head.weight"], trained[1]["net.head.weight"])
@@ -102,13 +102,13 @@ def test_a_round_by_hand() -> None:
 def test_layers_are_counted_from_the_input() -> None:
     model = partial(Mlp, hidden=[5, 4])
     build = partial(fedper, model=model)
-    one = build(1).recipe.build()
+    one = build(1).factory.build()
     assert set(one.shared_parameters()) == BASE
-    assert set(build(0.34).recipe.build().shared_parameters()) == BASE
+    assert set(build(0.34).factory.build().shared_parameters()) == BASE
     assert (
-        build("body").recipe.build().shared_parameters()
+        build("body").factory.build().shared_parameters()
         == BODY.parameters(one)
-        == build(2).recipe.build().shared_parameters()
+        == build(2).factory.build().shared_parameters()
     )
 
 

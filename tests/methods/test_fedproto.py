@@ -20,13 +20,13 @@ from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 LR, LAM = 0.3, 2.5
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
@@ -61,7 +61,7 @@ def test_a_step_by_hand() -> None:
     rng = np.random.default_rng(3)
     w1, b1, w2, b2 = (rng.normal(0, 0.5, s) for s in ((5, 16), (5,), (3, 5), (3,)))
     means, held = rng.normal(0, 0.5, (3, 5)), np.array([True, False, True])
-    module = fedproto(lam=LAM, training=Training(lr=LR, batch_size=8)).recipe.build().double()
+    module = fedproto(lam=LAM, training=Training(lr=LR, batch_size=8)).factory.build().double()
     with torch.no_grad():
         for name, value in zip(NAMES, (w1, b1, w2, b2), strict=True):
             module.get_parameter(name).copy_(torch.from_numpy(value))
@@ -161,11 +161,11 @@ def test_global_means_are_not_shrunk() -> None:
 def test_without_its_pull_it_is_local(settings: dict[str, Any]) -> None:
     """To the bit, running statistics included; with λ it is not."""
     w = fedproto(lam=0.0, **settings)
-    alone = run(replace(w, recipe=replace(w.recipe, client=Local), rule=LocalServer()))
+    alone = run(replace(w, factory=replace(w.factory, client=Local), rule=LocalServer()))
     found = run(w)
     assert same(nets(found), nets(alone))
     assert not same(nets(run(fedproto(lam=1.0, **settings))), nets(alone))
-    rows = [e.evaluate(Judge("personal", "trained", EVERYONE, ("test",))) for e in (found, alone)]
+    rows = [e.evaluate(EvalRequest("personal", "trained", EVERYONE, ("test",))) for e in (found, alone)]
     assert (rows[0] == rows[1]) == (settings.get("predict") == "head")
 
 
@@ -189,19 +189,19 @@ def test_judged_with_the_newest_means() -> None:
     """Received: the trained body with what the server has fused since; trained: with what it trained with."""
     w = fedproto()
     executor = run(w, (EVERYONE, EVERYONE))
-    assert FedProto.judged_phase == "received"
-    module, own = w.recipe.build(), executor.host.shards[1].test
+    assert FedProto.reported_phase == "received"
+    module, own = w.factory.build(), executor.host.shards[1].test
     newest = executor.server.downlinks([1])[1]
     for phase in ("received", "trained"):
         module.load_state_dict(dict(states(executor)[1]))
         if phase == "received":
             module.receive(newest)
         scores = module.eval().predict(own.batch(slice(None))[0]).detach()
-        (row,) = executor.evaluate(Judge("personal", phase, (1,), ("test",)))  # type: ignore[arg-type]
+        (row,) = executor.evaluate(EvalRequest("personal", phase, (1,), ("test",)))  # type: ignore[arg-type]
         assert row.loss == pytest.approx(float(torch.nn.functional.cross_entropy(scores, own.y, reduction="sum")))
     assert newest.prototypes is not None
     assert not torch.equal(states(executor)[1]["means"], newest.prototypes.means)
-    assert executor.evaluate(Judge("global", "received", EVERYONE, ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", EVERYONE, ("test",))) == []
 
 
 def test_means_are_fixed_while_a_client_trains() -> None:
@@ -222,13 +222,13 @@ def test_absent_clients_and_classes() -> None:
     down = executor.server.downlinks([3])[3].prototypes
     assert down is not None and down.counts.tolist() == [18, 1, 0], "class 1 keeps the mean of round 1"
     for phase in ("received", "trained"):
-        found = executor.evaluate(Judge("personal", phase, EVERYONE, ("test", "val")))  # type: ignore[arg-type]
+        found = executor.evaluate(EvalRequest("personal", phase, EVERYONE, ("test", "val")))  # type: ignore[arg-type]
         assert all(math.isfinite(row.loss) for row in found)
     assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
 
 
 def test_rows_of_missing_classes_do_not_matter() -> None:
-    module = fedproto().recipe.build()
+    module = fedproto().factory.build()
     for fill in (math.nan, 7.0):
         means = torch.ones(3, 5)
         means[1] = fill
@@ -250,7 +250,7 @@ def test_a_round_without_uplinks_changes_nothing() -> None:
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     small = ["method=fedproto", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
         return prepare(plain(composed([*small, *overrides], [CONFIGS])))
@@ -258,7 +258,7 @@ def job(*overrides: str) -> Job:
 
 def test_different_architectures_work_together() -> None:
     made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     rounds(executor, 2, 4)
     found = states(executor)
@@ -268,7 +268,7 @@ def test_different_architectures_work_together() -> None:
 
 
 def test_settings() -> None:
-    client = job().recipe.build()
+    client = job().factory.build()
     assert isinstance(client, FedProto) and (client.lam, client.judged_module) == (1.0, "prototype")
     with pytest.raises(SettingsError, match="method.lam="):
         job("method.lam=-1")

@@ -35,7 +35,7 @@ def fedrep(head_epochs: int = 2, **settings: Any) -> World:
 def watched(w: World) -> list[tuple[str, set[str]]]:
     """Client 0's steps in a round: the phase, and what changed."""
     executor = w.inline()
-    module, own = w.recipe.build(), executor.host.shards[0]
+    module, own = w.factory.build(), executor.host.shards[0]
     module.receive(executor.downlink(executor.send([0]).downlinks[0]))
     seen: list[tuple[str, set[str]]] = []
     real = module.optimise
@@ -70,7 +70,7 @@ def test_the_body_trains_as_long_as_the_run_says(run: Any, steps: int) -> None:
 
 
 def test_the_defaults_are_the_papers() -> None:
-    stages = world(FedRep, Server()).recipe.build().stages()
+    stages = world(FedRep, Server()).factory.build().stages()
     assert [(s.phases[0].name, s.epochs) for s in stages] == [("head", 10), ("body", 1)]
 
 
@@ -90,7 +90,7 @@ def test_a_round_by_hand() -> None:
     executor.fuse(executor.train(1, executor.send(ALL)))
     found, bodies = states(executor), []
     for client in ALL:
-        w1, b1, w2, b2 = (w.recipe.build().state_dict()[k].double().numpy().copy() for k in BODY + HEAD)
+        w1, b1, w2, b2 = (w.factory.build().state_dict()[k].double().numpy().copy() for k in BODY + HEAD)
         own = executor.host.shards[client].train
         x, labels = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
         order = torch_generator(0, "batches", client, 1)

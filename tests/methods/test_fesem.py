@@ -19,7 +19,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.fusion.layerwise import stack
@@ -189,7 +189,7 @@ def test_two_kinds_of_clients_are_told_apart() -> None:
         w = world(FeSEM, Server(groups=groups), sizes=(24,) * 8, data=data, training=Training(lr=0.1, batch_size=8))
         executor = replace(w, partition=partition).inline()
         rounds(executor, 12, 8)
-        rows = executor.evaluate(Judge("personal", "received", tuple(range(8)), ("test",)))
+        rows = executor.evaluate(EvalRequest("personal", "received", tuple(range(8)), ("test",)))
         scores[groups] = sum(row.correct for row in rows) / sum(row.total for row in rows)
         found: Tensor = executor.server_numbers()["groups"]
     assert len(set(found[0::2].tolist())) == len(set(found[1::2].tolist())) == 1 and found[0] != found[1]
@@ -197,20 +197,20 @@ def test_two_kinds_of_clients_are_told_apart() -> None:
 
 
 def test_judged_by_the_cluster_model_as_received() -> None:
-    assert FeSEM.judged_by == "personal" and FeSEM.judged_phase == "received"
+    assert FeSEM.reported_model == "personal" and FeSEM.reported_phase == "received"
     w = world(FeSEM, Server(groups=2))
     executor = w.inline()
     rounds(executor, 2, 4)
     state: State = executor.server.state
-    rows = executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",)))
+    rows = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
     for client in range(4):
-        module = w.recipe.build()
+        module = w.factory.build()
         module.receive(w.rule.downlink(state, client))
         x, y = executor.host.shards[client].test.batch(slice(None))
         with torch.no_grad():
             loss = torch.nn.functional.cross_entropy(module.net(x), y, reduction="sum")
         assert rows[client].loss == pytest.approx(float(loss), rel=1e-6)
-    assert executor.evaluate(Judge("global", "received", (0, 1, 2, 3), ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", (0, 1, 2, 3), ("test",))) == []
 
 
 def test_a_trace_has_all_that_its_fusion_needs(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> N
         centres = executor.server.state.centres
         joining = executor.join([2, 3])
         assert set(joining.down_bytes.values()) == {2 * sum(v.numel() * 4 for v in centres[0].values())}
-        rows = executor.evaluate(Judge("personal", "received", (2, 3), ("test",), joining=True), joining)
+        rows = executor.evaluate(EvalRequest("personal", "received", (2, 3), ("test",), joining=True), joining)
         executor.finetune(3, joining, 0)
         for client, row in zip((2, 3), rows, strict=True):
             shard = executor.host.shards[client]
@@ -267,13 +267,13 @@ def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> N
 
 def test_a_centre_that_has_diverged_is_not_taken() -> None:
     w = world(FeSEM, Server(groups=2))
-    module, shard = w.recipe.build(), w.inline().host.shards[1]
+    module, shard = w.factory.build(), w.inline().host.shards[1]
     good = {k: v + 0.1 for k, v in w.federation.initial.items()}
     broken = {k: torch.full_like(v, float("nan")) for k, v in good.items()}
     for centres in ((broken, good), (good, broken)):
         state = State(w.federation.layouts["model"], torch.tensor([0, 1, 0, 1]), centres)
         module.join(w.rule.join(state, 4))
-        module.adopt(shard)
+        module.before_training(shard)
         assert all(torch.equal(module.state_dict()[k], good[k]) for k in KEYS)
     assert not module._centres  # type: ignore[attr-defined]
 
@@ -284,10 +284,10 @@ def test_a_newcomers_running_statistics(buffers: Any) -> None:
     w = world(FeSEM, Server(groups=2), model=normed, training=Training(lr=0.1, batch_size=4, buffers=buffers))
     executor = w.inline()
     rounds(executor, 2, 4)
-    module, shard, state = w.recipe.build(), executor.host.shards[1], executor.server.state
+    module, shard, state = w.factory.build(), executor.host.shards[1], executor.server.state
     own = {k: v.clone() for k, v in module.state_dict().items() if "running" in k}
     module.join(w.rule.join(state, 4))
-    module.adopt(shard)
+    module.before_training(shard)
     found = {k: v.clone() for k, v in module.state_dict().items()}
     (centre,) = [c for c in state.centres if torch.equal(c["net.head.weight"], found["net.head.weight"])]
     if buffers == "recalibrate":

@@ -19,12 +19,12 @@ from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples, Partition, Shard
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 LR, LAM, MU = 0.2, 0.7, 0.3
 LABELS = np.array([0, 2, 2, 0, 1, 0, 0, 2])
@@ -92,11 +92,11 @@ def terms_by_hand(
 def client() -> tuple[Any, dict[str, np.ndarray], np.ndarray]:
     """A client with random values that has received embeddings and adopted them, and the same by hand."""
     w = gpfl(lam=LAM, mu=MU, extra={"training": Training(lr=LR, batch_size=8)})
-    module = w.recipe.build().double()
+    module = w.factory.build().double()
     rng = np.random.default_rng(11)
     weights = {k: rng.normal(0, 0.6, size=tuple(v.shape)) for k, v in module.named_parameters()}
     module.receive(Message(weights={k: torch.from_numpy(v) for k, v in weights.items()}))
-    module.adopt(shard_of(LABELS))
+    module.before_training(shard_of(LABELS))
     return module, weights, weights["embeddings.weight"].copy()
 
 
@@ -171,12 +171,12 @@ def test_valve() -> None:
 
 def test_conditions_are_made_of_the_new_embeddings() -> None:
     """Not of those the client had before it received (eqs. 5 to 7, Algorithm 1, lines 6 to 8)."""
-    module = gpfl().recipe.build()
+    module = gpfl().factory.build()
     rng = np.random.default_rng(2)
     for labels in (LABELS, np.array([1])):
         new = rng.normal(size=(3, 5)).astype(np.float32)
         module.receive(Message(weights={"embeddings.weight": torch.from_numpy(new)}))
-        module.adopt(shard_of(labels))
+        module.before_training(shard_of(labels))
         shares = np.bincount(labels, minlength=3) / len(labels)
         np.testing.assert_allclose(module.personal.numpy(), shares @ new, rtol=1e-5, atol=1e-6)
         held = dict(module.fixed.named_buffers())  # type: ignore[union-attr]
@@ -200,23 +200,23 @@ def test_conditions_of_a_run() -> None:
         seen.append(states(executor)[1]["personal"])
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
-    module, own = w.recipe.build(), executor.host.shards[1]
+    module, own = w.factory.build(), executor.host.shards[1]
     module.load_state_dict({**states(executor)[1], **executor.server.downlinks([1])[1].weights})
     embeddings = module.get_parameter("embeddings.weight").detach()
     module.personal.copy_(torch.bincount(own.train.y, minlength=3) / len(own.train) @ embeddings)  # type: ignore
     inputs, labels = own.test.batch(slice(None))
     expected = torch.nn.functional.cross_entropy(module.eval().predict(inputs), labels, reduction="sum")
-    (row,) = executor.evaluate(Judge("personal", "received", (1,), ("test",)))
+    (row,) = executor.evaluate(EvalRequest("personal", "received", (1,), ("test",)))
     assert row.loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_with_all_classes_alike_both_paths_are_one() -> None:
     """p = g for a client whose classes are balanced, as p is a weighted mean."""
     module, _, _ = client()
-    module.adopt(shard_of(np.array([0, 1, 2, 2, 1, 0])))
+    module.before_training(shard_of(np.array([0, 1, 2, 2, 1, 0])))
     held = dict(module.fixed.named_buffers())
     torch.testing.assert_close(module.personal, held["condition"])
-    module.adopt(shard_of(LABELS))
+    module.before_training(shard_of(LABELS))
     assert not torch.allclose(module.personal, held["condition"])
 
 
@@ -229,7 +229,7 @@ def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
     executor = w.inline()
     sent = executor.send(range(4))
     keys = set(executor.downlink(sent.downlinks[0]).weights)
-    assert keys == {k for k, _ in w.recipe.build().named_parameters() if not k.startswith("net.head")}
+    assert keys == {k for k, _ in w.factory.build().named_parameters() if not k.startswith("net.head")}
     assert {k.partition(".")[0] for k in keys} == {"net", "valve", "embeddings"}
     trained = executor.train(1, sent)
     ups = executor.uplinks(trained.uplinks[0])
@@ -251,15 +251,15 @@ def test_there_is_no_model_for_all() -> None:
     """Head and condition are the clients' own, so there is nothing that could be judged as one."""
     executor = run(gpfl(), [EVERYONE])
     assert executor.server.global_message() is None
-    assert executor.evaluate(Judge("global", "received", EVERYONE, ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", EVERYONE, ("test",))) == []
 
 
 def test_everything_moves_and_weights_of_zero_are_off() -> None:
     w = gpfl()
     before, after = states(w.inline())[0], states(run(w, [EVERYONE]))[0]
     assert all(not torch.equal(before[k], after[k]) for k in before)
-    module = gpfl(lam=0.0, mu=0.0).recipe.build()
-    module.adopt(shard_of(LABELS))
+    module = gpfl(lam=0.0, mu=0.0).factory.build()
+    module.before_training(shard_of(LABELS))
     terms = module.objective((torch.rand(8, 1, 4, 4), torch.from_numpy(LABELS)))
     assert float(terms["magnitude"].detach()) == float(terms["decay"].detach()) == 0
 
@@ -272,7 +272,7 @@ def test_few_examples_and_classes() -> None:
     executor = run(replace(gpfl(), partition=part), [(0, 1), (0, 2), (1, 2)])
     assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
     for phase in ("trained", "received"):
-        found = executor.evaluate(Judge("personal", phase, EVERYONE, ("test",)))  # type: ignore[arg-type]
+        found = executor.evaluate(EvalRequest("personal", phase, EVERYONE, ("test",)))  # type: ignore[arg-type]
         assert len(found) == 4 and all(math.isfinite(row.loss) for row in found)
 
 
@@ -288,16 +288,16 @@ def test_feature_maps() -> None:
 # Settings ---------------------------------------------------------------------------------------------------------
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     small = ["method=gpfl", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
         return prepare(plain(composed([*small, *overrides], [CONFIGS])))
 
 
 def test_settings() -> None:
-    found = job().recipe.build()
+    found = job().factory.build()
     assert isinstance(found, GPFL) and (found.lam, found.mu) == (0.01, 0.1)
-    assert (GPFL.judged_by, GPFL.judged_phase) == ("personal", "trained")
+    assert (GPFL.reported_model, GPFL.reported_phase) == ("personal", "trained")
     for name in ("lam", "mu"):
         with pytest.raises(SettingsError, match=f"method.{name}="):
             job(f"method.{name}=-1")

@@ -45,7 +45,7 @@ def test_judged_by(method: str) -> None:
     """The class says so, and the run goes by it."""
     with composing([CONFIGS]):
         made = prepare(plain(composed([f"method={method}", "model.hidden=[4]", "clients=4", "rounds=2"], [CONFIGS])))
-    module = made.recipe.build()
-    assert (module.judged_by, module.judged_phase) == JUDGED_BY[method]
-    assert (made.meta.judged_by, made.meta.judged_phase) == JUDGED_BY[method]
-    assert made.plan.judged_phase == module.judged_phase
+    module = made.factory.build()
+    assert (module.reported_model, module.reported_phase) == JUDGED_BY[method]
+    assert (made.meta.reported_model, made.meta.reported_phase) == JUDGED_BY[method]
+    assert made.plan.reported_phase == module.reported_phase

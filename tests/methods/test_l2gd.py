@@ -17,7 +17,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.seeding import coin
@@ -112,8 +112,8 @@ def test_without_aggregation_it_is_local(training: Training) -> None:
         assert report.up_bytes == 0
     assert equal(nets(states(other)), states(one))
     assert set(one.send(ALL).down_bytes.values()) == {0}
-    judge = Judge("personal", "trained", ALL, ("test",), 5)
-    assert one.evaluate(judge) == other.evaluate(judge)
+    request = EvalRequest("personal", "trained", ALL, ("test",), 5)
+    assert one.evaluate(request) == other.evaluate(request)
 
 
 def test_the_mean_stays_through_consecutive_aggregations() -> None:
@@ -258,11 +258,11 @@ def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
     w = l2gd(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"), model=normed)
     executor = w.inline()
     rounds(executor, 2, 4)
-    before, host, judge = states(executor), executor.host, Judge("personal", "received", ALL, ("test",), 3)
+    before, host, request = states(executor), executor.host, EvalRequest("personal", "received", ALL, ("test",), 3)
     mean = executor.downlink(executor.send(ALL).downlinks[1])
     assert mean.weights
-    trained = executor.evaluate(Judge("personal", "trained", ALL, ("test",), 3))
-    received = executor.evaluate(judge)
+    trained = executor.evaluate(EvalRequest("personal", "trained", ALL, ("test",), 3))
+    received = executor.evaluate(request)
     assert [(r.client, r.correct, r.loss) for r in received] == [(r.client, r.correct, r.loss) for r in trained]
     for joining in (False, True):
         host._wake(1, 3)
@@ -279,9 +279,9 @@ def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
 def test_the_global_model_is_the_last_mean() -> None:
     executor = l2gd().inline()
     rounds(executor, 5, 4)
-    module = executor.host.recipe.build().eval()
+    module = executor.host.factory.build().eval()
     module.net.load_state_dict({k.removeprefix("net."): v for k, v in executor.server.state.weights.items()})
-    row = executor.evaluate(Judge("global", "received", (1,), ("test",), 5))[0]
+    row = executor.evaluate(EvalRequest("global", "received", (1,), ("test",), 5))[0]
     inputs, labels = executor.host.shards[1].test.batch(slice(None))
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module.net(inputs), labels, reduction="sum")
@@ -290,7 +290,7 @@ def test_the_global_model_is_the_last_mean() -> None:
 
 def test_a_newcomer_starts_from_the_mean_and_trains_whatever_the_coin_says() -> None:
     w = l2gd(p=0.999, lam=0.1)
-    module, sent = w.recipe.build(), {k: v + 1 for k, v in w.federation.initial.items()}
+    module, sent = w.factory.build(), {k: v + 1 for k, v in w.federation.initial.items()}
     assert isinstance(module, L2GD)
     module.receive(Message(weights=sent))
     assert module.aggregates(1) and torch.equal(

@@ -142,7 +142,7 @@ def test_fedprox_without_mu_is_fedavg() -> None:
 def test_the_pull_has_a_gradient(client: Any) -> None:
     """A term built from detached data would train like Local: here the gradient is λ/α·(w − u), or μ·(w − u)."""
     w = world(client, FedAvgServer())
-    module = w.recipe.build()
+    module = w.factory.build()
     module.receive(Message(weights={k: v + 1 for k, v in w.federation.initial.items()}))
     with torch.no_grad():
         for p in module.parameters():

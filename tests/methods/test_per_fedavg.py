@@ -23,7 +23,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
@@ -58,7 +58,7 @@ def along(w: Arrays, v: Arrays, length: float) -> Arrays:
 def linear(client: Any = PerFedAvg, **settings: Any) -> tuple[ClientModule, Arrays, np.random.Generator]:
     """Softmax regression in float64 with received weights that are not those it was built with."""
     w = world(partial(client, alpha=ALPHA, **settings), Server(), training=Training(lr=BETA), model=softmax_regression)
-    module, rng = w.recipe.build().double(), np.random.default_rng(5)
+    module, rng = w.factory.build().double(), np.random.default_rng(5)
     start = [rng.normal(size=module.get_parameter(k).shape) for k in KEYS]
     module.receive(Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, start, strict=True)}))
     return module, start, rng
@@ -98,7 +98,7 @@ def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
     """In round 3 with momentum, weight decay and a decaying rate: w̃ is w − α·∇f(w, D) all the same."""
     settings = Training(lr=BETA, lr_decay=0.5, momentum=0.6, weight_decay=0.2)
     w0 = world(partial(PerFedAvg, alpha=ALPHA), Server(), training=settings, model=softmax_regression)
-    module, rng = w0.recipe.build().double(), np.random.default_rng(6)
+    module, rng = w0.factory.build().double(), np.random.default_rng(6)
     module.round_number = 3
     w = [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
     speed, ready = [np.zeros_like(v) for v in w], module.step_of(module.schedule()[0])  # type: ignore[arg-type]
@@ -111,13 +111,13 @@ def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
         close(module, w)
     x, y, (inputs, labels) = drawn(rng, 8)
     mine = Examples(inputs, labels)
-    module.adapt(Shard(0, 3, mine, mine, mine))
+    module.before_evaluation(Shard(0, 3, mine, mine, mine))
     close(module, along(w, slope(w, x, y), -ALPHA))
 
 
 def test_the_step_before_the_model_is_judged_is_in_training_mode() -> None:
     """Batch normalisation takes the statistics of the shard, whatever mode the model was in."""
-    module = world(partial(PerFedAvg, alpha=ALPHA), Server(), model=normed).recipe.build().double()
+    module = world(partial(PerFedAvg, alpha=ALPHA), Server(), model=normed).factory.build().double()
     _, _, (inputs, labels) = drawn(np.random.default_rng(8), 12)
     mine, found = Examples(inputs, labels), {}
     for mode in (True, False):
@@ -126,7 +126,7 @@ def test_the_step_before_the_model_is_judged_is_in_training_mode() -> None:
         torch.optim.SGD(net.parameters(), lr=ALPHA).step()
         found[mode] = [p.detach() for p in net.parameters()]
     module.eval()
-    module.adapt(Shard(0, 3, mine, mine, mine))
+    module.before_evaluation(Shard(0, 3, mine, mine, mine))
     for value, expected, other in zip(module.net.parameters(), found[True], found[False], strict=True):
         torch.testing.assert_close(value.detach(), expected, rtol=1e-10, atol=1e-12)
         assert not torch.allclose(expected, other, rtol=1e-4)
@@ -161,7 +161,7 @@ def test_hessian_free_step_tends_to_the_exact_one() -> None:
 def test_hessian_free_step_of_a_deep_net_is_the_exact_gradient() -> None:
     """Against autograd through the inner step (float64, tanh in place of ReLU so that second derivatives exist)."""
     w = world(partial(PerFedAvg, alpha=ALPHA, variant="hf", delta=1e-5), Server(), model=smooth)
-    module = w.recipe.build().double()
+    module = w.factory.build().double()
     x, y, batch = drawn(np.random.default_rng(4), 10)
     parameters = dict(module.net.named_parameters())
 
@@ -236,7 +236,7 @@ def test_one_example_takes_both_steps() -> None:
 def test_both_ends_of_the_difference_see_the_same_dropout() -> None:
     """Otherwise they differ by the noise of the masks over 2δ, hundreds of times the gradient."""
     w = world(partial(PerFedAvg, alpha=0.1, variant="hf", delta=1e-4), Server(), model=dropout_mlp)
-    module = w.recipe.build().double().train()
+    module = w.factory.build().double().train()
     parameters = list(module.net.parameters())
     _, _, batch = drawn(np.random.default_rng(0), 12)
     torch.manual_seed(3)
@@ -250,10 +250,10 @@ def test_adaptation_is_one_step_on_the_whole_shard() -> None:
     module, w, rng = linear()
     x, y, (inputs, labels) = drawn(rng, 2500)
     mine = Examples(inputs, labels)
-    module.adapt(Shard(0, 3, mine, mine, mine))
+    module.before_evaluation(Shard(0, 3, mine, mine, mine))
     close(module, along(w, slope(w, x, y), -ALPHA))
     empty = Examples(inputs[:0], labels[:0])
-    module.adapt(Shard(0, 3, empty, empty, empty))
+    module.before_evaluation(Shard(0, 3, empty, empty, empty))
     close(module, along(w, slope(w, x, y), -ALPHA))
 
 
@@ -261,15 +261,15 @@ def test_judged_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
     alpha = 0.7
     w = world(partial(PerFedAvg, alpha=alpha), Server(), training=Training(lr=0.1, batch_size=4))
-    assert PerFedAvg.judged_by == "personal" and PerFedAvg.judged_phase == "received"
+    assert PerFedAvg.reported_model == "personal" and PerFedAvg.reported_phase == "received"
     executor = w.inline()
     rounds(executor, 2, 4)
     before, weights = states(executor), dict(executor.server.state.weights)
-    personal = executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",)))
-    common = executor.evaluate(Judge("global", "received", (0, 1, 2, 3), ("test",)))
+    personal = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
+    common = executor.evaluate(EvalRequest("global", "received", (0, 1, 2, 3), ("test",)))
     for client in range(4):
         shard = executor.host.shards[client]
-        net = w.recipe.build().net
+        net = w.factory.build().net
         net.load_state_dict({k.removeprefix("net."): v for k, v in weights.items()})
         assert common[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
         inputs, labels = shard.train.batch(slice(None))
@@ -278,7 +278,7 @@ def test_judged_after_one_step_on_a_copy() -> None:
         assert personal[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
     assert same(before, states(executor))
     assert all(torch.equal(weights[k], v) for k, v in executor.server.state.weights.items())
-    assert executor.evaluate(Judge("personal", "received", (0, 1, 2, 3), ("test",))) == personal
+    assert executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",))) == personal
 
 
 def summed_loss(net: nn.Module, examples: Examples) -> float:
@@ -289,13 +289,13 @@ def summed_loss(net: nn.Module, examples: Examples) -> float:
 
 def test_batch_normalisation_needs_two_examples_in_either_half() -> None:
     w = world(PerFedAvg, Server(), sizes=(3, 9), model=normed)
-    module = w.recipe.build()
-    assert module.smallest_batch == 4 and world(PerFedAvg, Server()).recipe.build().smallest_batch == 1
+    module = w.factory.build()
+    assert module.smallest_batch == 4 and world(PerFedAvg, Server()).factory.build().smallest_batch == 1
     with pytest.raises(SettingsError, match="client 0"):
         check_batches(module, w.partition, 4)
     executor = world(PerFedAvg, Server(), sizes=(5, 9, 11), training=Training(batch_size=4), model=normed).inline()
     rounds(executor, 2, 3)
-    executor.evaluate(Judge("personal", "received", (0, 1, 2), ("test",)))
+    executor.evaluate(EvalRequest("personal", "received", (0, 1, 2), ("test",)))
 
 
 def normed(shape: tuple[int, ...], classes: int) -> Mlp:

@@ -37,7 +37,7 @@ def test_client_steps(steps: int) -> None:
     """w ← w − η(∇F + λ/α·(w − ŵ)) for l ≤ r and w ← w − η(∇F + μ·(w − w̄)) for l > r (eq. 15)."""
     client = partial(PFedCFR, lam=LAM, mu=MU, alpha=ALPHA, r=1, unit="module")
     w = world(client, Server(), sizes=(8,), training=Training(lr=LR, batch_size=8, local_steps=steps))
-    module = w.recipe.build().double()
+    module = w.factory.build().double()
     rng = np.random.default_rng(3)
     received = [rng.normal(0, 0.5, size=module.get_parameter(k).shape) for k in KEYS]
     module.receive(Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, received, strict=True)}))

@@ -340,4 +340,4 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
 
 
 def test_judged_as_received() -> None:
-    assert (PFedHN.judged_by, PFedHN.judged_phase) == ("personal", "received")
+    assert (PFedHN.reported_model, PFedHN.reported_phase) == ("personal", "received")

@@ -265,7 +265,7 @@ def test_kept_units_cost_nothing_down_and_stay_with_the_client() -> None:
             unit, other = executor.server.state.units[at], executor.server.state.units[1 - at]
             assert set(message.weights) == set(other.keys)
             assert down.down_bytes[client] == payload_bytes(message) == (HEAD, BODY)[at]
-            module = w.recipe.build()
+            module = w.factory.build()
             load(module, before[client])
             module.receive(message)
             start = module.state_dict()
@@ -334,7 +334,7 @@ def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> No
     """Round t's uplinks and α give round t+1's downlinks; by NumPy from the files alone."""
     w = la(k=k, client=HeurpFedLA, hn_lr=1.0)
     names = tuple(unit.name for unit in w.federation.layouts["module"])
-    traced = plan(4, 3, trace_rounds=(1, 2, 3), judged_phase="received", received=True, units=names)
+    traced = plan(4, 3, trace_rounds=(1, 2, 3), reported_phase="received", received=True, units=names)
     executor: InlineExecutor = w.inline()
     Simulation(executor, traced, tmp_path, Records()).run()
     for t in (1, 2):
@@ -375,4 +375,4 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
 
 def test_judged_as_received() -> None:
     """Eq. 7 is the loss of the mixtures, and they are the output of Algorithm 1."""
-    assert {(c.judged_by, c.judged_phase) for c in (PFedLA, HeurpFedLA)} == {("personal", "received")}
+    assert {(c.reported_model, c.reported_phase) for c in (PFedLA, HeurpFedLA)} == {("personal", "received")}

@@ -15,7 +15,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -66,7 +66,7 @@ def test_client_steps() -> None:
     """
     client = partial(PFedMe, lam=LAM, inner_steps=K, personal_lr=PERSONAL)
     w = world(client, Server(), training=Training(lr=LR, lr_decay=0.5, batch_size=5, momentum=0.6, weight_decay=0.2))
-    module, rng = w.recipe.build().double(), np.random.default_rng(7)
+    module, rng = w.factory.build().double(), np.random.default_rng(7)
     assert isinstance(module, PFedMe)
     for module.round_number in (1, 2):
         common, down = message(rng, module)
@@ -94,7 +94,7 @@ def test_client_steps() -> None:
 def test_many_inner_steps_find_the_gradient_of_the_moreau_envelope() -> None:
     """λ·(w − θ) is then ∇_w min_θ F(θ) + λ/2·‖θ − w‖², here by central differences."""
     client = partial(PFedMe, lam=LAM, inner_steps=60, personal_lr=0.1)
-    module = world(client, Server(), training=Training(lr=LR)).recipe.build().double()
+    module = world(client, Server(), training=Training(lr=LR)).factory.build().double()
     assert isinstance(module, PFedMe)
     rng = np.random.default_rng(2)
     start, down = message(rng, module)
@@ -174,20 +174,20 @@ def test_personal_and_global_figures_are_those_of_theta_and_w() -> None:
     executor = w.inline()
     rounds(executor, 2, 4)
     before = states(executor)
-    judged = {m: executor.evaluate(Judge(m, p, (0, 1, 2, 3), ("test",))) for m, p in JUDGES}  # type: ignore[arg-type]
+    reported = {m: executor.evaluate(EvalRequest(m, p, (0, 1, 2, 3), ("test",))) for m, p in JUDGES}  # type: ignore[arg-type]
     for client in range(4):
         theta = {k.removeprefix("theta.").replace("/", "."): v for k, v in before[client].items() if "theta" in k}
         common = {k.removeprefix("net."): v for k, v in executor.server.state.weights.items()}
         assert not any(torch.equal(theta[k], before[client][f"net.{k}"]) for k in theta)
         x, y = executor.host.shards[client].test.batch(slice(None))
         for name, values in (("personal", theta), ("global", common)):
-            net = w.recipe.build().net
+            net = w.factory.build().net
             net.load_state_dict(values)
             with torch.no_grad():
                 expected = torch.nn.functional.cross_entropy(net(x), y, reduction="sum")
-            assert judged[name][client].loss == pytest.approx(float(expected), rel=1e-6)
+            assert reported[name][client].loss == pytest.approx(float(expected), rel=1e-6)
     assert same(before, states(executor)), "evaluation changed θ or w"
-    losses = {name: [row.loss for row in rows] for name, rows in judged.items()}
+    losses = {name: [row.loss for row in rows] for name, rows in reported.items()}
     assert losses["personal"] != losses["global"]
 
 

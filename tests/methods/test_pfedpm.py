@@ -20,7 +20,7 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
 from pflsim.servers.local import Local as LocalServer
@@ -42,7 +42,7 @@ def pfedpm(*, model: Any = None, data: Any = None, training: Training = TRAINING
 
 def local(w: World) -> World:
     """The same federation under Local."""
-    return replace(w, recipe=replace(w.recipe, client=Local), rule=LocalServer())
+    return replace(w, factory=replace(w.factory, client=Local), rule=LocalServer())
 
 
 def limited(w: World, held: Sequence[Sequence[int]]) -> World:
@@ -131,7 +131,7 @@ def test_with_a_of_one_the_own_features_pull() -> None:
 
 @pytest.mark.parametrize("alternate", ["round", "batch"])
 def test_every_phase_moves_its_own_part(alternate: str) -> None:
-    module = pfedpm(model=BATCH_NORM, data=dataset(shape=(1, 8, 8)), alternate=alternate).recipe.build()
+    module = pfedpm(model=BATCH_NORM, data=dataset(shape=(1, 8, 8)), alternate=alternate).factory.build()
     means, counts = torch.rand_like(module.own_means), torch.ones_like(module.own_counts)
     module.receive(Message(prototypes=Prototypes(means, counts)))
     module.train()
@@ -249,15 +249,15 @@ def test_what_a_client_is_judged_by_does_not_change_its_training() -> None:
     for executor in (one, other):
         run(executor, COHORTS)
     assert same(states(one), states(other))
-    judge = Judge("personal", "trained", EVERYONE, ("test",))
-    assert [r.loss for r in one.evaluate(judge)] != [r.loss for r in other.evaluate(judge)]
+    request = EvalRequest("personal", "trained", EVERYONE, ("test",))
+    assert [r.loss for r in one.evaluate(request)] != [r.loss for r in other.evaluate(request)]
 
 
 def test_the_relation_module_learns() -> None:
     training = Training(lr=0.3, momentum=0.5, batch_size=4)
     executor = pfedpm(predict="relation", training=training, model=partial(Mlp, hidden=[12])).inline()
     rounds(executor, 15, 4)
-    rows = executor.evaluate(Judge("personal", "trained", EVERYONE, ("train",)))
+    rows = executor.evaluate(EvalRequest("personal", "trained", EVERYONE, ("train",)))
     assert sum(r.correct for r in rows) / sum(r.total for r in rows) > 0.9
 
 
@@ -269,7 +269,7 @@ DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", 
 def test_before_there_are_features_the_head_decides_and_the_relation_module_rests() -> None:
     """Scores of 0 would credit everyone with class 0; and weight decay or a norm layer would move the module."""
     w = pfedpm(predict="relation", training=Training(lr=0.1, weight_decay=0.1, batch_size=4))
-    executor, heads = w.inline(), pfedpm(predict="decision", training=w.recipe.training).inline()
+    executor, heads = w.inline(), pfedpm(predict="decision", training=w.factory.training).inline()
     before = states(executor)
     for e in (executor, heads):
         run(e, [EVERYONE])
@@ -277,8 +277,8 @@ def test_before_there_are_features_the_head_decides_and_the_relation_module_rest
     for client in EVERYONE:
         relation = [key for key in before[client] if key.startswith("relation.")]
         assert relation and all(torch.equal(before[client][key], after[client][key]) for key in relation)
-    judge = Judge("personal", "trained", EVERYONE, ("test",))
-    assert executor.evaluate(judge) == heads.evaluate(judge)
+    request = EvalRequest("personal", "trained", EVERYONE, ("test",))
+    assert executor.evaluate(request) == heads.evaluate(request)
     run(executor, [EVERYONE], first=2)
     assert not same(
         {0: before[0]}, {0: {**states(executor)[0], **{k: before[0][k] for k in before[0] if k[:4] == "net."}}}
@@ -290,7 +290,7 @@ def test_a_diverged_client_stays_alone_where_others_have_no_say() -> None:
     common = Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))
     for settings in ({"a": 1.0}, {"lam": 0.0}):
         w = pfedpm(**settings)
-        module = w.recipe.build()
+        module = w.factory.build()
         module.own_means.copy_(torch.rand(3, 5))
         module.own_counts.copy_(torch.tensor([3, 2, 0]))
         module.receive(Message(prototypes=common))
@@ -302,7 +302,7 @@ def test_a_diverged_client_stays_alone_where_others_have_no_say() -> None:
 
 def test_one_pair_alone_is_scored() -> None:
     """Batch normalisation of flat features has no variance to go by with one example and one class."""
-    module = pfedpm(predict="relation").recipe.build()
+    module = pfedpm(predict="relation").factory.build()
     module.receive(Message(prototypes=Prototypes(torch.rand(3, 5), torch.tensor([0, 4, 0]))))
     module.train()
     terms = module.relation_loss((torch.rand(1, 1, 4, 4), torch.tensor([1])))
@@ -310,11 +310,11 @@ def test_one_pair_alone_is_scored() -> None:
 
 
 def test_defaults() -> None:
-    client = job("method=pfedpm").recipe.build()
+    client = job("method=pfedpm").factory.build()
     assert (client.a, client.lam, client.distance, client.alternate, client.judged_module) == (
         0.5, 1.0, "mse", "round", "decision",
     )  # fmt: skip
-    assert job("method=r_pfedpm").recipe.build().judged_module == "relation"
+    assert job("method=r_pfedpm").factory.build().judged_module == "relation"
 
 
 def job(*overrides: str) -> Any:
@@ -328,7 +328,7 @@ def test_clients_with_different_models_work_together(method: str) -> None:
     """Their features meet at the server; λ=0 is Local here as well."""
     made, alone = job(f"method={method}", "method.lam=0.0"), job("method=local")
     executors = [
-        InlineExecutor(j.recipe, j.dataset, j.partition, j.rule, j.federation)
+        InlineExecutor(j.factory, j.dataset, j.partition, j.rule, j.federation)
         for j in (made, alone, job(f"method={method}"))
     ]
     for executor in executors:
@@ -370,7 +370,7 @@ def test_settings_out_of_range(override: str, message: str) -> None:
 
 
 def test_a_server_of_another_method_is_noticed() -> None:
-    module = pfedpm().recipe.build()
+    module = pfedpm().factory.build()
     with pytest.raises(ValueError, match="pFedPM.s server sends class means"):
         module.receive(Message())
     rule = Server()

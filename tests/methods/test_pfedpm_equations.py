@@ -40,7 +40,7 @@ def made(**settings: Any) -> PFedPM:
     """A client in float64: inputs 1x4x4, one hidden layer of 5 (D), 3 classes."""
     client = partial(PFedPM, **{"a": A, "lam": LAM, "relation_hidden": 4, **settings})
     training = Training(lr=LR, momentum=MOMENTUM, batch_size=7)
-    module = world(client, Server(), training=training).recipe.build().double()
+    module = world(client, Server(), training=training).factory.build().double()
     assert isinstance(module, PFedPM)
     return module
 
@@ -306,7 +306,7 @@ def test_relation_step_on_maps() -> None:
     model = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, strides=(1, 1), hidden=4)
     client = partial(PFedPM, relation_hidden=4, predict="relation")
     w = world(client, Server(), model=model, data=dataset(shape=(1, 8, 8)), training=Training(lr=LR, batch_size=4))
-    module = w.recipe.build().double()
+    module = w.factory.build().double()
     assert isinstance(module, PFedPM) and module.net.feature_shape == (2, 2, 2)
     g = given(module, RELATION, rng)
     common = random(rng, 3, 8)

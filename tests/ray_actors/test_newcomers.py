@@ -34,7 +34,7 @@ from lightning_modules.training import Training
 from pflsim import cli
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import Judge, Sent
+from pflsim.engine.execution import EvalRequest, Sent
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
 from pflsim.servers.base import ServerRule
@@ -61,7 +61,7 @@ def fewer(w: World, clients: int) -> World:
 def joined(client: Any, rule: ServerRule[Any], count: int = 3) -> tuple[Message, Any, ServerRule[Any]]:
     """What client 3 is sent after some rounds of the other three."""
     executor = fewer(world(client, rule), 3).inline()
-    if rule.opening:
+    if rule.initial_round:
         executor.fuse(executor.open(range(3)))
     rounds(executor, count, 3)
     return executor.server.join([3])[3], executor.server.state, rule
@@ -85,7 +85,7 @@ def test_what_a_newcomer_is_sent() -> None:
 
 # What comes of it, worked out again ----------------------------------------------------------------------------------
 
-JOINING = Judge("personal", "received", (3,), ("test",), 3, joining=True)
+JOINING = EvalRequest("personal", "received", (3,), ("test",), 3, joining=True)
 
 
 def summed_loss(net: nn.Module, examples: Examples) -> float:
@@ -95,7 +95,7 @@ def summed_loss(net: nn.Module, examples: Examples) -> float:
 
 
 def net_of(w: World, values: Mapping[str, Tensor], prefix: str = "net.") -> Net:
-    net = w.recipe.build().net
+    net = w.factory.build().net
     net.load_state_dict({k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)})
     return net
 
@@ -218,8 +218,8 @@ def test_judging_a_newcomer_as_received_changes_nothing() -> None:
     executor = fewer(world(FedAvg, FedAvgServer()), 3).inline()
     rounds(executor, 2, 3)
     before, sent = states(executor), executor.join([3])
-    judge = Judge("personal", "received", (3,), ("test",), 2)
-    assert executor.evaluate(judge, sent) == executor.evaluate(judge, sent)
+    request = EvalRequest("personal", "received", (3,), ("test",), 2)
+    assert executor.evaluate(request, sent) == executor.evaluate(request, sent)
     assert same(before, states(executor))
 
 
@@ -240,7 +240,7 @@ def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.Captur
     assert {line["round"] for line in lines if line["model"] == "newcomer"} == {"3"}
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["clients"] == 6 and summary["newcomers"]["clients"] == 2
-    last = summary["accuracy"][summary["judged_by"]]["last"]
+    last = summary["accuracy"][summary["reported_model"]]["last"]
     assert last["clients"] == 4
     for phase in ("received", "trained"):
         own = [x for x in lines if (x["model"], x["phase"], x["split"]) == ("newcomer", phase, "test")]

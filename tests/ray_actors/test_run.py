@@ -16,13 +16,13 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from ray_actors import run
 from ray_actors.cluster import joined, local_ray
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]
 MODEL = 2**20 * 100  # bytes, as the tests have it
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
         return prepare(plain(composed([*SMALL, *overrides], [CONFIGS])))
 

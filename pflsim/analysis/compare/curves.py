@@ -46,7 +46,7 @@ def accuracy_curve(group: Group, against: Against) -> Curve:
 
 def _points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
     """Place and accuracy by evaluated round."""
-    scope = run.judged
+    scope = run.reported
     seconds = accumulate(line.total_seconds for line in run.history)
     found: dict[int, tuple[float, float]] = {}
     for line, until in zip(run.history, seconds, strict=True):

@@ -107,7 +107,7 @@ def _counts(run: Run, choice: Choice) -> dict[int, ClientCounts]:
     line = run.at(choice)
     if line is None:
         return {}
-    found, expected = run.counts(line.round), line.accuracy[run.judged].clients
+    found, expected = run.counts(line.round), line.accuracy[run.reported].clients
     if len(found) != expected:
         raise SettingsError(
             f"{run.folder}: per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"

@@ -14,7 +14,7 @@ from pflsim.analysis.compare.tables import NONE, Table
 from pflsim.analysis.compare.words import numbers
 from pflsim.analysis.results import Run
 from pflsim.analysis.results.settings import run_settings, written
-from pflsim.config.components import PARTS
+from pflsim.config.components import COMPONENTS
 from pflsim.run_folder.summary import Choice
 
 ROUNDS: dict[Choice, str] = {
@@ -92,9 +92,9 @@ def differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
     Of a part that is another altogether the name alone is told.
     """
-    others = {part for part in PARTS if own.get(part) != wanted[part]}
+    others = {part for part in COMPONENTS if own.get(part) != wanted[part]}
     found: list[str] = []
-    for key in sorted(wanted, key=lambda key: (key not in PARTS, "." in key, key)):
+    for key in sorted(wanted, key=lambda key: (key not in COMPONENTS, "." in key, key)):
         of_another = "." in key and key.partition(".")[0] in others
         if key not in FREE and not of_another and (key not in own or own[key] != wanted[key]):
             found.append(f"{key}={written(own.get(key))} instead of {written(wanted[key])}")

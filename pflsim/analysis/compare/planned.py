@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.analysis.results.settings import IGNORED, written
-from pflsim.config.components import PARTS, settings_of, targets_of
+from pflsim.config.components import COMPONENTS, settings_of, targets_of
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 
@@ -39,7 +39,9 @@ class Planned:
 
     def settings(self) -> dict[str, Any]:
         """All settings by dotted key, as `run_settings` has those of a run."""
-        found = dotted({key: value for key, value in asdict(Settings()).items() if key not in PARTS}) | {**self.choices}
+        found = dotted({key: value for key, value in asdict(Settings()).items() if key not in COMPONENTS}) | {
+            **self.choices
+        }
         for part, name in self.choices.items():
             node = _yaml(self.configs / part / f"{name}.yaml")
             known = settings_of(targets_of(node, part), part)
@@ -53,7 +55,7 @@ class Planned:
     def command(self) -> str:
         """What makes the run; DIR stands for the folder of data sets."""
         if self.clash:
-            others = {key: value for key, value in self.given.items() if key not in PARTS}
+            others = {key: value for key, value in self.given.items() if key not in COMPONENTS}
             words = _words({**self.choices, **self.own, **others})
         else:
             words = [f"+experiment={self.experiment}", *_words(self.given)]
@@ -71,8 +73,8 @@ def planned(experiment: str, given: Mapping[str, Any], configs: Path) -> Planned
         for entry in (*default, *content.pop("defaults", []))
         for group, name in entry.items()
     }
-    replaced = {part for part in PARTS if given.get(part, choices[part]) != choices[part]}
-    choices = {part: given.get(part, choices[part]) for part in PARTS}
+    replaced = {part for part in COMPONENTS if given.get(part, choices[part]) != choices[part]}
+    choices = {part: given.get(part, choices[part]) for part in COMPONENTS}
     own = dotted(content)
     left = {key: value for key, value in own.items() if key.partition(".")[0] not in replaced and key not in given}
     clash = any(key.partition(".")[0] in replaced for key in own)

@@ -54,7 +54,7 @@ class Row:
     """
 
     group: Group
-    judged: Scope
+    reported: Scope
     rounds: tuple[int, ...]
     accuracy: Spread | None
     worst_decile: Spread | None
@@ -68,15 +68,15 @@ class Row:
 
 def row(group: Group, choice: Choice, target: float | None) -> Row:
     """Sum a group up; without a target nothing reaches it."""
-    judged = group.runs[0].judged
+    reported = group.runs[0].reported
     lines = [line for run in group.runs if (line := run.at(choice)) is not None]
-    stats = [line.accuracy[run.judged] for run, line in zip(group.runs, lines, strict=False)]
+    stats = [line.accuracy[run.reported] for run, line in zip(group.runs, lines, strict=False)]
     there = len(lines) == len(group.runs)
     hits = [hit for run in group.runs if target is not None and (hit := first_at(run, target)) is not None]
     everyone = len(hits) == len(group.runs)
     return Row(
         group=group,
-        judged=judged,
+        reported=reported,
         rounds=tuple(line.round for line in lines) if there else (),
         accuracy=_spread(s.mean for s in stats) if there else None,
         worst_decile=_spread(s.worst_decile for s in stats) if there else None,
@@ -91,7 +91,7 @@ def row(group: Group, choice: Choice, target: float | None) -> Row:
 
 def first_at(run: Run, target: float) -> RoundMetrics | None:
     """The first evaluated round in which the judged model's mean test accuracy is at least the target."""
-    scope = run.judged
+    scope = run.reported
     return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - SLACK), None)
 
 

@@ -42,7 +42,7 @@ def figures(comparison: Comparison) -> Table:
     unit, scale = _unit(rows)
     columns: list[tuple[str, list[str]]] = [
         ("method", [row.group.label for row in rows]),
-        ("judged\nmodel", [f"{row.judged.model}, {row.judged.phase}" for row in rows]),
+        ("reported\nmodel", [f"{row.reported.model}, {row.reported.phase}" for row in rows]),
     ]
     if len({row.group.seeds for row in rows}) > 1:
         columns.append(("seeds", [numbers(row.group.seeds) for row in rows]))
@@ -96,8 +96,8 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
         "label": group.label,
         "method": group.method,
         **given,
-        "judged_model": row.judged.model,
-        "judged_phase": row.judged.phase,
+        "reported_model": row.reported.model,
+        "reported_phase": row.reported.phase,
         "runs": len(group.runs),
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(group.complete),

@@ -14,7 +14,7 @@ from pflsim.analysis.results import Run
 from pflsim.analysis.results.groups import Group
 from pflsim.figures.curves import Curve, draw_curves
 from pflsim.figures.svg import drawing, to_svg
-from pflsim.figures.svg import dress as dress_axes
+from pflsim.figures.svg import style_axes as style_axes
 from pflsim.run_folder.history import RoundMetrics
 
 POINTS = 400
@@ -71,7 +71,7 @@ def _loss(term: str) -> Callable[[Run, RoundMetrics], float | None]:
 
 def _accuracy(group: Group, figure: str, along: Along) -> Curve:
     def value(run: Run, line: RoundMetrics) -> float | None:
-        stats = line.accuracy.get(run.judged)
+        stats = line.accuracy.get(run.reported)
         return None if stats is None else getattr(stats, figure)
 
     return _over_seeds(group, along, value)
@@ -134,7 +134,7 @@ def _drawn(curves: Sequence[Curve], x_label: str, y_label: str) -> Any:
     with drawing():
         figure = draw_curves(curves, x_label, y_label, size=SIZE)
     for axes in figure.axes:
-        dress_axes(axes)
+        style_axes(axes)
         if x_label == "round":
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         legend = axes.get_legend()

@@ -15,7 +15,7 @@ from pflsim.analysis.report.rows import Value, value_of
 from pflsim.analysis.results import Run
 from pflsim.analysis.results.groups import Group
 from pflsim.analysis.results.settings import run_settings, written
-from pflsim.config.components import PARTS
+from pflsim.config.components import COMPONENTS
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.run_folder.summary import Choice
@@ -74,7 +74,7 @@ def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]
 
     First those that differ, then the parts, then the others.
     """
-    default = dotted({key: value for key, value in asdict(Settings()).items() if key not in PARTS}) | {
+    default = dotted({key: value for key, value in asdict(Settings()).items() if key not in COMPONENTS}) | {
         "local_epochs": 1
     }
     each = [run_settings(group.runs[0]) for group in groups]
@@ -82,11 +82,11 @@ def settings_table(groups: Sequence[Group]) -> list[tuple[str, list[str], bool]]
     for key in dict.fromkeys(key for found in each for key in found):
         values = [written(found[key]) if key in found else "" for found in each]
         differ = len(set(values)) > 1
-        part = key.partition(".")[0] in PARTS
+        part = key.partition(".")[0] in COMPONENTS
         if "_target_" in key or not (differ or part or any(v != written(default.get(key)) for v in values)):
             continue
         rows.append((key, values, differ))
-    return sorted(rows, key=lambda line: (not line[2], line[0] not in PARTS))
+    return sorted(rows, key=lambda line: (not line[2], line[0] not in COMPONENTS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,8 @@ def _context(groups: Sequence[Group], reasons: Sequence[str]) -> dict[str, Any]:
         "chosen": CHOSEN[choice],
         "round_words": ROUND[choice],
         "rows": rows,
-        "other_rounds": _others(groups, choice, judged=True),
-        "other_models": _others(groups, choice, judged=False),
+        "other_rounds": _others(groups, choice, reported=True),
+        "other_models": _others(groups, choice, reported=False),
         "whom": sorted({run.summary["accuracy_of"]["clients"] for run in runs}),
         "price": price_chart(rows) if len(rows) > 1 else None,
         "curves": accuracy_charts(rows),
@@ -126,14 +126,14 @@ def _banners(groups: Sequence[Group], reasons: Sequence[str]) -> list[str]:
     return said
 
 
-def _others(groups: Sequence[Group], headline: Choice, judged: bool) -> list[tuple[str, Row]]:
+def _others(groups: Sequence[Group], headline: Choice, reported: bool) -> list[tuple[str, Row]]:
     """Figures that are not the headline: of the other rounds, or of the models that methods are not judged by."""
     found = []
     for group in groups:
-        by = group.runs[0].judged.model
-        model = by if judged else next(each for each in get_args(Model) if each != by)
+        by = group.runs[0].reported.model
+        model = by if reported else next(each for each in get_args(Model) if each != by)
         for choice in CHOSEN:
-            row = None if judged and choice == headline else row_of(group, choice, model)
+            row = None if reported and choice == headline else row_of(group, choice, model)
             if row is not None:
                 found.append((CHOSEN[choice], row))
     return found

@@ -10,7 +10,7 @@ from pflsim.analysis.results import Run
 from pflsim.analysis.results.groups import Group
 from pflsim.figures.heatmaps import by_kind, draw_heatmaps
 from pflsim.figures.svg import png_uri, to_png
-from pflsim.run_folder.diagnostics import read_views
+from pflsim.run_folder.diagnostics import read_diagnostics
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ def view_pictures(groups: Sequence[Group]) -> list[Picture]:
     """The views of every group's shown run, one picture for each kind of matrix; wide ones first."""
     pictures = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
-        views = read_views(run.folder)
-        if views is None:
+        diagnostics = read_diagnostics(run.folder)
+        if diagnostics is None:
             continue
-        for matrices in by_kind(views.matrices).values():
+        for matrices in by_kind(diagnostics.matrices).values():
             first = matrices[0]
-            what = f"{group.label}, seed {run.seed}, round {views.round}: {first.title}"
+            what = f"{group.label}, seed {run.seed}, round {diagnostics.round}: {first.title}"
             alt = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
             pictures.append(Picture(to_png(draw_heatmaps(matrices), dpi=100), alt, f"{what}.", len(matrices) > 1))
     return sorted(pictures, key=lambda picture: not picture.wide)

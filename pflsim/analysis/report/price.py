@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pflsim.analysis.report.curves import SIZE, Chart, unit_of
 from pflsim.analysis.report.rows import Row
-from pflsim.figures.svg import colour_of, drawing, dress, to_svg
+from pflsim.figures.svg import colour_of, drawing, style_axes, to_svg
 
 
 def price_chart(rows: Sequence[Row]) -> Chart:
@@ -33,7 +33,7 @@ def price_chart(rows: Sequence[Row]) -> Chart:
         axes.set_ylim(max(low, -0.03), min(high, 1.03))
         end = max(sent) / scale or 1.0
         axes.set_xlim(-0.04 * end, 1.05 * end)
-        dress(axes)
+        style_axes(axes)
         caption = "The worst tenth of the clients against the price: upper left is better."
         if any(row.stats["worst_decile"].spread is not None for row in rows):
             caption += " Whiskers: standard deviation over seeds."

@@ -64,8 +64,8 @@ def row_of(group: Group, choice: Choice, model: Model | None = None) -> Row | No
     found = [(run, line) for run, line in lines if line is not None]
     if not found or len(found) < len(lines):
         return None
-    scope = found[0][0].judged if model is None else found[0][0].scope(model)
-    stats = [line.accuracy[run.judged if model is None else run.scope(model)] for run, line in found]
+    scope = found[0][0].reported if model is None else found[0][0].scope(model)
+    stats = [line.accuracy[run.reported if model is None else run.scope(model)] for run, line in found]
 
     def over(figure: Callable[[Run, RoundMetrics], float]) -> Value:
         return value_of([figure(run, line) for run, line in found])

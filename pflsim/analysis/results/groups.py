@@ -8,7 +8,7 @@ from typing import Any
 
 from pflsim.analysis.results.run import Run
 from pflsim.analysis.results.settings import run_settings, written
-from pflsim.config.components import PARTS
+from pflsim.config.components import COMPONENTS
 from pflsim.errors import SettingsError
 
 FEDERATION = ("data", "partition", "split", "clients")
@@ -79,7 +79,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 def _tells_apart(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a setting differs between the groups that can have it: a part's own, between those with that part."""
     part = name.partition(".")[0]
-    peers = [other for other in keys if name == part or part not in PARTS or other[part] == key[part]]
+    peers = [other for other in keys if name == part or part not in COMPONENTS or other[part] == key[part]]
     return any(name not in other or other[name] != key[name] for other in peers)
 
 
@@ -104,9 +104,9 @@ def _each_seed_once(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], t
 
 def _say_the_same(a: Run, b: Run) -> bool:
     """Whether two runs have the same examples, accuracy and traffic, as far as both go."""
-    if a.partition_hash != b.partition_hash or a.judged != b.judged:
+    if a.partition_hash != b.partition_hash or a.reported != b.reported:
         return False
-    scope = a.judged
+    scope = a.reported
     for one, other in zip(a.history, b.history, strict=False):
         figures = [
             (line.round, line.traffic, None if stats is None else (stats.clients, stats.mean, stats.weighted_mean))

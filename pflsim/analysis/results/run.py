@@ -87,9 +87,9 @@ class Run:
         return self.partition["hash"]
 
     @property
-    def judged(self) -> Scope:
+    def reported(self) -> Scope:
         """The model that the method is judged by, when it is judged, on test data."""
-        return self.scope(cast(Model, self.summary["judged_by"]))
+        return self.scope(cast(Model, self.summary["reported_model"]))
 
     def scope(self, model: Model, split: Literal["val", "test"] = "test") -> Scope:
         """Where a model's figures are."""
@@ -98,20 +98,20 @@ class Run:
 
     def at(self, choice: Choice, model: Model | None = None) -> RoundMetrics | None:
         """The round that a figure is taken from, for the judged model or another; None where there is no such round."""
-        scope = self.judged if model is None else self.scope(model)
+        scope = self.reported if model is None else self.scope(model)
         return chosen_round(self.history, scope.model, scope.phase, choice)
 
     def stats(self, choice: Choice, model: Model | None = None) -> AccuracyStats | None:
         """Test accuracy over clients in that round."""
         line = self.at(choice, model)
-        return None if line is None else line.accuracy[self.judged if model is None else self.scope(model)]
+        return None if line is None else line.accuracy[self.reported if model is None else self.scope(model)]
 
     def counts(self, round_number: int, scope: Scope | None = None) -> dict[int, ClientCounts]:
         """How every client's model did in a round; without a scope, the judged one on test data.
 
         Clients without examples of the split are left out, as they are from every figure.
         """
-        wanted, found = scope or self.judged, {}
+        wanted, found = scope or self.reported, {}
         header, rows = self._rows
         try:
             for row in csv.DictReader([header, *rows.get(str(round_number), [])]):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pflsim.analysis.results.run import Run
-from pflsim.config.components import PARTS
+from pflsim.config.components import COMPONENTS
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 
@@ -26,10 +26,10 @@ def run_settings(run: Run) -> dict[str, Any]:
     Under each part's own name (`method`, `data`, `model`, …) is what it was called on the command line. Settings that
     were not there yet when the run was made have their defaults.
     """
-    default = {key: value for key, value in asdict(Settings()).items() if key not in PARTS}
+    default = {key: value for key, value in asdict(Settings()).items() if key not in COMPONENTS}
     names: Mapping[str, str] = run.config.get("names") or {}
     known = {"method": run.method, "data": run.summary["data"], "model": run.summary["model"]}
-    found: dict[str, Any] = {part: names.get(part) or known.get(part) or _target(run, part) for part in PARTS}
+    found: dict[str, Any] = {part: names.get(part) or known.get(part) or _target(run, part) for part in COMPONENTS}
     found |= dotted(default) | dotted(run.config)
     if found["local_epochs"] is None and found["local_steps"] is None:
         found["local_epochs"] = 1

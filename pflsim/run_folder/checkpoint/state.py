@@ -56,8 +56,8 @@ def restored(example: State, saved: object) -> State:
     """
     try:
         return cast(State, _rebuilt(type(example), saved, "state"))
-    except _Misfit as misfit:
-        raise SettingsError(f"the server's state cannot be restored: {misfit}") from None
+    except _Misfit as type_mismatch:
+        raise SettingsError(f"the server's state cannot be restored: {type_mismatch}") from None
 
 
 class _Misfit(ValueError):

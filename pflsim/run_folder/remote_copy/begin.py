@@ -15,12 +15,12 @@ from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, round_of
 from pflsim.run_folder.checkpoint.read import verified
 from pflsim.run_folder.folder import CONFIG, first_free, write_config
 from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.remote_copy import CHECKPOINTS, Mirror, Seen, seen
-from pflsim.run_folder.remote_copy.remote_folder import PART, Place, is_hidden, last_part, reason
+from pflsim.run_folder.remote_copy.remote_copy import CHECKPOINTS, RemoteCopy, Seen, seen
+from pflsim.run_folder.remote_copy.remote_folder import PART, RemoteFolder, is_hidden, last_part, reason
 from pflsim.run_folder.tracking.records import METRICS, PER_CLIENT, read_records
 
 
-def new_place(run_dir: str | None) -> Place | None:
+def new_place(run_dir: str | None) -> RemoteFolder | None:
     """The place of a run that is to begin; None where run_dir is none elsewhere.
 
     Raises:
@@ -28,12 +28,12 @@ def new_place(run_dir: str | None) -> Place | None:
     """
     if run_dir is None or not is_url(run_dir):
         return None
-    place = Place(run_dir)
+    place = RemoteFolder(run_dir)
     place.try_out(empty=True)
     return place
 
 
-def taken_up(run_dir: str | None, folder: Path, journal: Journal, done: int | None) -> Mirror | None:
+def resume_at_url(run_dir: str | None, folder: Path, journal: Journal, done: int | None) -> RemoteCopy | None:
     """The mirror of a run that is taken up in its folder; None where it is kept in this folder alone.
 
     Args:
@@ -47,17 +47,17 @@ def taken_up(run_dir: str | None, folder: Path, journal: Journal, done: int | No
     """
     if run_dir is None or not is_url(run_dir):
         return None
-    place = Place(run_dir)
+    place = RemoteFolder(run_dir)
     place.try_out(empty=False)
     try:
-        return Mirror(place, folder, journal, _known(place, folder, done))
+        return RemoteCopy(place, folder, journal, _known(place, folder, done))
     except SettingsError:
         raise
     except Exception as error:  # a store's own package raises whatever it likes
         raise SettingsError(f"run_dir={run_dir} cannot be read: {reason(error)}") from error
 
 
-def _known(place: Place, folder: Path, done: int | None) -> dict[str, Seen | None]:
+def _known(place: RemoteFolder, folder: Path, done: int | None) -> dict[str, Seen | None]:
     """What is there already, with the files of checkpoints that are the same as here: so these stay while they do."""
     found = place.files(hidden=True)
     there = {name: size for name, size in found.items() if not is_hidden(name)}
@@ -77,7 +77,7 @@ def _known(place: Place, folder: Path, done: int | None) -> dict[str, Seen | Non
     return known
 
 
-def _check_same_run(place: Place, folder: Path, there: Mapping[str, int], done: int | None) -> None:
+def _check_same_run(place: RemoteFolder, folder: Path, there: Mapping[str, int], done: int | None) -> None:
     config = place.read(CONFIG)
     first, own = ((data or b"").partition(b"\n")[0] for data in (place.read(METRICS), _contents(folder / METRICS)))
     same = config is not None and _settings(config) == _settings(_contents(folder / CONFIG))
@@ -99,7 +99,7 @@ def _check_same_run(place: Place, folder: Path, there: Mapping[str, int], done: 
         )
 
 
-def _last_usable(place: Place, there: Collection[str], after: int) -> int | None:
+def _last_usable(place: RemoteFolder, there: Collection[str], after: int) -> int | None:
     """The last round after which a run brought back from there would go on, if it is a later one than this."""
     rounds = sorted({n for n in map(_round_at, there) if n is not None and n > after}, reverse=True)
     if not rounds:
@@ -142,7 +142,7 @@ def fetch(url: str, root: Path = Path("runs")) -> Path:
         SettingsError: there is no run, it cannot be read, or the URL has a password.
     """
     check_no_password(url)
-    place = Place(url, "resume")
+    place = RemoteFolder(url, "resume")
     try:
         there = place.files()
     except Exception as error:  # a store's own package raises whatever it likes

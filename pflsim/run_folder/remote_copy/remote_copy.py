@@ -13,7 +13,7 @@ from types import TracebackType
 
 from pflsim.errors import RunError
 from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.remote_folder import Place, is_hidden, reason
+from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder, is_hidden, reason
 
 CHECKPOINTS, META, SUMMARY = "checkpoints", "meta.json", "summary.json"
 ASIDE = ".mirror"
@@ -25,7 +25,7 @@ Held = dict[str, tuple[Path, Seen]]
 """The files of a checkpoint by name: where to read them, and what they are."""
 
 
-class Mirror:
+class RemoteCopy:
     """Brings what is new in a run folder to a place elsewhere, and removes there what is gone.
 
     Whoever looks there at any moment, even after this process was killed, finds only checkpoints that are whole, whose
@@ -46,7 +46,7 @@ class Mirror:
 
     def __init__(
         self,
-        place: Place,
+        place: RemoteFolder,
         folder: Path,
         journal: Journal,
         known: Mapping[str, Seen | None] | None = None,
@@ -81,7 +81,7 @@ class Mirror:
             )
         if self._due or time.monotonic() - self._begun >= self.seconds:
             self._due, self._begun = False, time.monotonic()
-            self._thread = Thread(target=self._try, name="mirror", daemon=True)
+            self._thread = Thread(target=self._try, name="remote copy", daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
@@ -102,7 +102,7 @@ class Mirror:
                 f"not all of the run could be brought to {self.url}: {self._trouble}; all of it is in {self.folder}"
             )
 
-    def __enter__(self) -> Mirror:
+    def __enter__(self) -> RemoteCopy:
         self.tick()
         return self
 

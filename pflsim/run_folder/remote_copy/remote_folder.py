@@ -35,7 +35,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-class Place:
+class RemoteFolder:
     """Files by name, relative to a URL. Whatever the store raises passes through, but for `__init__` and `try_out`.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pflsim.figures.heatmaps import by_kind, draw_heatmaps
-from pflsim.run_folder.diagnostics import Views
+from pflsim.run_folder.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,11 +31,11 @@ class Gallery:
     def __init__(self, put: Callable[[str, Figure, int], None], clock: Callable[[], float] = time.perf_counter):
         self._put, self._clock = put, clock
         self._start, self._spent, self._expected = clock(), 0.0, FIRST
-        self._waiting: Views | None = None
+        self._waiting: Diagnostics | None = None
 
-    def show(self, views: Views) -> None:
+    def show(self, diagnostics: Diagnostics) -> None:
         """Draw a round, now or never, or at the end if no other round comes."""
-        self._waiting = views
+        self._waiting = diagnostics
         if self._spent + self._expected <= SHARE * (self._clock() - self._start):
             self._draw()
 
@@ -44,13 +44,15 @@ class Gallery:
         self._draw()
 
     def _draw(self) -> None:
-        views, self._waiting = self._waiting, None
-        if views is None:
+        diagnostics, self._waiting = self._waiting, None
+        if diagnostics is None:
             return
         begun = self._clock()
         try:
-            for kind, matrices in by_kind(views.matrices).items():
-                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {views.round}"), views.round)
+            for kind, matrices in by_kind(diagnostics.matrices).items():
+                self._put(
+                    kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {diagnostics.round}"), diagnostics.round
+                )
         except (
             ValueError,
             TypeError,
@@ -58,6 +60,10 @@ class Gallery:
             ArithmeticError,
             LookupError,
         ) as error:  # no run ends for a picture
-            print(f"warning: matrices of round {views.round} could not be drawn: {error}", file=sys.stderr, flush=True)
+            print(
+                f"warning: matrices of round {diagnostics.round} could not be drawn: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
         self._expected = self._clock() - begun
         self._spent += self._expected

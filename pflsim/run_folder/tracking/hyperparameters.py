@@ -45,7 +45,7 @@ def begin(writer: Any, values: Mapping[str, bool | float | str]) -> None:
 
 def end(writer: Any, summary: Summary) -> None:
     """Write what the run came to."""
-    figures = summary.accuracy[summary.meta.judged_by]
+    figures = summary.accuracy[summary.meta.reported_model]
     figure = figures.best_val or figures.last
     if figure is not None:
         writer.add_scalar(ACCURACY, figure.stats.mean, summary.rounds)

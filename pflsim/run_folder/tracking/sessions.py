@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.run_folder.accounting import Ledger
-from pflsim.run_folder.diagnostics import cut_views
+from pflsim.run_folder.diagnostics import cut_diagnostics
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.tracking import event_files, records
 
@@ -33,7 +33,7 @@ class Earlier:
     restarts: int = 0
 
 
-def take_up(folder: Path, after: int) -> Earlier:
+def resumed(folder: Path, after: int) -> Earlier:
     """Cut metrics.jsonl, per_client.csv, the curves and the matrices back to a round, and say what stays.
 
     All is read and checked before anything is cut; each file is replaced at once, so that a run that is ended in the
@@ -57,7 +57,7 @@ def take_up(folder: Path, after: int) -> Earlier:
     )
     records.cut(folder, kept)
     event_files.cut(folder / "tb", kept.history)
-    cut_views(folder, after)
+    cut_diagnostics(folder, after)
     return earlier
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pflsim.run_folder.diagnostics import Views
+from pflsim.run_folder.diagnostics import Diagnostics
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Scope
 from pflsim.run_folder.summary import NewcomerFigures, Summary
@@ -69,8 +69,8 @@ class TensorBoard:
         if self._per_client:
             for client, distance in record.drift.items():
                 self._writer.add_scalar(f"client/{client}/drift", distance, step)
-        if record.views:
-            self._gallery.show(Views(step, record.views))
+        if record.diagnostics:
+            self._gallery.show(Diagnostics(step, record.diagnostics))
         self._writer.flush()
 
     def write_newcomers(self, figures: NewcomerFigures, round_number: int) -> None:
@@ -90,7 +90,7 @@ class TensorBoard:
     def _draw(self, kind: str, figure: Figure, round_number: int) -> None:
         figure.canvas.draw()
         pixels = np.asarray(figure.canvas.buffer_rgba())[:, :, :3]  # type: ignore[attr-defined]
-        self._writer.add_image(f"views/{kind}", pixels, round_number, dataformats="HWC")
+        self._writer.add_image(f"diagnostics/{kind}", pixels, round_number, dataformats="HWC")
 
     def _show_partition(self, picture: Path) -> None:
         from PIL import Image

@@ -12,11 +12,11 @@ from types import TracebackType
 
 from pflsim.memory import MemorySampler
 from pflsim.run_folder.accounting import Ledger
-from pflsim.run_folder.diagnostics import Views, write_views
+from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.run_folder.history import RoundMetrics, round_metrics, to_line
 from pflsim.run_folder.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
 from pflsim.run_folder.tracking.per_client import PerClientFile
-from pflsim.run_folder.tracking.sessions import Earlier, take_up
+from pflsim.run_folder.tracking.sessions import Earlier, resumed
 from pflsim.run_folder.tracking.tensorboard import TensorBoard
 from pflsim.types import NewcomerRecord, RoundRecord
 
@@ -51,7 +51,7 @@ class Tracker:
         per_client: bool = False,
     ):
         resumes = resume_after is not None
-        self._earlier = take_up(folder, resume_after) if resumes else Earlier([], Ledger())
+        self._earlier = resumed(folder, resume_after) if resumes else Earlier([], Ledger())
         self._resumed_after = (*self._earlier.resumed_after, resume_after) if resumes else ()
         self.folder, self.meta = folder, meta
         self.history = self._earlier.history
@@ -82,10 +82,10 @@ class Tracker:
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
         self._per_client.write(record)
-        if record.views:
-            write_views(self.folder, Views(record.round, record.views))
+        if record.diagnostics:
+            write_diagnostics(self.folder, Diagnostics(record.round, record.diagnostics))
         self._tensorboard.write(record, metrics, self.memory.sample())
-        self.rates = judged_rates(record, self.meta) or self.rates
+        self.rates = reported_rates(record, self.meta) or self.rates
         self.history.append(metrics)
         if self._watch is not None:
             self._watch(metrics)
@@ -141,8 +141,8 @@ class Tracker:
         self.close(complete=kind is None)
 
 
-def judged_rates(record: RoundRecord, meta: RunMeta) -> dict[int, float]:
+def reported_rates(record: RoundRecord, meta: RunMeta) -> dict[int, float]:
     """Every client's test accuracy with the model that the method is judged by."""
-    judged = meta.judged_by, meta.phase(meta.judged_by), "test"
-    rows = [row for row in record.evaluations if (row.model, row.phase, row.split) == judged and row.total > 0]
+    reported = meta.reported_model, meta.phase(meta.reported_model), "test"
+    rows = [row for row in record.evaluations if (row.model, row.phase, row.split) == reported and row.total > 0]
     return {row.client: row.correct / row.total for row in rows}

@@ -42,7 +42,7 @@ def runs(tmp_path: Path) -> list[Run]:
                 val=[[(1, 2)] * 2, [(2, 2)] * 2],
                 up=400_000,
                 down=600_000,
-                judged=("global", "received"),
+                reported=("global", "received"),
             )
         )
     return found
@@ -86,7 +86,7 @@ def test_the_oracle_is_named(runs: list[Run], kind: str) -> None:
 def test_csv_has_plain_numbers(runs: list[Run], choice: Choice) -> None:
     local, fedavg = csv.DictReader(io.StringIO(render(compare(group_runs(runs), choice=choice, target=0.85), "csv")))
     assert (local["label"], local["seeds"], local["runs"], local["round_chosen_by"]) == ("local", "0 1", "2", choice)
-    assert (local["judged_model"], local["judged_phase"]) == ("personal", "trained")
+    assert (local["reported_model"], local["reported_phase"]) == ("personal", "trained")
     assert float(local["accuracy_mean"]) == pytest.approx(0.825)
     assert float(local["accuracy_std"]) == pytest.approx(0.05 / 2**0.5)
     assert float(fedavg["bytes_until_round_mean"]) == float(fedavg["bytes_total_mean"]) == 4e6

@@ -14,7 +14,7 @@ from made_runs import make_run
 
 from pflsim.analysis.report.command import main
 from pflsim.data.picture import draw_partition
-from pflsim.run_folder.diagnostics import Views, write_views
+from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.types import Axis, Matrix
 
 TESTS = 20
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             val = [[(9 if r == best else 5, 10)] * CLIENTS for r in range(4)]
             make_run(
                 root / f"{method}-{seed}", rights(rng, low), method=method, seed=seed, val=val, up=up, down=down,
-                seconds=2.0, judged=("personal", "trained") if method == "local" else ("global", "received"),
+                seconds=2.0, reported=("personal", "trained") if method == "local" else ("global", "received"),
             )  # fmt: skip
     return root
 
@@ -229,8 +229,8 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     draw_partition(tmp_path / "a" / "partition.png", {"train": counts, "val": counts, "test": counts})
     half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
     matrices = [Matrix(f"alpha/{unit}", "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for unit in "ab"]
-    write_views(
-        tmp_path / "a", Views(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
+    write_diagnostics(
+        tmp_path / "a", Diagnostics(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
     )
     page = report(tmp_path / "a")
     assert page.count('src="data:image/png;base64,') == 3

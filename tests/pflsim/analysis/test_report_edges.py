@@ -52,7 +52,7 @@ def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no round of this run is evaluated yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["per_client.csv", "summary.json", "views.safetensors", "partition.json"])
+@pytest.mark.parametrize("name", ["per_client.csv", "summary.json", "diagnostics.safetensors", "partition.json"])
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]])
     (folder / name).write_bytes(b"\xff\xfe nothing of the kind")

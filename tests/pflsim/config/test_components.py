@@ -14,7 +14,7 @@ from pflsim.config.components import bind, bind_method, check_part, resolve, set
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
-PARTS = """
+COMPONENTS = """
     from typing import Literal
     def box(width, *, height: int = 2, colours: tuple[str, ...] = ("red",), kind: Literal["big", "small"] = "big"):
         return width, height, colours, kind
@@ -38,7 +38,7 @@ PARTS = """
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of made-up parts, under a name of its own."""
     name = f"parts_{next(NUMBERS)}"
-    (tmp_path / f"{name}.py").write_text(dedent(PARTS))
+    (tmp_path / f"{name}.py").write_text(dedent(COMPONENTS))
     monkeypatch.syspath_prepend(tmp_path)
     return name
 

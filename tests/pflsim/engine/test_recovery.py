@@ -22,7 +22,7 @@ from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.plan import Plan
+from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
 from pflsim.run_folder.checkpoint import newest_checkpoint
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
@@ -59,20 +59,20 @@ METHODS: dict[str, Callable[[], World]] = {
 }
 
 
-def plan(method: str, **settings: Any) -> Plan:
+def plan(method: str, **settings: Any) -> RunPlan:
     """With an opening, where the method has one."""
-    return replace(PLAN, newcomers=(4,), opening=method == "fedfcd", **settings)
+    return replace(PLAN, newcomers=(4,), initial_round=method == "fedfcd", **settings)
 
 
 EVERY = {"no checkpoint": 0, "one in between": 2}
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[World, Plan, Run]]:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], tuple[World, RunPlan, Run]]:
     """What comes of a method when nothing is lost, with checkpoints every so many rounds."""
-    known: dict[tuple[str, int], tuple[World, Plan, Run]] = {}
+    known: dict[tuple[str, int], tuple[World, RunPlan, Run]] = {}
 
-    def run(method: str, every: int) -> tuple[World, Plan, Run]:
+    def run(method: str, every: int) -> tuple[World, RunPlan, Run]:
         if (method, every) not in known:
             made, drawn = METHODS[method](), plan(method, checkpoint_every=every)
             known[method, every] = made, drawn, go(made, drawn, tmp_path_factory.mktemp("straight"))
@@ -185,12 +185,12 @@ def test_the_opening(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> 
 # A session that goes on from a checkpoint -----------------------------------------------------------------------------
 
 
-def first_session(made: World, drawn: Plan, folder: Path) -> None:
+def first_session(made: World, drawn: RunPlan, folder: Path) -> None:
     """Three rounds, with a checkpoint of the last one, and of none before."""
     go(made, replace(drawn, cohorts=drawn.cohorts[:3], newcomers=(), checkpoint_every=0), folder)
 
 
-def take_up(folder: Path) -> Callable[[Shaky], object]:
+def resumed(folder: Path) -> Callable[[Shaky], object]:
     found = newest_checkpoint(folder / "checkpoints", print)
     assert found is not None and found.round == 3
     server, clients = found.server(), list(found.clients())
@@ -203,7 +203,7 @@ def test_a_session_that_was_taken_up(method: str, losses: list[Loss], straight: 
     """What it was taken up from is what it goes back to, and its own rounds are gone through again."""
     made, drawn, before = straight(method, 0)
     first_session(made, drawn, tmp_path)
-    found = go(made, drawn, tmp_path, losses, done=3, begin=take_up(tmp_path))
+    found = go(made, drawn, tmp_path, losses, done=3, begin=resumed(tmp_path))
     assert found.records == before.records[-2:] and found.joined == before.joined
     assert alike(found.states, before.states) and alike(found.server, before.server)
     again = [phase[0] for phase in found.listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
@@ -215,7 +215,7 @@ def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp
     """Its records say nothing of who was heard in the rounds before; no state is saved that is not whole."""
     made, drawn, _ = straight("fedavg", 0)
     first_session(made, drawn, tmp_path)
-    begin = take_up(tmp_path)
+    begin = resumed(tmp_path)
     (tmp_path / "checkpoints" / "round_0003" / "client_001.pt").write_bytes(b"damaged")
     before = files(tmp_path)
     done = 2 + time
@@ -476,5 +476,5 @@ def test_records_are_compared_in_earnest(straight: Any) -> None:
     """Another seed is another run."""
     made, drawn, before = straight("fedavg", 0)
     assert bare(before.listener.records[0]) == before.records[0]
-    other = replace(made, recipe=replace(made.recipe, seed=1))
+    other = replace(made, factory=replace(made.factory, seed=1))
     assert not alike(states(other.inline()), before.states)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from support import Records
 
-from pflsim.engine.diagnostics import Observation
-from pflsim.engine.execution import Judge, Sent, Trained
-from pflsim.engine.plan import Plan
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import EvalRequest, Sent, Trained
+from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
@@ -42,7 +42,7 @@ class Recorder:
         self.events: list[Any] = []
         self.alive: list[weakref.ref[Handle]] = []
         self.fused = 0
-        self.heard: Callable[[int], None] = lambda done: None
+        self.clients_done: Callable[[int], None] = lambda done: None
 
     def handle(self, content: Any) -> Handle:
         made = Handle(content)
@@ -58,14 +58,14 @@ class Recorder:
 
     def train(self, round_number: int, sent: Sent[Handle], work: Any = None) -> Trained[Handle]:
         self.events.append(("train", round_number, tuple(sent.downlinks)))
-        self.heard(len(sent.downlinks))
+        self.clients_done(len(sent.downlinks))
         ups = [[Uplink(weights={"w": torch.ones(1)}, client=c, num_examples=c + 1)] for c in reversed(sent.downlinks)]
         return Trained([self.handle(up) for up in ups], tuple(TrainReport(c, c + 1, 1) for c in sent.downlinks))
 
-    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> Observation:
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         self.events.append(("fuse", len(trained.uplinks)))
         self.fused += 1
-        return Observation({0: 1.0, 2: 3.0}, (SEEN,) if matrices else ())
+        return RoundDiagnostics({0: 1.0, 2: 3.0}, (SEEN,) if matrices else ())
 
     def join(self, clients: Sequence[int]) -> Sent[Handle]:
         self.events.append(("join", tuple(clients)))
@@ -74,11 +74,17 @@ class Recorder:
     def finetune(self, round_number: int, sent: Sent[Handle], epochs: int) -> None:
         self.events.append(("finetune", round_number, tuple(sent.downlinks), epochs))
 
-    def evaluate(self, judge: Judge, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         held = [ref() for ref in self.alive if ref() is not None]
         assert held == ([] if sent is None else list(sent.downlinks.values())), "messages of the round are still held"
-        self.events.append(("evaluate", judge.model, judge.phase, judge.clients, judge.splits, judge.round_number))
-        return [] if judge.model == "global" else [EvalRow(c, "test", "personal", judge.phase, 1, 2, 0.5) for c in (0,)]
+        self.events.append(
+            ("evaluate", request.model, request.phase, request.clients, request.splits, request.round_number)
+        )
+        return (
+            []
+            if request.model == "global"
+            else [EvalRow(c, "test", "personal", request.phase, 1, 2, 0.5) for c in (0,)]
+        )
 
     def downlink(self, handle: Handle) -> Message:
         return handle.content
@@ -112,7 +118,7 @@ class Recorder:
     def confirm(self) -> None: ...
 
 
-PLAN = Plan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
+PLAN = RunPlan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
 
 
 def simulate(folder: Path, **settings: Any) -> tuple[Recorder, Records]:
@@ -153,7 +159,7 @@ def test_record_of_a_round(tmp_path: Path) -> None:
     assert [report.client for report in first.reports] == [0, 2]
     assert first.down_bytes == {0: 8, 2: 8}
     assert first.evaluations == (EvalRow(0, "test", "personal", "trained", 1, 2, 0.5),)
-    assert list(first.seconds) == ["downlink", "train", "fuse", "observe", "evaluate"]
+    assert list(first.seconds) == ["downlink", "train", "fuse", "diagnostics", "evaluate"]
     assert list(records.records[-1].seconds) == [*first.seconds, "checkpoint"]
 
 
@@ -171,15 +177,15 @@ def test_what_is_due_and_always_in_the_last_round(tmp_path: Path, every: int, ro
 
 def test_only_participants_are_judged_where_that_is_asked_for(tmp_path: Path) -> None:
     recorder, _ = simulate(tmp_path, eval_all=False)
-    judged = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
-    assert judged == list(PLAN.cohorts)
+    reported = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
+    assert reported == list(PLAN.cohorts)
 
 
 def test_a_model_judged_as_received_is_judged_trained_too_where_both_are_asked_for(tmp_path: Path) -> None:
     """Each phase once, the one that the method reports first."""
-    recorder, _ = simulate(tmp_path, cohorts=((0,),), judged_phase="received", received=True)
-    judged = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
-    assert judged == [("personal", "received"), ("personal", "trained"), ("global", "received")]
+    recorder, _ = simulate(tmp_path, cohorts=((0,),), reported_phase="received", received=True)
+    reported = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
+    assert reported == [("personal", "received"), ("personal", "trained"), ("global", "received")]
 
 
 def test_trace_of_the_rounds_asked_for_only(tmp_path: Path) -> None:
@@ -248,13 +254,13 @@ def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
 
 def test_what_is_seen_of_a_round_is_recorded_with_it(tmp_path: Path) -> None:
     """Matrices in the rounds that are due, and in the last; distances in every round."""
-    _, records = simulate(tmp_path, views_every=2)
-    assert [r.round for r in records.records if r.views == (SEEN,)] == [2, 4, 5]
+    _, records = simulate(tmp_path, diagnostics_every=2)
+    assert [r.round for r in records.records if r.diagnostics == (SEEN,)] == [2, 4, 5]
     assert [r.drift for r in records.records] == [{0: 1.0, 2: 3.0}] * 5
 
 
 def test_a_listener_follows_the_phases(tmp_path: Path) -> None:
-    _, records = simulate(tmp_path, cohorts=((0, 2),), absentees=((2,),), views_every=1, trace_rounds=(1,))
+    _, records = simulate(tmp_path, cohorts=((0, 2),), absentees=((2,),), diagnostics_every=1, trace_rounds=(1,))
     names = ["downlink", "train", "fuse", "trace", "evaluate", "evaluate", "evaluate", "checkpoint"]
     assert [phase[1] for phase in records.phases if isinstance(phase, tuple)] == names
     at = records.phases.index((1, "train", 1))

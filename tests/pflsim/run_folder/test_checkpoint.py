@@ -107,10 +107,10 @@ def test_a_tampered_file_is_refused(tmp_path: Path) -> None:
 
 def test_views_do_not_save_their_base(tmp_path: Path) -> None:
     base = torch.zeros(100_000)
-    views = {"slice": base[:2], "spread": base[:1].expand(3), "turned": base[:6].view(2, 3).T, "scalar": base[0]}
-    saved = plain(views)
-    assert all(saved[name].untyped_storage().nbytes() == 4 * views[name].numel() for name in views)
-    folder = write(tmp_path, 1, [(0, views)])
+    diagnostics = {"slice": base[:2], "spread": base[:1].expand(3), "turned": base[:6].view(2, 3).T, "scalar": base[0]}
+    saved = plain(diagnostics)
+    assert all(saved[name].untyped_storage().nbytes() == 4 * diagnostics[name].numel() for name in diagnostics)
+    folder = write(tmp_path, 1, [(0, diagnostics)])
     assert (folder / "client_000.pt").stat().st_size < 10_000
 
 

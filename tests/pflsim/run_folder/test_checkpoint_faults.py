@@ -16,7 +16,7 @@ import torch
 
 from pflsim.run_folder.checkpoint import CheckpointError, newest_checkpoint, write_checkpoint
 
-PARTS = ["client_000.pt", "client_001.pt", "meta.json", "server.pt"]
+COMPONENTS = ["client_000.pt", "client_001.pt", "meta.json", "server.pt"]
 
 
 def write(folder: Path, number: int, keep: int = 1, score: float | None = None) -> Path:
@@ -116,7 +116,7 @@ def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, num
         assert server == {"round": newest}
         assert newest in (2, number)
         for name in visible(folder):
-            assert sorted(os.listdir(folder / name)) == PARTS
+            assert sorted(os.listdir(folder / name)) == COMPONENTS
         assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []  # reading has cleaned up
         outcomes.append((newest, returned))
         if disk.count < fails_at:

@@ -22,9 +22,9 @@ from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.checkpoint import newest_checkpoint, write_checkpoint
 from pflsim.run_folder.checkpoint.meta import read_meta
 from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.begin import fetch, new_place, taken_up
-from pflsim.run_folder.remote_copy.remote_copy import Mirror
-from pflsim.run_folder.remote_copy.remote_folder import Place, last_part
+from pflsim.run_folder.remote_copy.begin import fetch, new_place, resume_at_url
+from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
+from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder, last_part
 from pflsim.run_folder.summary import RunMeta
 from pflsim.run_folder.tracking.records import read_records
 from pflsim.run_folder.tracking.tracker import Tracker
@@ -93,11 +93,11 @@ class Run:
         clients = [(c, {"w": torch.full((9,), value or float(number))}) for c in range(2)]
         write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, self.keep)
 
-    def mirror(self, url: str, seconds: float = FOREVER, said: list[str] | None = None) -> Mirror:
+    def remote_copy(self, url: str, seconds: float = FOREVER, said: list[str] | None = None) -> RemoteCopy:
         journal = Journal()
         if said is not None:
             journal.say = said.append  # type: ignore[method-assign]
-        return Mirror(Place(url), self.folder, journal, seconds=seconds)
+        return RemoteCopy(RemoteFolder(url), self.folder, journal, seconds=seconds)
 
 
 OPEN: list[Run] = []
@@ -118,34 +118,34 @@ def same(run: Run, url: str) -> None:
 
 
 def test_everything_is_there_and_nothing_else(run: Run, url: str) -> None:
-    mirror = run.mirror(url)
+    remote_copy = run.remote_copy(url)
     run.go(1, 2)
     odd = run.folder / "trace" / "round 1" / "Ä#b?%20[c]*.txt"
     odd.parent.mkdir(parents=True)
     odd.write_text("x")
-    mirror.finish()
+    remote_copy.finish()
     same(run, url)
     run.go(3, 4)
     odd.unlink()
-    mirror.finish()
+    remote_copy.finish()
     same(run, url)
     assert {name.split("/")[1] for name in contents(url) if name.startswith("checkpoints/")} == {"round_0004"}
     assert not (run.folder / ".mirror").exists()
     run.tracker.close(complete=True)
-    mirror.finish()
+    remote_copy.finish()
     same(run, url)
 
 
 def test_only_what_is_new_is_brought(run: Run, shaky: str) -> None:
-    mirror = run.mirror(shaky)
+    remote_copy = run.remote_copy(shaky)
     run.go(1)
-    mirror.finish()
+    remote_copy.finish()
     brought: list[str] = []
     asks(lambda what, path: brought.append(Path(path).name) if what == "put" else None)
-    mirror.finish()
+    remote_copy.finish()
     assert not brought
     (run.folder / "summary.json").write_text("{}")
-    mirror.finish()
+    remote_copy.finish()
     assert [name.strip(".").removesuffix(".part") for name in brought] == ["summary.json"]
 
 
@@ -156,8 +156,8 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
         there = f"{shaky}{step}"
         run = Run(tmp_path / "runs" / str(step))
         run.go(1, 2)
-        mirror = run.mirror(there)
-        mirror.finish()
+        remote_copy = run.remote_copy(there)
+        remote_copy.finish()
         run.go(3, 4)
         run.tracker.close(complete=True)
         count = itertools.count(1)
@@ -168,7 +168,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
 
         asks(die)
         try:
-            mirror.finish()
+            remote_copy.finish()
         except Killed:
             died = True
         else:
@@ -177,7 +177,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
         usable(there, tmp_path / "fetched", complete=not died)
         if not died:
             break
-        again = taken_up(there, run.folder, Journal(), done(run))
+        again = resume_at_url(there, run.folder, Journal(), done(run))
         assert again is not None
         again.finish()
         same(run, there)
@@ -214,7 +214,7 @@ def test_killed_in_the_first_upload(run: Run, shaky: str, tmp_path: Path, first:
 
         asks(die)
         try:
-            run.mirror(there).finish()
+            run.remote_copy(there).finish()
             return
         except Killed:
             asks(nothing)
@@ -256,38 +256,38 @@ def test_rounds_go_on_while_a_checkpoint_is_brought(
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     run.go(1, 2)
-    mirror = run.mirror(shaky)
-    mirror.tick()
-    mirror.wait()
+    remote_copy = run.remote_copy(shaky)
+    remote_copy.tick()
+    remote_copy.wait()
     run.go(3)
     gate = Gate("round_0003/")
     asks(gate)
-    mirror.expect()
-    mirror.tick()
+    remote_copy.expect()
+    remote_copy.tick()
     assert gate.reached.wait(60)
     run.go(4)
     run.go(5)
-    thread = mirror._thread
-    mirror.expect()
-    mirror.tick()
-    assert mirror._thread is thread
+    thread = remote_copy._thread
+    remote_copy.expect()
+    remote_copy.tick()
+    assert remote_copy._thread is thread
     assert usable(shaky, tmp_path / "fetched") == 2
     gate.go.set()
-    mirror.wait()
+    remote_copy.wait()
     assert usable(shaky, tmp_path / "fetched") == 3
-    mirror.tick()
-    mirror.wait()
+    remote_copy.tick()
+    remote_copy.wait()
     assert usable(shaky, tmp_path / "fetched") == 5
-    mirror.finish()
+    remote_copy.finish()
     same(run, shaky)
 
 
 def test_a_checkpoint_that_goes_while_it_is_listed(run: Run, shaky: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is there is removed for it, and there is another upload at once."""
     run.go(1)
-    mirror = run.mirror(shaky)
-    mirror.tick()
-    mirror.wait()
+    remote_copy = run.remote_copy(shaky)
+    remote_copy.tick()
+    remote_copy.wait()
     real = os.link
 
     def link(source: Path, target: Path) -> None:
@@ -296,30 +296,30 @@ def test_a_checkpoint_that_goes_while_it_is_listed(run: Run, shaky: str, monkeyp
         real(source, target)
 
     monkeypatch.setattr(os, "link", link)
-    mirror.expect()
-    mirror.tick()
-    mirror.wait()
+    remote_copy.expect()
+    remote_copy.tick()
+    remote_copy.wait()
     assert any(name.startswith("checkpoints/round_0001") for name in contents(shaky))
-    mirror.tick()
-    mirror.wait()
+    remote_copy.tick()
+    remote_copy.wait()
     assert {name.split("/")[1] for name in contents(shaky) if name.startswith("checkpoints/")} == {"round_0002"}
 
 
 def test_when_something_is_brought(run: Run, shaky: str) -> None:
-    mirror = run.mirror(shaky)
-    with mirror:
-        mirror.wait()
-        first = mirror._thread
-        mirror.tick()
-        assert mirror._thread is first, "nothing is due"
-        mirror.seconds = 0
-        mirror.tick()
-        assert mirror._thread is not first, "after so many seconds"
-        mirror.wait()
-        second, mirror.seconds = mirror._thread, FOREVER
-        mirror.expect()
-        mirror.tick()
-        assert mirror._thread is not second, "after a checkpoint"
+    remote_copy = run.remote_copy(shaky)
+    with remote_copy:
+        remote_copy.wait()
+        first = remote_copy._thread
+        remote_copy.tick()
+        assert remote_copy._thread is first, "nothing is due"
+        remote_copy.seconds = 0
+        remote_copy.tick()
+        assert remote_copy._thread is not first, "after so many seconds"
+        remote_copy.wait()
+        second, remote_copy.seconds = remote_copy._thread, FOREVER
+        remote_copy.expect()
+        remote_copy.tick()
+        assert remote_copy._thread is not second, "after a checkpoint"
     same(run, shaky)
 
 
@@ -328,8 +328,8 @@ def test_a_replaced_checkpoint_is_none_until_it_is_whole_again(run: Run, shaky: 
     run.keep = 2
     run.go(1)
     run.go(2)
-    mirror = run.mirror(shaky)
-    mirror.finish()
+    remote_copy = run.remote_copy(shaky)
+    remote_copy.finish()
     run.save(2)
     seen: list[set[str]] = []
 
@@ -338,7 +338,7 @@ def test_a_replaced_checkpoint_is_none_until_it_is_whole_again(run: Run, shaky: 
             seen.append({name for name in contents(shaky) if name.endswith("meta.json")})
 
     asks(look)
-    mirror.finish()
+    remote_copy.finish()
     asks(nothing)
     assert len(seen) == 4 and all(metas == {"checkpoints/round_0001/meta.json"} for metas in seen)
     same(run, shaky)
@@ -353,19 +353,19 @@ def fail(error: Exception) -> Ask:
 
 def test_a_place_that_fails_is_told_once_and_tried_again(run: Run, shaky: str) -> None:
     said: list[str] = []
-    mirror = run.mirror(shaky, seconds=0, said=said)
+    remote_copy = run.remote_copy(shaky, seconds=0, said=said)
     asks(fail(ConnectionError("no route\nto host")))
     for number in range(1, 5):
         run.go(number)
-        mirror.tick()
-        mirror.wait()
+        remote_copy.tick()
+        remote_copy.wait()
     assert said == [
         f"the run cannot be kept at {shaky} at the moment: ConnectionError: no route; it goes on, all of it is in "
         f"{run.folder}, and this is tried again"
     ]
     asks(nothing)
-    mirror.tick()
-    mirror.finish()
+    remote_copy.tick()
+    remote_copy.finish()
     same(run, shaky)
     assert len(said) == 1
 
@@ -375,7 +375,7 @@ def test_a_last_upload_that_fails_ends_the_run(run: Run, shaky: str) -> None:
         pytest.raises(
             RunError, match=r"^not all of the run could be .*: Disk quota exceeded; all of it is in .*/here$"
         ),
-        run.mirror(shaky),
+        run.remote_copy(shaky),
     ):
         asks(fail(OSError(122, "Disk quota exceeded")))
         run.go(1)
@@ -383,14 +383,14 @@ def test_a_last_upload_that_fails_ends_the_run(run: Run, shaky: str) -> None:
 
 def test_a_run_that_fails_keeps_its_own_error(run: Run, shaky: str) -> None:
     said: list[str] = []
-    with pytest.raises(RunError, match="^what it was$"), run.mirror(shaky, said=said) as mirror:
-        mirror.wait()
+    with pytest.raises(RunError, match="^what it was$"), run.remote_copy(shaky, said=said) as remote_copy:
+        remote_copy.wait()
         asks(fail(OSError(122, "Disk quota exceeded")))
         run.go(1)
         raise RunError("what it was")
     assert len(said) == 1 and "Disk quota exceeded" in said[0]
     asks(nothing)
-    with pytest.raises(RunError, match="^what it was$"), run.mirror(shaky):
+    with pytest.raises(RunError, match="^what it was$"), run.remote_copy(shaky):
         raise RunError("what it was")
     same(run, shaky)
 
@@ -398,20 +398,20 @@ def test_a_run_that_fails_keeps_its_own_error(run: Run, shaky: str) -> None:
 def test_whoever_is_in_a_hurry_does_not_wait(run: Run, shaky: str) -> None:
     gate = Gate("")
     asks(gate)
-    with pytest.raises(KeyboardInterrupt), run.mirror(shaky) as mirror:
+    with pytest.raises(KeyboardInterrupt), run.remote_copy(shaky) as remote_copy:
         assert gate.reached.wait(60)
         raise KeyboardInterrupt
-    assert mirror._thread is not None and mirror._thread.is_alive()
+    assert remote_copy._thread is not None and remote_copy._thread.is_alive()
     gate.go.set()
-    mirror.wait()
+    remote_copy.wait()
 
 
 def test_what_was_brought_is_looked_at_in_the_end(run: Run, shaky: str) -> None:
-    mirror = run.mirror(shaky)
-    mirror.finish()
-    Place(shaky).put(run.folder / "config.yaml", "of another.txt")
+    remote_copy = run.remote_copy(shaky)
+    remote_copy.finish()
+    RemoteFolder(shaky).put(run.folder / "config.yaml", "of another.txt")
     with pytest.raises(RunError, match=r"^not all .*: of another\.txt there is not what was brought; does another"):
-        mirror.finish()
+        remote_copy.finish()
 
 
 def test_a_file_system_that_renames_to_nothing_only(run: Run, tmp_path: Path) -> None:
@@ -422,10 +422,10 @@ def test_a_file_system_that_renames_to_nothing_only(run: Run, tmp_path: Path) ->
             raise FileExistsError(17, "File exists")
 
     asks(ask)
-    mirror = run.mirror(there)
+    remote_copy = run.remote_copy(there)
     for number in (1, 2):
         run.go(number)
-        mirror.finish()
+        remote_copy.finish()
         same(run, there)
 
 
@@ -439,7 +439,7 @@ def test_a_new_place_is_tried_out_and_left_empty(url: str) -> None:
 
 
 def test_a_place_where_something_is_refused(run: Run, url: str) -> None:
-    run.mirror(url).finish()
+    run.remote_copy(url).finish()
     before = contents(url)
     with pytest.raises(SettingsError) as error:
         new_place(url)
@@ -491,7 +491,7 @@ def test_tables_and_pages_are_of_folders_here() -> None:
 
 def test_it_is_brought_back_whole_into_a_new_folder(run: Run, url: str, tmp_path: Path) -> None:
     run.go(1, 2)
-    run.mirror(url).finish()
+    run.remote_copy(url).finish()
     root = tmp_path / "other" / "runs"
     folders = [fetch(url, root) for _ in range(2)]
     assert [f.name for f in folders] == ["a_run_1_gr_er_x_", "a_run_1_gr_er_x_-2"]
@@ -507,61 +507,61 @@ def test_what_cannot_be_brought_back(run: Run, shaky: str, tmp_path: Path, monke
     root = tmp_path / "fetched"
     with pytest.raises(SettingsError, match="there is no run, for it has no config.yaml"):
         fetch(shaky, root)
-    run.mirror(shaky).finish()
+    run.remote_copy(shaky).finish()
 
-    def broken(place: Place, name: str, path: Path) -> None:
+    def broken(place: RemoteFolder, name: str, path: Path) -> None:
         raise FileNotFoundError(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "fetch", broken)
+        patch.setattr(RemoteFolder, "fetch", broken)
         with pytest.raises(SettingsError, match="cannot be read: FileNotFoundError: .*; is the run going on"):
             fetch(shaky, root)
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "files", lambda place: {"config.yaml": 1, "../../outside": 1})
+        patch.setattr(RemoteFolder, "files", lambda place: {"config.yaml": 1, "../../outside": 1})
         with pytest.raises(SettingsError, match="is no name of a run's file"):
             fetch(shaky, root)
     assert not list(root.iterdir()) and not (tmp_path / "outside").exists()
 
 
-def take_up(run: Run, url: str) -> Mirror:
-    mirror = taken_up(url, run.folder, Journal(), done(run))
-    assert mirror is not None
-    return mirror
+def resumed(run: Run, url: str) -> RemoteCopy:
+    remote_copy = resume_at_url(url, run.folder, Journal(), done(run))
+    assert remote_copy is not None
+    return remote_copy
 
 
 def test_a_folder_that_is_taken_up_brings_no_checkpoint_twice(run: Run, shaky: str) -> None:
     """So that the one there counts all the while."""
     run.go(1, 2)
-    run.mirror(shaky).finish()
+    run.remote_copy(shaky).finish()
     asked: list[str] = []
-    mirror = take_up(run, shaky)
+    remote_copy = resumed(run, shaky)
     asks(lambda what, path: asked.append(path))
     run.go(3, save=False)
-    mirror.finish()
+    remote_copy.finish()
     assert asked and not [path for path in asked if "checkpoints" in path]
     asks(nothing)
     same(run, shaky)
-    assert taken_up("runs/mine", run.folder, Journal(), 3) is None
+    assert resume_at_url("runs/mine", run.folder, Journal(), 3) is None
 
 
 def test_a_checkpoint_that_was_damaged_there_is_brought_again(run: Run, shaky: str) -> None:
     run.go(1, 2)
-    run.mirror(shaky).finish()
-    Place(shaky).remove("checkpoints/round_0002/server.pt")
-    Place(shaky).put(run.folder / "config.yaml", "checkpoints/round_0002/client_000.pt")
-    take_up(run, shaky).finish()
+    run.remote_copy(shaky).finish()
+    RemoteFolder(shaky).remove("checkpoints/round_0002/server.pt")
+    RemoteFolder(shaky).put(run.folder / "config.yaml", "checkpoints/round_0002/client_000.pt")
+    resumed(run, shaky).finish()
     same(run, shaky)
 
 
 def test_another_checkpoint_of_the_round_takes_its_place_there(run: Run, shaky: str) -> None:
     run.go(1, 2)
-    run.mirror(shaky).finish()
+    run.remote_copy(shaky).finish()
     before = contents(shaky)
     run.save(2, value=7.0)
     assert {name: len(data) for name, data in local_contents(run.folder).items()} == {
         n: len(d) for n, d in before.items()
     }
-    take_up(run, shaky).finish()
+    resumed(run, shaky).finish()
     same(run, shaky)
 
 
@@ -571,7 +571,7 @@ Change = Callable[[Run, str, Path], str]
 def another_run(run: Run, url: str, tmp_path: Path) -> str:
     other = Run(tmp_path / "runs" / "other")
     (other.folder / "config.yaml").write_text("rounds: 8\nrun_dir: somewhere\n")
-    other.mirror(url).finish()
+    other.remote_copy(url).finish()
     return "holds something else than the run in"
 
 
@@ -581,21 +581,21 @@ def the_same_once_more(run: Run, url: str, tmp_path: Path) -> str:
     lines = (other.folder / "metrics.jsonl").read_text()
     (other.folder / "metrics.jsonl").write_text(lines.replace('"train": 1.0', '"train": 1.5'))
     assert lines != (other.folder / "metrics.jsonl").read_text()
-    other.mirror(url).finish()
+    other.remote_copy(url).finish()
     return "holds something else than the run in"
 
 
 def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
     shutil.copytree(run.folder, tmp_path / "kept")
     run.go(3)
-    run.mirror(url).finish()
+    run.remote_copy(url).finish()
     shutil.rmtree(run.folder)
     (tmp_path / "kept").rename(run.folder)
     return r"has a checkpoint after round 3, .* only after round 2: the run has gone on there; take it up with resume="
 
 
 def damaged_here(run: Run, url: str, tmp_path: Path) -> str:
-    run.mirror(url).finish()
+    run.remote_copy(url).finish()
     path = run.folder / "checkpoints" / "round_0002" / "server.pt"
     path.write_bytes(path.read_bytes()[::-1])
     return (
@@ -610,7 +610,7 @@ def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, shaky: str, tmp_p
     expected = change(run, shaky, tmp_path)
     before = contents(shaky)
     with pytest.raises(SettingsError, match=expected):
-        take_up(run, shaky)
+        resumed(run, shaky)
     assert contents(shaky) == before
 
 
@@ -623,14 +623,14 @@ def test_what_is_damaged_there_too_refuses_nothing(run: Run, shaky: str, tmp_pat
     name = "checkpoints/round_0002/server.pt" if what == "checkpoint" else "metrics.jsonl"
     data = (run.folder / name).read_bytes()
     (run.folder / name).write_bytes(data[::-1] if what == "checkpoint" else data.splitlines(keepends=True)[0])
-    run.mirror(shaky).finish()
+    run.remote_copy(shaky).finish()
     back = fetch(shaky, tmp_path / "back")
-    assert taken_up(shaky, back, Journal(), 1) is not None
+    assert resume_at_url(shaky, back, Journal(), 1) is not None
     with pytest.raises(SettingsError, match=r"has a checkpoint after round 1, .* none that can be used"):
-        taken_up(shaky, back, Journal(), None)
+        resume_at_url(shaky, back, Journal(), None)
 
 
 def test_an_empty_place_is_filled_again(run: Run, shaky: str) -> None:
     run.go(1, 2)
-    take_up(run, shaky).finish()
+    resumed(run, shaky).finish()
     same(run, shaky)

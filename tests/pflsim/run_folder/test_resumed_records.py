@@ -17,7 +17,7 @@ import pytest
 
 from pflsim.errors import SettingsError
 from pflsim.run_folder.accounting import Traffic
-from pflsim.run_folder.diagnostics import Views, read_views, write_views
+from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics, write_diagnostics
 from pflsim.run_folder.history import from_line, read_history, to_line
 from pflsim.run_folder.metrics import Model, Phase
 from pflsim.run_folder.summary import RunMeta
@@ -131,9 +131,9 @@ def test_it_is_as_if_nothing_had_happened(whole: Path, tmp_path: Path, after: in
 def test_matrices_of_rounds_that_are_gone_go_too(tmp_path: Path, after: int, kept: int | None) -> None:
     folder = start(tmp_path / "run", 4, complete=False)
     matrix = Matrix("alpha", "weights", Axis("receiver"), Axis("sender"), np.zeros((2, 2), np.float32))
-    write_views(folder, Views(3, (matrix,)))
+    write_diagnostics(folder, Diagnostics(3, (matrix,)))
     Tracker(folder, META, resume_after=after).close(complete=False)
-    found = read_views(folder)
+    found = read_diagnostics(folder)
     assert (found and found.round) == kept
 
 

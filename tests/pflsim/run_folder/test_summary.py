@@ -61,7 +61,7 @@ def test_without_validation_or_a_global_model_the_places_are_null():
 def test_the_phase_decides_which_personal_numbers_count():
     both = {TEST: stats(0.5), Scope("personal", "test", "received"): stats(0.25)}
     history = [RoundMetrics(1, 10, {}, both, Traffic(), Traffic(), {"total": 1.0})]
-    for meta, mean in ((META, 0.5), (replace(META, judged_phase="received"), 0.25)):
+    for meta, mean in ((META, 0.5), (replace(META, reported_phase="received"), 0.25)):
         last = summarise(meta, history, True, 1.0, 1.0).accuracy["personal"].last
         assert last is not None
         assert last.stats.mean == mean
@@ -79,7 +79,7 @@ def test_the_file_has_every_promised_field(tmp_path):
     assert content == {
         "complete": False, "method": "pfedcfr", "data": "digits", "partition": "label_lognormal",
         "partition_hash": "abc", "model": "mlp", "clients": 10, "rounds": 2, "rounds_planned": 20, "seed": 5,
-        "seconds": 12.5, "judged_by": "personal", "judged_phase": "trained",
+        "seconds": 12.5, "reported_model": "personal", "reported_phase": "trained",
         "accuracy_of": {"split": "test", "clients": "all", "phase": {"personal": "trained", "global": "received"}},
         "traffic": {"up_bytes": 2, "down_bytes": 4}, "peak_rss_mb": 345.7,
     }  # fmt: skip

@@ -14,7 +14,7 @@ import yaml
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.run_folder.accounting import Traffic
-from pflsim.run_folder.diagnostics import read_views
+from pflsim.run_folder.diagnostics import read_diagnostics
 from pflsim.run_folder.folder import create_run_folder, write_config
 from pflsim.run_folder.history import from_line, read_history, round_metrics, to_line
 from pflsim.run_folder.metrics import Model, Phase
@@ -24,7 +24,7 @@ from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import Axis, EvalRow, Matrix, RoundRecord, Split, TrainReport
 
-META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, judged_by="personal")
+META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
 
 
 JUDGED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
@@ -185,10 +185,12 @@ def test_a_round_out_of_order_or_a_second_tracker_is_refused(tmp_path):
 
 
 def test_the_watcher_hears_of_a_round_once_it_is_written(tmp_path):
-    heard = []
-    with Tracker(tmp_path, META, watch=lambda metrics: heard.append((metrics, read_history(tmp_path)[-1]))) as tracker:
+    clients_done = []
+    with Tracker(
+        tmp_path, META, watch=lambda metrics: clients_done.append((metrics, read_history(tmp_path)[-1]))
+    ) as tracker:
         metrics = tracker.round(record(1))
-    assert heard == [(metrics, metrics)]
+    assert clients_done == [(metrics, metrics)]
 
 
 def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path):
@@ -331,8 +333,8 @@ def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path)
     matrices = [Matrix("psi", "Weights", Axis("group"), Axis("layer"), np.eye(3, dtype=np.float32) * n) for n in (1, 2)]
     with Tracker(tmp_path, META) as tracker:
         for number, matrix in enumerate(matrices, start=1):
-            tracker.round(replace(record(number), views=(matrix,)))
-    found = read_views(tmp_path)
+            tracker.round(replace(record(number), diagnostics=(matrix,)))
+    found = read_diagnostics(tmp_path)
     assert found is not None
     assert found.round == 2
     np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)

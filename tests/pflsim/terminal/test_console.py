@@ -69,7 +69,7 @@ def test_a_round_is_one_line_with_what_matters():
 
 
 def test_the_model_that_judges_comes_first_with_its_worst_decile():
-    line = Console(replace(META, judged_by="global"), io.StringIO()).line(metrics(3, FULL))
+    line = Console(replace(META, reported_model="global"), io.StringIO()).line(metrics(3, FULL))
     assert line.startswith("round  3/20  global 0.640 (worst 0.54)  personal 0.913  ")
 
 
@@ -236,8 +236,8 @@ def test_the_live_display_says_where_the_run_is():
         console.start(Path("runs/x"))
         assert "starting" in shown(console)
         console.phase(3, "train", 8)
-        console.heard(2)
-        console.heard(3)
+        console.clients_done(2)
+        console.clients_done(3)
         assert "round 3/20" in shown(console)
         assert "training 5 of 8 clients" in shown(console)
         console.round(metrics(3, {**FULL, **validation}), 1234.0)

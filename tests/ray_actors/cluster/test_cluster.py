@@ -46,9 +46,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     pool = SimpleNamespace(
         started=0,
         close=lambda: made.calls.append(("actors end",)),
-        trim=lambda seats: made.calls.append(("trim", tuple(seats))),
+        trim=lambda specs: made.calls.append(("trim", tuple(specs))),
     )
-    monkeypatch.setattr(cluster, "Pool", lambda: pool)
+    monkeypatch.setattr(cluster, "ActorPool", lambda: pool)
     return made
 
 
@@ -75,8 +75,8 @@ def test_of_a_mix_no_actor_stays_that_a_run_has_no_use_for(fake: FakeRay) -> Non
             mix = Placement(cpus=6, gpus=2, actors_per_gpu=2, actors=6, cpu_actors=cpu_actors)
             layout = lay_out([1] * 9, mix, local.supply(mix))
             local.pool(mix, layout, 100)
-            assert len(set(layout.seats)) == 2
-            wanted.append(("trim", layout.seats))
+            assert len(set(layout.specs)) == 2
+            wanted.append(("trim", layout.specs))
         assert [call for call in fake.calls if call[0] == "trim"] == wanted[1:]
 
 

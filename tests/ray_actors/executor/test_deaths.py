@@ -20,7 +20,7 @@ from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.run_folder.journal import LOG
 from pflsim.types import RoundRecord
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("name", DEATHS)
 def test_a_death_changes_nothing(
-    name: str, made: World, traps: Path, straight: tuple[Any, ...], pool: Pool, tmp_path: Path
+    name: str, made: World, traps: Path, straight: tuple[Any, ...], pool: ActorPool, tmp_path: Path
 ) -> None:
     executor = on_ray(made, pool, tmp_path)
     for trap in DEATHS[name]:
@@ -93,10 +93,10 @@ def test_a_death_changes_nothing(
     assert all("died" in line and "process" in line for line in lines)
 
 
-def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: Pool, tmp_path: Path) -> None:
+def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: ActorPool, tmp_path: Path) -> None:
     """Of client actors and of the server, from outside."""
     executor = on_ray(made, pool, tmp_path)
-    pids = [ray.get(actor.pid.remote()) for actor in [*executor.crew.actors, executor.server.actor]]
+    pids = [ray.get(actor.pid.remote()) for actor in [*executor.actor_group.actors, executor.server.actor]]
 
     def meddle(round_number: int) -> None:
         if round_number == 2:
@@ -107,7 +107,9 @@ def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: Poo
     assert executor.journal.restarts == 3
 
 
-def test_a_host_that_dies_again_and_again_ends_the_run(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_a_host_that_dies_again_and_again_ends_the_run(
+    made: World, traps: Path, pool: ActorPool, tmp_path: Path
+) -> None:
     executor = on_ray(made, pool, tmp_path, "retry(2)")
     set_trap(traps, "die_train_2_2", ALWAYS)
     with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.*process .* on node .*kill") as e:
@@ -117,7 +119,7 @@ def test_a_host_that_dies_again_and_again_ends_the_run(made: World, traps: Path,
     (traps / "die_train_2_2").unlink()
 
 
-def test_abort_ends_it_at_once(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_abort_ends_it_at_once(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     executor = on_ray(made, pool, tmp_path, "abort")
     set_trap(traps, "die_train_2_1")
     with pytest.raises(ClientError, match="on_client_error=drop"):
@@ -125,7 +127,7 @@ def test_abort_ends_it_at_once(made: World, traps: Path, pool: Pool, tmp_path: P
     assert executor.journal.restarts == 1  # so that the actors can be used again
 
 
-def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Whoever kills its actor is left out of that round, and nobody else: as if it had been absent."""
     executor = on_ray(made, pool, tmp_path, "drop", actors=1)
     set_trap(traps, "die_reply_2_2", ALWAYS)
@@ -136,7 +138,9 @@ def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: Pool, tmp_pat
     assert [faults for _, faults in found[4]] == [{}, {2: "error"}, {}]
 
 
-def test_a_server_that_dies_again_and_again_ends_the_run(made: World, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_a_server_that_dies_again_and_again_ends_the_run(
+    made: World, traps: Path, pool: ActorPool, tmp_path: Path
+) -> None:
     executor = on_ray(made, pool, tmp_path, "retry(1)")
     set_trap(traps, "die_fuse", ALWAYS)
     with pytest.raises(ServerError, match="server actor .*died during fuse.*tried 2 times"):
@@ -145,7 +149,7 @@ def test_a_server_that_dies_again_and_again_ends_the_run(made: World, traps: Pat
 
 
 def test_an_error_of_the_server_is_told_once(
-    made: World, traps: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: World, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor = on_ray(made, pool, tmp_path)
     set_trap(traps, "raise_fuse")
@@ -155,8 +159,8 @@ def test_an_error_of_the_server_is_told_once(
     assert told.count('raise ValueError("a trap in the fusion")') == 1 and "the server (process" in told
 
 
-def test_an_actor_that_cannot_start_is_an_error(made: World, pool: Pool, tmp_path: Path) -> None:
-    broken = replace(made, recipe=replace(made.recipe, models=(_deadly,)))
+def test_an_actor_that_cannot_start_is_an_error(made: World, pool: ActorPool, tmp_path: Path) -> None:
+    broken = replace(made, factory=replace(made.factory, models=(_deadly,)))
     with pytest.raises(RunError, match="died while it was starting.*tried 2 times"):
         on_ray(broken, pool, tmp_path, "retry(1)")
 

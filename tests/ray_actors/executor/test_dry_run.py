@@ -28,14 +28,14 @@ from ray_actors.cluster import joined
 from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
 from ray_actors.executor import dry_run
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.dry_run import DryRuns, Footprint, Trial, measure, most_per_gpu, trials
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.server_host import ServerHost
-from ray_actors.placement import elastic as ground
+from ray_actors.placement import elastic as elastic
 from ray_actors.placement.actor_spec import Node
 from ray_actors.placement.layout import Layout, Supply
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 MIB, GIB = 2**20, 2**30
 
@@ -46,7 +46,7 @@ def settings(*overrides: str, **placement: Any) -> Settings:
     return replace(made, placement=replace(made.placement, **{"device": "cpu", "gpus": 1, **placement}))
 
 
-def job(*overrides: str, **placement: Any) -> Job:
+def job(*overrides: str, **placement: Any) -> PreparedRun:
     return prepare(settings(*overrides, **placement))
 
 
@@ -106,19 +106,19 @@ def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
     def joins(seconds: float) -> None:
         nodes.append(Node("2", "10.0.0.2", 8, 1, 1e6))
 
-    def decide(job: Job, most: int, cpus: float, clear: Any) -> tuple[Placement, str]:
+    def decide(job: PreparedRun, most: int, cpus: float, clear: Any) -> tuple[Placement, str]:
         given.append((most, cpus))
         return replace(job.settings.placement, actors_per_gpu=most), "told"
 
     cluster = JoinedRay.__new__(JoinedRay)
     monkeypatch.setattr(cluster, "supply", lambda placement: Supply.of(nodes))
-    monkeypatch.setattr(ground, "alive_ids", lambda: frozenset(node.id for node in nodes))
+    monkeypatch.setattr(elastic, "alive_ids", lambda: frozenset(node.id for node in nodes))
     monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
     asked = job("lockstep=false", "ray_address=auto", actors_per_gpu="auto", **most)
     dry_runs: Any = SimpleNamespace(decide=decide)
     found = placing.place(asked, cluster, dry_runs, 100)
     actors = most.get("actors", 8)
-    assert given == [(actors, 10)] and [seat.node for seat in found.layout.seats] == ["2"] * actors
+    assert given == [(actors, 10)] and [spec.node for spec in found.layout.specs] == ["2"] * actors
 
 
 # Who is tried
@@ -135,8 +135,8 @@ def test_the_most_of_a_stack_that_train_together_are_tried() -> None:
     """Not the whole stack, where a round has a part of the clients."""
     made = job("clients=12", "lockstep_clients=6", "fraction=0.5", "rounds=3")
     (trial,) = trials(made)
-    assert trial.stack in made.recipe.stacks and len(trial.stack) == 6 and set(trial.unit) < set(trial.stack)
-    assert len(trial.unit) == max(len(unit) for cohort in made.plan.cohorts for unit in made.recipe.units(cohort))
+    assert trial.stack in made.factory.stacks and len(trial.stack) == 6 and set(trial.unit) < set(trial.stack)
+    assert len(trial.unit) == max(len(unit) for cohort in made.plan.cohorts for unit in made.factory.units(cohort))
 
 
 def test_each_variant_of_the_model_is_tried() -> None:
@@ -149,7 +149,7 @@ def test_each_variant_of_the_model_is_tried() -> None:
 
 def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(FedAvg, FedAvgServer(), sizes=(12, 7, 40, 9), eval_batch_size=2, model=dropout_mlp)
-    steps, judged = [], []
+    steps, reported = [], []
 
     def train(self: ClientHost, *args: Any, **more: Any) -> Any:
         replies = plainly(self, *args, **more)
@@ -158,7 +158,7 @@ def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: py
 
     def evaluate(self: ClientHost, *args: Any) -> Any:
         rows = plainly_judged(self, *args)
-        judged.extend(row.total for row in rows)
+        reported.extend(row.total for row in rows)
         return rows
 
     plainly, plainly_judged = ClientHost.train, ClientHost.evaluate
@@ -167,9 +167,9 @@ def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: py
     memory, drawn, rows = Pretended([300 * MIB, 100 * MIB], GIB), torch.get_rng_state(), deepcopy(made.partition)
     server = ServerHost(made.rule, made.federation)
     tried = [Trial((2,), (2,), 3 / 10), Trial((1,), (1,), 1.0)]
-    found = measure(made.recipe, made.dataset, made.partition, server, tried, memory)
+    found = measure(made.factory, made.dataset, made.partition, server, tried, memory)
     assert found == Footprint(1, (300 + 500) * MIB, GIB) and memory.begun == 2
-    assert steps == [3, 2] and judged == [2, 2]
+    assert steps == [3, 2] and reported == [2, 2]
     assert torch.equal(drawn, torch.get_rng_state())
     assert all((a == b).all() for a, b in zip(rows.train, made.partition.train, strict=True))
 
@@ -178,7 +178,7 @@ def test_a_whole_stack_is_tried_together() -> None:
     made = world(FedAvg, FedAvgServer(), model=partial(Mlp, hidden=[5]), stacks=((2, 0, 3), (1,)))
     server = ServerHost(made.rule, made.federation)
     tried = [Trial((2, 0, 3), (2, 3), 1e-9)]
-    assert measure(made.recipe, made.dataset, made.partition, server, tried, Pretended([0], GIB)).clients == 2
+    assert measure(made.factory, made.dataset, made.partition, server, tried, Pretended([0], GIB)).clients == 2
 
 
 # Runs that have the same to measure
@@ -187,7 +187,7 @@ def test_a_whole_stack_is_tried_together() -> None:
 def test_measured_once_for_runs_that_take_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, cleared = [], []
 
-    def footprint(job: Job, cpus: float) -> Footprint:
+    def footprint(job: PreparedRun, cpus: float) -> Footprint:
         measured.append(job.settings)
         return Footprint(1, 400 * MIB, GIB)
 
@@ -211,12 +211,12 @@ def test_never_more_than_there_is_use_for(monkeypatch: pytest.MonkeyPatch) -> No
 # On pretended GPUs
 
 
-def in_runs(pool: Pool, monkeypatch: pytest.MonkeyPatch, memory: Pretended) -> list[Layout]:
+def in_runs(pool: ActorPool, monkeypatch: pytest.MonkeyPatch, memory: Pretended) -> list[Layout]:
     """Have runs measure what they are told, on CPUs; gives their layouts."""
     pool.close()  # its actors hold the GPUs
     layouts: list[Layout] = []
 
-    def given(self: LocalRay, placement: Placement, layout: Layout, store_mb: int) -> Pool:
+    def given(self: LocalRay, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
         layouts.append(layout)
         return pool
 
@@ -232,7 +232,7 @@ def counts(folder: Path) -> Sequence[Any]:
 
 
 def test_a_run_with_and_without_a_dry_run(
-    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """5.4 GiB in parts of 1,536 MiB: three; the same result to the last digit, and nothing is left of it."""
     layouts = in_runs(pool, monkeypatch, Pretended([1036 * MIB], 6 * GIB))
@@ -242,7 +242,7 @@ def test_a_run_with_and_without_a_dry_run(
             one = replace(settings(*common, actors_per_gpu=per_gpu), run_dir=str(tmp_path / name))
             runner.run(one)
     line = "one client takes 1536 MiB of 6 GiB on the GPU: 3 actors share it"
-    assert [[seat.gpus for seat in layout.seats] for layout in layouts] == [[0.3333] * 3] * 3
+    assert [[spec.gpus for spec in layout.specs] for layout in layouts] == [[0.3333] * 3] * 3
     assert line in (tmp_path / "auto" / "run.log").read_text() and line in (tmp_path / "again" / "run.log").read_text()
     assert not (tmp_path / "number" / "run.log").exists()
     assert line in (said := capsys.readouterr().err) and "warning" not in said
@@ -251,7 +251,7 @@ def test_a_run_with_and_without_a_dry_run(
     assert tried == ["DEAD"]  # one for both runs
 
 
-def test_a_dry_run_that_fails_says_why(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_that_fails_says_why(pool: ActorPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here there is no GPU, and the number of what is held is missing."""
     in_runs(pool, monkeypatch, Pretended([], GIB))
     with run.Runner() as runner, pytest.raises(run.RunError, match="the dry run failed: IndexError"):

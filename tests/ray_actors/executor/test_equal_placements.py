@@ -21,7 +21,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.run_folder.trace import read_message
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.placement.layout import Supply, lay_out
 
@@ -58,10 +58,10 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_equal_to_the_bit(name: str, pool: Pool, tmp_path: Path) -> None:
+def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
     for number, w in enumerate(worlds()):
-        executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+        executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
         executor.start()
         inline = outcome(w.inline(), tmp_path / f"inline{number}")
         remote = outcome(executor, tmp_path / f"ray{number}")
@@ -81,14 +81,14 @@ def _same_traces(one: Path, other: Path) -> None:
             assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
 
 
-def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
+def test_gpus_are_shared_by_declared_resources(pool: ActorPool) -> None:
     """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
     layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))
-    assert len(layout.groups) == 4 and layout.seats[0].gpus == 0.5
+    assert len(layout.groups) == 4 and layout.specs[0].gpus == 0.5
     w = next(worlds())
-    executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+    executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
     executor.start()
-    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.crew.actors])
+    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.actor_group.actors])
     assert sorted(ids[0] for ids in shown) == [0, 0, 1, 1] and all(len(ids) == 1 for ids in shown)
     inline = w.inline()
     for e in (executor, inline):
@@ -96,10 +96,10 @@ def test_gpus_are_shared_by_declared_resources(pool: Pool) -> None:
     assert same(states(executor), states(inline))
 
 
-def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: Pool) -> None:
+def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: ActorPool) -> None:
     """Devices come from the settings; there is no silent way back to the CPU."""
     w = next(worlds())
     layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2), Supply(cpus=2, gpus=2))
-    parts = (replace(w.recipe, device="cuda:0"), w.dataset, w.partition, w.rule, w.federation)
+    parts = (replace(w.factory, device="cuda:0"), w.dataset, w.partition, w.rule, w.federation)
     with pytest.raises(RuntimeError, match="torch sees none"):
         RayExecutor(*parts, layout, pool).start()

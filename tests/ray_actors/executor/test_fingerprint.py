@@ -15,15 +15,15 @@ import pytest
 from pflsim.config.on_client_error import OnError
 from pflsim.errors import RunError
 from pflsim.run_folder.journal import Journal
-from ray_actors.executor import actor_group as crew
-from ray_actors.executor import fingerprint as origin
-from ray_actors.executor.actor_group import Crew
-from ray_actors.executor.fingerprint import PACKAGES, Origin, code_digest
-from ray_actors.hosts.failure_policy import Referee
-from ray_actors.placement.actor_spec import Seat
+from ray_actors.executor import actor_group as actor_group
+from ray_actors.executor import fingerprint
+from ray_actors.executor.actor_group import ActorGroup
+from ray_actors.executor.fingerprint import PACKAGES, RuntimeFingerprint, code_digest
+from ray_actors.hosts.failure_policy import FailurePolicy
+from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout
 
-MINE = Origin(1, "10.0.0.1", "abc", "Python 3.12, torch 2.14", "x86_64 AVX2")
+MINE = RuntimeFingerprint(1, "10.0.0.1", "abc", "Python 3.12, torch 2.14", "x86_64 AVX2")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert spec is not None and spec.origin is not None
         ignored = shutil.ignore_patterns("__pycache__", "templates")
         shutil.copytree(Path(spec.origin).parent, tmp_path / "here" / name, ignore=ignored)
-    monkeypatch.setattr(origin, "find_spec", found)
+    monkeypatch.setattr(fingerprint, "find_spec", found)
     code_digest.cache_clear()
     yield tmp_path / "here"
     code_digest.cache_clear()
@@ -110,22 +110,24 @@ def test_any_change_of_the_source_is_another_digest(change: str, copies: Path) -
 class FakePool:
     """Gives names for actors."""
 
-    def hosts(self, seats: Any) -> list[str]:
-        return [f"actor {number}" for number, _ in enumerate(seats)]
+    def hosts(self, specs: Any) -> list[str]:
+        return [f"actor {number}" for number, _ in enumerate(specs)]
 
-    def trim(self, seats: Any) -> None: ...
+    def trim(self, specs: Any) -> None: ...
 
 
-def met(monkeypatch: pytest.MonkeyPatch, origins: list[Origin], cluster: bool = True) -> tuple[Crew, StringIO]:
+def met(
+    monkeypatch: pytest.MonkeyPatch, origins: list[RuntimeFingerprint], cluster: bool = True
+) -> tuple[ActorGroup, StringIO]:
     """A crew whose actors say that this is where they are."""
     told = StringIO()
-    referee = Referee(OnError("abort"), "abort", Journal(stream=told))
-    seats = tuple(Seat(1.0, 0.0, found.address if cluster else "") for found in origins)
-    layout = Layout(tuple((client,) for client, _ in enumerate(origins)), seats)
+    failure_policy = FailurePolicy(OnError("abort"), "abort", Journal(stream=told))
+    specs = tuple(ActorSpec(1.0, 0.0, found.address if cluster else "") for found in origins)
+    layout = Layout(tuple((client,) for client, _ in enumerate(origins)), specs)
     pool: Any = FakePool()
-    monkeypatch.setattr(crew, "origin", lambda: MINE)
-    monkeypatch.setattr(crew, "ray", SimpleNamespace(get=lambda ref: ref, put=lambda x: x))
-    made = Crew(pool, layout, (None, None, None), referee)
+    monkeypatch.setattr(actor_group, "runtime_fingerprint", lambda: MINE)
+    monkeypatch.setattr(actor_group, "ray", SimpleNamespace(get=lambda ref: ref, put=lambda x: x))
+    made = ActorGroup(pool, layout, (None, None, None), failure_policy)
     monkeypatch.setattr(made, "_wait_for", lambda number: None)
     monkeypatch.setattr(made, "_settle", lambda number: origins[number])
     made.settle()
@@ -172,5 +174,5 @@ def test_nor_again_when_the_clients_move(monkeypatch: pytest.MonkeyPatch) -> Non
     wide = MINE._replace(processor="x86_64 AVX512", address="10.0.0.2")
     made, told = met(monkeypatch, [MINE, wide])
     made.wait()
-    made.move(Layout(((0, 1), (2,)), (Seat(1.0, 0.0, "10.0.0.1"), Seat(1.0, 0.0, "10.0.0.2"))))
+    made.move(Layout(((0, 1), (2,)), (ActorSpec(1.0, 0.0, "10.0.0.1"), ActorSpec(1.0, 0.0, "10.0.0.2"))))
     assert len(told.getvalue().splitlines()) == 1

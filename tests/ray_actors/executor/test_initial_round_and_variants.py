@@ -19,11 +19,11 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import Job, prepare
+from ray_actors.prepare import PreparedRun, prepare
 
 
 class Means(ClientModule):
@@ -40,9 +40,9 @@ class Means(ClientModule):
 class Counting(ServerRule[tuple[int, ...]]):
     """Counts uplinks per fusion; opens, and calls everyone in round 2."""
 
-    opening = True
+    initial_round = True
 
-    def everyone(self, round_number: int, rounds: int) -> bool:
+    def full_participation(self, round_number: int, rounds: int) -> bool:
         assert rounds == 3
         return round_number == 2
 
@@ -61,39 +61,39 @@ SMALL = ["data=digits", "clients=6", "rounds=3", "fraction=0.5", "model=mlp", "m
 TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
 
 
-def job(*overrides: str) -> Job:
+def job(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
         settings = plain(composed([*SMALL, *overrides], [CONFIGS]))
     return prepare(settings)
 
 
-def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPatch) -> Job:
+def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRun:
     """A job of the client above with the counting rule."""
     monkeypatch.setattr("ray_actors.prepare.bind_method", lambda *a, **k: (client, Counting))
     return job(*overrides)
 
 
-def inline(made: Job) -> InlineExecutor:
-    executor = InlineExecutor(made.recipe, made.dataset, made.partition, made.rule, made.federation)
+def inline(made: PreparedRun) -> InlineExecutor:
+    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     return executor
 
 
 def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
-    executor, heard = inline(made), Records()
+    executor, clients_done = inline(made), Records()
     before = states(executor)
     executor.open(range(6))
     assert same(before, states(executor)), "the opening changes no client"
-    Simulation(executor, made.plan, tmp_path, heard).run()
+    Simulation(executor, made.plan, tmp_path, clients_done).run()
     assert executor.server.state == (6, 3, 6, 3)
-    assert [r.round for r in heard.records] == [0, 1, 2, 3]
-    opening = heard.records[0]
-    assert all(r.steps == 0 and r.up_bytes > 0 for r in opening.reports) and len(opening.reports) == 6
+    assert [r.round for r in clients_done.records] == [0, 1, 2, 3]
+    initial_round = clients_done.records[0]
+    assert all(r.steps == 0 and r.up_bytes > 0 for r in initial_round.reports) and len(initial_round.reports) == 6
     assert len(list((tmp_path / "trace" / "round_0000").glob("up_*"))) == 6
 
 
-def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: Pool, tmp_path: Path) -> None:
+def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
     """In every phase that says how many are due, as many are; the actors get Local, as below."""
     made = of(Means, monkeypatch=monkeypatch)
     parts = made.dataset, made.partition, _local_rule(), made.federation
@@ -108,13 +108,13 @@ def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, po
                 counted[-1][2] += said
             else:
                 counted.append([said[1], said[2], 0])
-        assert ["opening", 6, 6] in counted
+        assert ["initial round", 6, 6] in counted
         assert [found for found in counted if found[0] == "train"] == [["train", n, n] for n in (3, 6, 3)]
         assert all(due == done for name, due, done in counted if name != "evaluate")
         assert sum(name == "evaluate" and due == done == 6 for name, due, done in counted) == 3
 
 
-def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: Pool) -> None:
+def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: ActorPool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
     alone = inline(made)
     layout = Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0)
@@ -128,10 +128,10 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
     assert same(found, states(spread))
 
 
-def _as_local(made: Job) -> Any:
+def _as_local(made: PreparedRun) -> Any:
     from dataclasses import replace
 
-    return replace(made.recipe, client=Local)
+    return replace(made.factory, client=Local)
 
 
 def _local_rule() -> ServerRule[Any]:

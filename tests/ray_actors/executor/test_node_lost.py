@@ -27,16 +27,16 @@ from support import Records, World, dropout_mlp, states, world
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
-from pflsim.engine.execution import Displaced
+from pflsim.engine.execution import NodeLost
 from pflsim.engine.simulation import Simulation
 from pflsim.run_folder.journal import Journal
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from ray_actors.executor import actor_group as crew
+from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor import deaths
 from ray_actors.executor import ray_executor as remote
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import check_lost, verdict
-from ray_actors.placement.actor_spec import Seat
+from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
 LOST = ObjectLostError("ab" * 28, None, "")
@@ -47,7 +47,7 @@ AWAY = ActorUnavailableError("out of reach", b"0" * 16)
 def test_a_lost_object_is_known_for_one(error: Exception) -> None:
     """Also where a call was given it."""
     for met in (error, RayTaskError("train", "a traceback", error)):
-        with pytest.raises(Displaced, match="a node that left the cluster"):
+        with pytest.raises(NodeLost, match="a node that left the cluster"):
             check_lost(met)
 
 
@@ -161,7 +161,7 @@ class Found:
     [(10**6, 0, True), (10**6, 1, False), (10**6, 9, False), (100, 9, True), (remote.SMALL, 9, True)],
 )
 def test_states_are_left_where_a_copy_is_or_they_are_small(
-    size: int, away: int, left: bool, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, away: int, left: bool, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small ones are in the driver's process. What is lost is as at the beginning, on hosts and on the server."""
     made = small()
@@ -183,7 +183,7 @@ def test_states_are_left_where_a_copy_is_or_they_are_small(
 
 @pytest.mark.parametrize("error", [LOST, GetTimeoutError("too long")])
 def test_small_ones_that_cannot_be_had_are_lost(
-    error: Exception, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = on_ray(small(), pool, tmp_path)
     one_round(executor)
@@ -198,7 +198,9 @@ def test_small_ones_that_cannot_be_had_are_lost(
     assert executor._are_there()
 
 
-def test_at_the_beginning_there_is_nothing_to_lose(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_beginning_there_is_nothing_to_lose(
+    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     executor = on_ray(small(), pool, tmp_path)
     monkeypatch.setattr(remote, "alive_ids", lambda: frozenset())
     assert executor.recover()
@@ -223,7 +225,7 @@ class FakeGround:
 @pytest.mark.parametrize("lost", [True, False], ids=["states lost", "states left"])
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_node_that_dies_in_the_middle_changes_no_bit(
-    every: int, lost: bool, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    every: int, lost: bool, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the two actors counts as on a node that is gone when round 4 begins to train."""
     made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
@@ -233,19 +235,19 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
     class Dying(Records):
         def phase(self, round_number: int, name: str, due: int = 0) -> None:
             super().phase(round_number, name, due)
-            if (round_number, name) == (4, "train") and isinstance(executor, remote.RayExecutor) and not ground.asked:
-                executor.crew._nodes = {node, "gone"}
-                monkeypatch.setattr(crew, "LOOK_S", 0.0)
-                monkeypatch.setattr(crew, "addresses", lambda ids: ["10.0.0.9"])
+            if (round_number, name) == (4, "train") and isinstance(executor, remote.RayExecutor) and not elastic.asked:
+                executor.actor_group._nodes = {node, "gone"}
+                monkeypatch.setattr(actor_group, "LOOK_S", 0.0)
+                monkeypatch.setattr(actor_group, "addresses", lambda ids: ["10.0.0.9"])
                 monkeypatch.setattr(remote, "get_object_locations", Found(node, 10**6, 1 if lost else 0))
 
-    ground = FakeGround(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
+    elastic = FakeGround(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
     for name in ("inline", "ray"):
         (tmp_path / name).mkdir()
         executor: Any = made.inline() if name == "inline" else on_ray(made, pool, tmp_path / name)
         if name == "ray":
-            executor._ground = ground
-            executor.journal = executor.referee.journal = Journal(stream=told)
+            executor._ground = elastic
+            executor.journal = executor.failure_policy.journal = Journal(stream=told)
         listener = Dying()
         Simulation(executor, drawn, tmp_path / name, listener, executor.journal).run()
         records = [bare(record) for record in listener.records]
@@ -254,16 +256,16 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
         assert again == ([] if name == "inline" or not lost else [1, 2, 3] if every == 0 else [3])
     one, other = outcomes
     assert alike(one[0], other[0]) and alike(one[1], other[1]) and one[2:] == other[2:]
-    assert ground.asked == 1 and executor.layout is ground.left
+    assert elastic.asked == 1 and executor.layout is elastic.left
     assert "1 of 2 nodes with client actors left the cluster: 10.0.0.9" in told.getvalue()
 
 
-def test_whereabouts_count_the_actors(pool: Pool) -> None:
+def test_whereabouts_count_the_actors(pool: ActorPool) -> None:
     from ray_actors.placement.nodes import alive_nodes, whereabouts
 
     (node,) = alive_nodes()
     assert node.here
-    seats = [Seat(1.0, 0.0), Seat(1.0, 0.0, node.id), Seat(1.0, 0.0, "0" * 56)]
+    specs = [ActorSpec(1.0, 0.0), ActorSpec(1.0, 0.0, node.id), ActorSpec(1.0, 0.0, "0" * 56)]
     said = f"client actors: 2 on {node.address}, 1 on a node that has left; driver and server on {node.address}"
-    assert whereabouts(seats) == said
+    assert whereabouts(specs) == said
     assert ray.is_initialized()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pflsim.messages import Message, Prototypes, Uplink
-from ray_actors.executor.zero_copy import Parcel
+from ray_actors.executor.zero_copy import ZeroCopyMessage
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -19,7 +19,7 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 def sent(content: Any) -> tuple[bytes, list[bytes]]:
     """The pickle, and the buffers beside it as nobody may write to them."""
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(Parcel(content), protocol=5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(ZeroCopyMessage(content), protocol=5, buffer_callback=buffers.append)
     return pickled, [bytes(buffer.raw()) for buffer in buffers]
 
 
@@ -47,7 +47,7 @@ def at(offset: int, content: bytes) -> memoryview:
 def test_where_memory_begins_does_not_depend_on_the_way() -> None:
     """Small buffers arrive from Ray at any multiple of 8, but on some of these a product has other last bits."""
     weight, vector = torch.linspace(-1, 1, 70).reshape(10, 7), torch.linspace(0, 3, 7).sin()
-    sent = Parcel({"w": weight, "t": weight.T.contiguous().T, "v": vector})
+    sent = ZeroCopyMessage({"w": weight, "t": weight.T.contiguous().T, "v": vector})
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
     for offset in range(0, 64, 8):
@@ -73,7 +73,7 @@ def test_strides_stay_where_there_are_no_gaps() -> None:
     }
     gaps = {"steps": whole[..., ::2], "same": whole[:1, 0].expand(5, 6), "none": whole[:0].permute(2, 0, 1)}
     buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(Parcel({**kept, **gaps}), protocol=5, buffer_callback=buffers.append)
+    pickled = pickle.dumps(ZeroCopyMessage({**kept, **gaps}), protocol=5, buffer_callback=buffers.append)
     found = pickle.loads(pickled, buffers=[bytes(buffer.raw()) for buffer in buffers])
     for name, tensor in {**kept, **gaps}.items():
         assert torch.equal(found[name], tensor), name
@@ -112,5 +112,5 @@ def test_tensors_travel_beside_the_pickle_and_are_not_copied() -> None:
 
 
 def test_without_buffers_beside_it_a_parcel_is_an_ordinary_pickle() -> None:
-    (found,) = pickle.loads(pickle.dumps(Parcel([torch.arange(3)]), protocol=5))
+    (found,) = pickle.loads(pickle.dumps(ZeroCopyMessage([torch.arange(3)]), protocol=5))
     assert found.tolist() == [0, 1, 2]

@@ -58,7 +58,7 @@ def recorded(folder: Path, client: int, round_number: int) -> tuple[int, int]:
         rows = [
             (int(row["correct"]), int(row["total"]))
             for row in csv.DictReader(file)
-            if (row["model"], row["split"], row["phase"]) == tuple(run.judged)
+            if (row["model"], row["split"], row["phase"]) == tuple(run.reported)
             and (row["client"], row["round"]) == (str(client), str(round_number))
         ]
     assert len(rows) == 1

@@ -17,7 +17,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink
 from pflsim.run_folder.journal import LOG, Journal
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.retries import nonfinite
 
@@ -35,7 +35,7 @@ def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int,
 
 
 def inline(made: World, folder: Path, rule: str = "retry(3)") -> InlineExecutor:
-    parts = made.recipe, made.dataset, made.partition, made.rule, made.federation
+    parts = made.factory, made.dataset, made.partition, made.rule, made.federation
     executor = InlineExecutor(*parts, OnError.of(rule), Journal(folder))
     executor.start()
     return executor
@@ -48,7 +48,7 @@ def traps(tmp_path: Path) -> Path:
     return folder
 
 
-def executors(made: World, pool: Pool, folder: Path, rule: str) -> list[Any]:
+def executors(made: World, pool: ActorPool, folder: Path, rule: str) -> list[Any]:
     """Both, each with a journal of its own."""
     for name in ("inline", "ray"):
         (folder / name).mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def executors(made: World, pool: Pool, folder: Path, rule: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("trap", ["raise_train_2_2", "raise_train_3_1", "raise_evaluate_4_2"])
-def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
     straight = outcome(inline(made, tmp_path), tmp_path)
     for executor in executors(made, pool, tmp_path, "retry(1)"):
@@ -69,7 +69,7 @@ def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: 
 
 @pytest.mark.parametrize(("rule", "shown"), [("retry(3)", 1), ("abort", 1), ("retry(0)", 1)])
 def test_an_error_that_stays_is_told_once_and_ends_the_run(
-    rule: str, shown: int, traps: Path, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rule: str, shown: int, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Client, round, phase and actor, with the traceback, on standard error and in the run folder."""
     made = made_with(traps)
@@ -85,7 +85,7 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
             assert "client actor" in told and "process" in told and "node" in told
 
 
-def test_drop_goes_on_without_it(traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """As if it had been absent in that round, also in a stack, whose others train without it."""
     made = made_with(traps)
     for trap, clients in (("raise_train_2_2", (2,)), ("raise_train_3_2", (3,))):
@@ -97,7 +97,7 @@ def test_drop_goes_on_without_it(traps: Path, pool: Pool, tmp_path: Path) -> Non
             assert [faults for _, faults in found[4]] == [{}, dict.fromkeys(clients, "error"), {}]
 
 
-def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
     straight = outcome(inline(made, tmp_path), tmp_path)
     for executor in executors(made, pool, tmp_path, "drop"):
@@ -110,7 +110,7 @@ def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: Pool, tmp_
 
 
 @pytest.mark.parametrize("client", [2, 3])
-def test_values_that_are_not_finite(client: int, traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Abort says what and whose; drop is as if it had been absent; keep fuses it and says so. 3 is in a stack."""
     trap = f"nan_{client}_2"
     made = made_with(traps)
@@ -159,7 +159,7 @@ def test_other_rules_are_refused(text: str) -> None:
         OnError.of(text)
 
 
-def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Who is absent gets its message and changes nothing; who is slow takes half of its steps; equal on actors."""
     made = made_with(traps)
     settings: dict[str, Any] = {
@@ -187,7 +187,7 @@ def test_a_plan_without_faults_has_none() -> None:
     assert [drawn.absent(t) + drawn.slow(t) for t in (1, 2)] == [(), ()]
 
 
-def test_a_fusion_can_be_gone_back_on(traps: Path, pool: Pool, tmp_path: Path) -> None:
+def test_a_fusion_can_be_gone_back_on(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Until it is confirmed: to the states before, also of clients that had not trained before."""
     made = made_with(traps)
     for executor in executors(made, pool, tmp_path, "abort"):

@@ -19,7 +19,7 @@ from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard, shard
-from pflsim.engine.execution import Judge
+from pflsim.engine.execution import EvalRequest
 from pflsim.errors import ClientError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
@@ -29,9 +29,9 @@ from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.server_host import ServerHost, identity
 
 ALL = (0, 1, 2, 3)
-PERSONAL = Judge("personal", "trained", ALL, ("test", "val"))
-RECEIVED = Judge("personal", "received", ALL, ("test",))
-GLOBAL = Judge("global", "received", ALL, ("test",))
+PERSONAL = EvalRequest("personal", "trained", ALL, ("test", "val"))
+RECEIVED = EvalRequest("personal", "received", ALL, ("test",))
+GLOBAL = EvalRequest("global", "received", ALL, ("test",))
 
 
 class Split(FedAvgClient):
@@ -55,7 +55,7 @@ def make(client: Any = FedAvgClient, **settings: Any) -> World:
 
 
 def host(made: World, clients: Sequence[int] = ALL) -> ClientHost:
-    return ClientHost(made.recipe, made.dataset, made.partition, clients)
+    return ClientHost(made.factory, made.dataset, made.partition, clients)
 
 
 def train(on: ClientHost, made: World, clients: Sequence[int], rounds: int = 2, **weights: Tensor) -> list[Uplink]:
@@ -127,10 +127,10 @@ def test_an_anchor_does_not_reach_the_next_client() -> None:
 class Attentive(FedAvgClient):
     """Puts its class counts into the head's bias when it receives; doubles all before it is judged."""
 
-    def adopt(self, shard: Shard) -> None:
+    def before_training(self, shard: Shard) -> None:
         self.net.head.bias.data.copy_(torch.bincount(shard.train.y, minlength=3))
 
-    def adapt(self, shard: Shard) -> None:
+    def before_evaluation(self, shard: Shard) -> None:
         assert len(shard.train) and self.net.head.bias.requires_grad
         for parameter in self.parameters():
             parameter.data.mul_(2)
@@ -164,22 +164,22 @@ def evaluate_all(home: ClientHost, made: World) -> list[Any]:
 def test_evaluation_changes_nothing(buffers: Any) -> None:
     """Neither states nor messages nor generators nor what training does next; and it repeats itself."""
     made = make(training=Training(lr=0.1, batch_size=5, buffers=buffers))
-    judged, other = host(made), host(made)
-    for home in (judged, other):
+    reported, other = host(made), host(made)
+    for home in (reported, other):
         train(home, made, ALL)
-    before, sent, drawn = copy(judged.private_states()), snapshot(made.federation.initial), torch.get_rng_state()
+    before, sent, drawn = copy(reported.private_states()), snapshot(made.federation.initial), torch.get_rng_state()
     threads = torch.get_num_threads()
-    first = evaluate_all(judged, made)
+    first = evaluate_all(reported, made)
     torch.rand(5)  # recalibration runs through dropout, which may not hang on this
-    assert first == evaluate_all(judged, made)
-    assert same(before, copy(judged.private_states()))
+    assert first == evaluate_all(reported, made)
+    assert same(before, copy(reported.private_states()))
     assert same({0: sent}, {0: dict(made.federation.initial)})
     torch.set_rng_state(drawn)
-    evaluate_all(judged, made)
+    evaluate_all(reported, made)
     assert torch.equal(torch.get_rng_state(), drawn) and torch.get_num_threads() == threads
-    for home in (judged, other):
+    for home in (reported, other):
         home.train(3, ALL, [0] * 4, Message(weights=made.federation.initial))
-    assert same(copy(judged.private_states()), copy(other.private_states()))
+    assert same(copy(reported.private_states()), copy(other.private_states()))
 
 
 def test_rows_are_counts_of_the_judged_model() -> None:
@@ -188,7 +188,7 @@ def test_rows_are_counts_of_the_judged_model() -> None:
     home = host(made)
     train(home, made, ALL)
     rows = home.evaluate(PERSONAL, (2,), ())
-    module = made.recipe.build()
+    module = made.factory.build()
     module.load_state_dict(dict(home.private_states()[2]))
     x, y = shard(made.dataset, made.partition, 2).test.batch(slice(None))
     with torch.no_grad():
@@ -198,9 +198,9 @@ def test_rows_are_counts_of_the_judged_model() -> None:
     assert rows[0].loss == pytest.approx(float(-scores.log_softmax(1)[torch.arange(5), y].sum()), rel=1e-5)
     rows_of = partition(made.dataset, (4,) * 4)
     empty = ClientHost(
-        made.recipe, made.dataset, type(rows_of)(rows_of.train, (rows_of.val[0][:0],) * 4, rows_of.test), ALL
+        made.factory, made.dataset, type(rows_of)(rows_of.train, (rows_of.val[0][:0],) * 4, rows_of.test), ALL
     )
-    row = empty.evaluate(Judge("personal", "trained", ALL, ("val",)), (0,), ())[0]
+    row = empty.evaluate(EvalRequest("personal", "trained", ALL, ("val",)), (0,), ())[0]
     assert (row.correct, row.total, row.loss) == (0, 0, 0.0)
 
 
@@ -227,8 +227,8 @@ def test_the_global_model_may_be_another_than_the_judged_one() -> None:
     assert home.evaluate(GLOBAL, (1,), [0], down) == other.evaluate(GLOBAL, (1,), [0], down)
     state = home.module.state_dict()
     assert state["other." + MEAN.removeprefix("net.")].abs().max() == 0 < state[MEAN].abs().max()
-    judge = Judge("personal", "trained", ALL, ("test",))
-    assert home.evaluate(judge, (1,), ()) == other.evaluate(judge, (1,), ())
+    request = EvalRequest("personal", "trained", ALL, ("test",))
+    assert home.evaluate(request, (1,), ()) == other.evaluate(request, (1,), ())
 
 
 class Dated(FedAvgClient):
@@ -241,11 +241,11 @@ class Dated(FedAvgClient):
 def test_the_round_of_an_evaluation_is_not_the_last_one_trained() -> None:
     """A host whose clients sat a round out judges as one whose clients did not."""
     made = make(Dated)
-    judge = Judge("personal", "trained", (0,), ("test",), 7)
+    request = EvalRequest("personal", "trained", (0,), ("test",), 7)
     idle, busy = host(made), host(made)
     busy.train(7, [1], [0], Message(weights=made.federation.initial))
-    assert idle.evaluate(judge, (0,), ()) == busy.evaluate(judge, (0,), ())
-    assert idle.evaluate(judge, (0,), ())[0].loss != idle.evaluate(PERSONAL, (0,), ())[0].loss
+    assert idle.evaluate(request, (0,), ()) == busy.evaluate(request, (0,), ())
+    assert idle.evaluate(request, (0,), ())[0].loss != idle.evaluate(PERSONAL, (0,), ())[0].loss
 
 
 # Running statistics
@@ -298,7 +298,7 @@ def test_everyone_starts_the_same_by_default() -> None:
 def test_what_is_shared_starts_equal_and_the_rest_per_client(client: Any) -> None:
     made = make(client, init="per_client")
     states, common = host(made).private_states(), made.federation.initial
-    own = [key for key in HEAD.parameters(made.recipe.build()) if key not in common]
+    own = [key for key in HEAD.parameters(made.factory.build()) if key not in common]
     assert len(own) == (2 if client is Split else 0)
     for c in ALL:
         assert all(torch.equal(states[c][key], common[key]) for key in common)
@@ -338,7 +338,7 @@ def test_an_error_says_whose_it_was() -> None:
     assert type(again) is ClientError and str(again) == str(error)
     assert (again.client, again.round_number, again.phase) == (3, 2, "local training")
     with pytest.raises(ClientError, match=r"client 1 failed in round 9 \(evaluation\): KeyError"):
-        home.evaluate(Judge("personal", "trained", ALL, ("test",), 9), (1,), ())
+        home.evaluate(EvalRequest("personal", "trained", ALL, ("test",), 9), (1,), ())
     assert same(before, copy(home.private_states()))  # and the host goes on
     assert torch.equal(drawn, torch.get_rng_state()) and threads == torch.get_num_threads()
     home.train(3, [3], [0], Message(weights=made.federation.initial))
@@ -379,13 +379,13 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 def test_a_fusion_that_cannot_be_looked_at_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fusion changes the state wholly or not at all."""
 
-    def views(state: Any) -> Any:
+    def diagnostics(state: Any) -> Any:
         raise MemoryError
 
     made = make()
     ups, home = train(host(made), made, ALL), ServerHost(made.rule, made.federation)
     before = home.state
-    monkeypatch.setattr(home.rule, "views", views)
+    monkeypatch.setattr(home.rule, "diagnostics", diagnostics)
     with pytest.raises(MemoryError):
         home.fuse(ups, matrices=True)
     assert home.state is before

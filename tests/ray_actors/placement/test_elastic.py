@@ -15,8 +15,8 @@ from pflsim.errors import RunError, SettingsError
 from ray_actors.cluster import joined
 from ray_actors.cluster.joined import JoinedRay, join
 from ray_actors.placement import elastic
-from ray_actors.placement.actor_spec import ACTOR_MB, Node, Seat
-from ray_actors.placement.elastic import Ground, in_time
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
+from ray_actors.placement.elastic import ElasticLayout, in_time
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
 WORK = (5, 3, 8, 1, 2, 6)
@@ -70,14 +70,14 @@ class Nodes:
         self.alive -= {name}
 
 
-def stand(monkeypatch: pytest.MonkeyPatch, nodes: Nodes, **placement: Any) -> Ground:
-    monkeypatch.setattr(ground, "alive_ids", lambda: frozenset(nodes.alive))
+def stand(monkeypatch: pytest.MonkeyPatch, nodes: Nodes, **placement: Any) -> ElasticLayout:
+    monkeypatch.setattr(elastic, "alive_ids", lambda: frozenset(nodes.alive))
     cluster: Any = nodes
-    return Ground(cluster, WORK, Placement(**placement), ((0, 1),))
+    return ElasticLayout(cluster, WORK, Placement(**placement), ((0, 1),))
 
 
 def where(layout: Layout) -> list[str]:
-    return [seat.node for seat in layout.seats]
+    return [spec.node for spec in layout.specs]
 
 
 def test_the_first_layout(monkeypatch: pytest.MonkeyPatch, clock: Time) -> None:
@@ -227,11 +227,11 @@ def test_other_errors_are_not_waited_on(clock: Time) -> None:
 class FakePool:
     """Has client actors on some seats."""
 
-    def __init__(self, *seats: Seat):
-        self.seats, self.patience_s, self.calls = seats, 10.0, list[Any]()
+    def __init__(self, *specs: ActorSpec):
+        self.specs, self.patience_s, self.calls = specs, 10.0, list[Any]()
 
-    def trim(self, seats: Any) -> None:
-        self.calls.append(("trim", tuple(seats)))
+    def trim(self, specs: Any) -> None:
+        self.calls.append(("trim", tuple(specs)))
 
     def close(self) -> None:
         self.calls.append("close")
@@ -249,12 +249,12 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_a_pool_is_trimmed_to_what_a_run_asks_for(fake_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = FakePool()
-    monkeypatch.setattr(joined, "Pool", lambda: pool)
-    layout = Layout(((0,), (1,)), (Seat(1.0, 0.0, "1"), Seat(1.0, 0.0, "2")))
+    monkeypatch.setattr(joined, "ActorPool", lambda: pool)
+    layout = Layout(((0,), (1,)), (ActorSpec(1.0, 0.0, "1"), ActorSpec(1.0, 0.0, "2")))
     with JoinedRay("auto") as cluster:
         found: Any = cluster.pool(Placement(wait_s=7.5), layout, 100)
         assert found is pool and pool.patience_s == 7.5
-        assert pool.calls == [("trim", layout.seats)]
+        assert pool.calls == [("trim", layout.specs)]
     assert pool.calls[-1] == "close" and fake_ray.calls == ["shutdown"]
 
 
@@ -262,7 +262,7 @@ def test_a_cluster_is_left_also_when_its_actors_cannot_be_ended(
     fake_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = FakePool()
-    monkeypatch.setattr(joined, "Pool", lambda: pool)
+    monkeypatch.setattr(joined, "ActorPool", lambda: pool)
 
     def broken() -> None:
         raise RuntimeError("no more")
@@ -274,8 +274,8 @@ def test_a_cluster_is_left_also_when_its_actors_cannot_be_ended(
 
 
 def test_what_its_actors_hold_counts_as_free(fake_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = (Seat(1.0, 0.5, "1"), Seat(0.5, 0.0, "1"), Seat(1.0, 0.0, "gone"))
-    monkeypatch.setattr(joined, "Pool", lambda: FakePool(*held))
+    held = (ActorSpec(1.0, 0.5, "1"), ActorSpec(0.5, 0.0, "1"), ActorSpec(1.0, 0.0, "gone"))
+    monkeypatch.setattr(joined, "ActorPool", lambda: FakePool(*held))
     nodes = [
         {"NodeID": "1", "NodeManagerAddress": "10.0.0.1", "Alive": True},
         {"NodeID": "2", "NodeManagerAddress": "10.0.0.2", "Alive": True},

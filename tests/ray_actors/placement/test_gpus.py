@@ -24,14 +24,14 @@ from pflsim.run_folder.checkpoint import newest_checkpoint
 from pflsim.run_folder.resume import changed, saved_settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import prepare, run
-from ray_actors.executor import actor_group as crew
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor import actor_group as actor_group
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.client_actor import RemoteHost
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.hosts import gpu
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.failure_policy import Referee
+from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.hosts.gpu import claimed, fraction
 from ray_actors.placement import cpu_fallback as fallback
 from ray_actors.placement.cpu_fallback import fallen_back
@@ -41,14 +41,14 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("per_gpu", [1, 2, 3, 7])
-def test_as_many_actors_as_may_share_a_gpu_start_and_each_sees_one(per_gpu: int, pool: Pool) -> None:
+def test_as_many_actors_as_may_share_a_gpu_start_and_each_sees_one(per_gpu: int, pool: ActorPool) -> None:
     """On both at once, or one that does not fit on its GPU would start on the other."""
     pool.trim(())
     actors = 2 * per_gpu
     layout = lay_out([1] * actors, Placement(gpus=2, actors_per_gpu=per_gpu), Supply(cpus=8, gpus=2))
     made = [
-        ray.remote(num_cpus=seat.cpus / 2, num_gpus=seat.gpus)(Shown).remote()  # CPUs that the others of Ray's leave
-        for seat in layout.seats
+        ray.remote(num_cpus=spec.cpus / 2, num_gpus=spec.gpus)(Shown).remote()  # CPUs that the others of Ray's leave
+        for spec in layout.specs
     ]
     try:
         shown = ray.get([actor.gpus.remote() for actor in made], timeout=60)
@@ -104,7 +104,7 @@ class Greedy(FedAvg):
 
 def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(Greedy, FedAvgServer())
-    home = ClientHost(made.recipe, made.dataset, made.partition, [1])
+    home = ClientHost(made.factory, made.dataset, made.partition, [1])
     with pytest.raises(ClientError) as caught:
         home.train(1, [1], [0], Message(weights=made.federation.initial))
     assert str(caught.value).startswith(
@@ -118,7 +118,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ray_actors.executor.client_actor.ClientHost", full)
     with pytest.raises(RuntimeError, match="out of memory on the GPU .*lower placement.actors_per_gpu"):
-        RemoteHost().settle(made.recipe, made.dataset, made.partition, [1])
+        RemoteHost().settle(made.factory, made.dataset, made.partition, [1])
 
 
 # Devices by seat
@@ -128,27 +128,27 @@ def test_each_host_is_told_its_device_and_its_share(monkeypatch: pytest.MonkeyPa
     made = world(FedAvg, FedAvgServer())
     layout = lay_out([1] * 4, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1), Supply(cpus=8, gpus=1))
     told: list[Any] = []
-    actor = SimpleNamespace(settle=SimpleNamespace(remote=lambda recipe, *rest: told.append((recipe, rest[-1]))))
-    monkeypatch.setattr(crew.ray, "put", lambda value: value)
-    hosts: Any = SimpleNamespace(hosts=lambda seats: [actor] * len(seats))
-    referee: Referee = SimpleNamespace()  # type: ignore[assignment]
-    recipe = replace(made.recipe, device="cuda:0")
-    crew.Crew(hosts, layout, (recipe, made.dataset, made.partition), referee).settle()
+    actor = SimpleNamespace(settle=SimpleNamespace(remote=lambda factory, *rest: told.append((factory, rest[-1]))))
+    monkeypatch.setattr(actor_group.ray, "put", lambda value: value)
+    hosts: Any = SimpleNamespace(hosts=lambda specs: [actor] * len(specs))
+    failure_policy: FailurePolicy = SimpleNamespace()  # type: ignore[assignment]
+    factory = replace(made.factory, device="cuda:0")
+    actor_group.ActorGroup(hosts, layout, (factory, made.dataset, made.partition), failure_policy).settle()
     assert [(r.device, r.gpu_share) for r, _ in told] == [("cuda:0", 0.5), ("cuda:0", 0.5), ("cpu", 1.0)]
     assert [group for _, group in told] == list(layout.groups)
 
 
-def test_a_mix_works_like_any_other(pool: Pool) -> None:
+def test_a_mix_works_like_any_other(pool: ActorPool) -> None:
     """On CPUs throughout, where it shows that all arrives: two actors that hold a GPU, and one that does not."""
     pool.trim(())
     w = world(FedAvg, FedAvgServer(), stacks=((2, 0), (1,), (3,)))
     layout = lay_out(
-        [5, 2, 9, 3], Placement(gpus=2, cpu_actors=1, device="cpu"), Supply(cpus=3, gpus=2), w.recipe.stacks
+        [5, 2, 9, 3], Placement(gpus=2, cpu_actors=1, device="cpu"), Supply(cpus=3, gpus=2), w.factory.stacks
     )
-    assert [seat.gpus for seat in layout.seats] == [1.0, 1.0, 0]
-    executor = RayExecutor(w.recipe, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+    assert [spec.gpus for spec in layout.specs] == [1.0, 1.0, 0]
+    executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
     executor.start()
-    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.crew.actors])
+    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.actor_group.actors])
     assert sorted(len(ids) for ids in shown) == [0, 1, 1]
     inline = w.inline()
     for e in (executor, inline):
@@ -198,7 +198,7 @@ def test_a_run_that_fell_back_says_so_and_stays_there(
         assert held is not None and held.header["settings"]["placement.device"] == "cpu"
         monkeypatch.setattr(fallback, "gpus_here", lambda: 2)
         monkeypatch.setattr(prepare, "gpus_here", lambda: 2)
-        assert prepare.prepare(saved).recipe.device == "cpu"
+        assert prepare.prepare(saved).factory.device == "cpu"
         runner.resume(
             folder, changed(saved, replace(saved, checkpoint=replace(saved.checkpoint, every=2)), ["checkpoint.every"])
         )
@@ -216,9 +216,9 @@ def test_more_gpus_than_torch_sees_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(prepare, "gpus_here", lambda: 1)
     with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees only 1 on this machine"):
         prepare.prepare(asked("placement.gpus=2"))
-    assert prepare.prepare(asked("placement.gpus=2", "executor=inline")).recipe.device == "cuda:0"
-    assert prepare.prepare(asked("placement.gpus=2", "ray_address=auto")).recipe.device == "cuda:0"
-    assert prepare.prepare(asked("placement.gpus=2", "placement.device=cpu")).recipe.device == "cpu"
+    assert prepare.prepare(asked("placement.gpus=2", "executor=inline")).factory.device == "cuda:0"
+    assert prepare.prepare(asked("placement.gpus=2", "ray_address=auto")).factory.device == "cuda:0"
+    assert prepare.prepare(asked("placement.gpus=2", "placement.device=cpu")).factory.device == "cpu"
 
 
 @pytest.mark.parametrize("key", ["gpus", "actors_per_gpu", "gpu_speed", "actors", "cpu_actors"])

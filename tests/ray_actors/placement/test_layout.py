@@ -66,7 +66,7 @@ def place(clients: int, cpus: float = 4, gpus: float = 0, free_mb: float | None 
 )
 def test_auto_without_gpus(clients: int, cpus: float, free_mb: float | None, actors: int) -> None:
     layout = place(clients, cpus, free_mb=free_mb)
-    assert (len(layout.groups), layout.seats[0].cpus, layout.seats[0].gpus) == (actors, 1.0, 0)
+    assert (len(layout.groups), layout.specs[0].cpus, layout.specs[0].gpus) == (actors, 1.0, 0)
     assert layout.host_of() == {c: at for at, group in enumerate(layout.groups) for c in group}
     assert set(layout.host_of()) == set(range(clients))
 
@@ -80,10 +80,10 @@ def test_what_is_asked_for_is_done_whatever_the_memory() -> None:
 def test_cpu_requests_fit(cpus: int, clients: int) -> None:
     """One CPU each, or shares that Ray can count (in ten-thousandths) and that fit together."""
     layout = place(clients, cpus, clients_per_actor=1)
-    parts = layout.seats[0].cpus * 10_000
+    parts = layout.specs[0].cpus * 10_000
     assert parts == pytest.approx(round(parts), abs=1e-6)
     assert round(parts) * clients <= cpus * 10_000
-    assert layout.seats[0].cpus == 1 or cpus / clients - layout.seats[0].cpus < 1.01e-4
+    assert layout.specs[0].cpus == 1 or cpus / clients - layout.specs[0].cpus < 1.01e-4
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_cpu_requests_fit(cpus: int, clients: int) -> None:
 )
 def test_gpu_shares(clients: int, gpus: int, per_gpu: int, actors: int, share: float) -> None:
     layout = lay_out([10] * clients, Placement(gpus=gpus, actors_per_gpu=per_gpu), Supply(cpus=8, gpus=gpus))
-    assert (len(layout.groups), layout.seats[0].gpus, layout.seats[0].cpus) == (actors, share, 1.0)
+    assert (len(layout.groups), layout.specs[0].gpus, layout.specs[0].cpus) == (actors, share, 1.0)
 
 
 @given(st.integers(1, 1000))
@@ -135,8 +135,8 @@ MIX = Placement(gpus=2, actors_per_gpu=2, cpu_actors=3, gpu_speed=4.0)
 
 def test_cpu_actors_beside_gpus() -> None:
     layout = lay_out([8] * 20, MIX, Supply(cpus=8, gpus=2))
-    assert [seat.gpus for seat in layout.seats] == [0.5] * 4 + [0] * 3
-    assert {seat.cpus for seat in layout.seats} == {1.0}
+    assert [spec.gpus for spec in layout.specs] == [0.5] * 4 + [0] * 3
+    assert {spec.cpus for spec in layout.specs} == {1.0}
     assert [len(group) for group in layout.groups] == [5, 4, 4, 4, 1, 1, 1]  # 17 and 3 in 5 · 8 / 4 = 10 units of time
     assert sorted(client for group in layout.groups for client in group) == list(range(20))
 
@@ -158,7 +158,7 @@ def test_which_client_is_on_which_device_follows_from_the_settings() -> None:
 
 def test_a_number_of_actors_counts_both_kinds() -> None:
     layout = lay_out([1] * 9, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1, actors=2), Supply(8, 1))
-    assert [seat.gpus for seat in layout.seats] == [1.0, 0]
+    assert [spec.gpus for spec in layout.specs] == [1.0, 0]
 
 
 def test_stacks_may_be_too_few_for_a_mix() -> None:
@@ -179,7 +179,7 @@ def node(name: str, cpus: float, gpus: float, memory_mb: float = 1e6, here: bool
 
 def taken(layout: Layout) -> list[tuple[str, float]]:
     """Node and GPU of every actor."""
-    return [(seat.node, seat.gpus) for seat in layout.seats]
+    return [(spec.node, spec.gpus) for spec in layout.specs]
 
 
 def over(nodes: list[Node], clients: int = 30, **placement: Any) -> Layout:
@@ -245,16 +245,16 @@ def test_gpus_beyond_what_memory_fills_are_used_for_fewer_to_share_one() -> None
 
 
 def test_gpus_that_are_not_asked_for_are_not_used() -> None:
-    assert place(10, cpus=4, gpus=2).seats[0].gpus == 0
+    assert place(10, cpus=4, gpus=2).specs[0].gpus == 0
 
 
 def test_more_gpu_actors_than_cpus_share_them() -> None:
     layout = lay_out([1] * 8, Placement(gpus=1, actors_per_gpu=8), Supply(cpus=2, gpus=1))
-    assert (len(layout.groups), layout.seats[0].cpus) == (8, 0.25)
+    assert (len(layout.groups), layout.specs[0].cpus) == (8, 0.25)
 
 
 def test_a_machine_without_cpus_for_ray_is_not_asked_for_any() -> None:
-    assert lay_out([1] * 2, Placement(gpus=1), Supply(cpus=0, gpus=1)).seats[0].cpus == 0
+    assert lay_out([1] * 2, Placement(gpus=1), Supply(cpus=0, gpus=1)).specs[0].cpus == 0
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def on_nodes(clients: int, *nodes: Node, stacks: Any = (), **placement: Any) -> 
 def seated(layout: Layout) -> dict[str, list[float]]:
     """The CPUs of the actors on each node."""
     found: dict[str, list[float]] = {}
-    for seat in layout.seats:
-        found.setdefault(seat.node, []).append(seat.cpus)
+    for spec in layout.specs:
+        found.setdefault(spec.node, []).append(spec.cpus)
     return found
 
 
@@ -339,7 +339,7 @@ HEAD, TWO, FOUR = node("1", 1, here=True), node("2", 2), node("3", 4)
 def test_actors_on_nodes(clients: int, placement: dict[str, Any], expected: dict[str, list[float]]) -> None:
     layout = on_nodes(clients, TWO, FOUR, HEAD, **placement)
     assert seated(layout) == expected
-    assert all(seat.gpus == 0 for seat in layout.seats) and len(layout.seats) == len(layout.groups)
+    assert all(spec.gpus == 0 for spec in layout.specs) and len(layout.specs) == len(layout.groups)
 
 
 def test_memory_of_a_node_is_the_bound() -> None:
@@ -369,7 +369,7 @@ def test_gpu_actors_are_where_gpus_are() -> None:
     nodes = node("1", 8, here=True), node("2", 1, gpus=1), node("3", 4, gpus=2)
     layout = on_nodes(20, *nodes, gpus=3, actors_per_gpu=2)
     assert seated(layout) == {"2": [0.5] * 2, "3": [1.0] * 4}
-    assert {seat.gpus for seat in layout.seats} == {0.5}
+    assert {spec.gpus for spec in layout.specs} == {0.5}
     assert seated(on_nodes(20, *nodes, gpus=1, actors_per_gpu=2)) == {"3": [1.0] * 2}
     assert seated(on_nodes(20, *nodes)) == {"1": [1.0] * 8, "3": [1.0] * 4, "2": [1.0]}
 
@@ -422,6 +422,6 @@ def test_nodes_do_not_change_who_is_with_whom(
     alone = lay_out(work, Placement(actors=actors), Supply(sum(cpus), 0), stacks)
     assert layout.groups == alone.groups
     for found in nodes:
-        asked = sum(round(seat.cpus * 10_000) for seat in layout.seats if seat.node == found.id)
+        asked = sum(round(spec.cpus * 10_000) for spec in layout.specs if spec.node == found.id)
         assert asked <= found.cpus * 10_000
-    assert {seat.node for seat in layout.seats} <= {found.id for found in nodes if found.cpus}
+    assert {spec.node for spec in layout.specs} <= {found.id for found in nodes if found.cpus}

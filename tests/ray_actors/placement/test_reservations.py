@@ -13,9 +13,9 @@ from ray.util import placement_group_table
 
 from pflsim.errors import SettingsError
 from ray_actors.executor import actor_pool as pools
-from ray_actors.executor.actor_pool import Pool
+from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement import reservations
-from ray_actors.placement.actor_spec import ACTOR_MB, Seat
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec
 from ray_actors.placement.nodes import alive_nodes
 from ray_actors.placement.reservations import bundle, release, reserve
 
@@ -25,15 +25,15 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def node(pool: Pool) -> str:
+def node(pool: ActorPool) -> str:
     """The id of the only node."""
     return ray.get_runtime_context().get_node_id()
 
 
 @pytest.fixture
-def made(node: str) -> Iterator[Pool]:
+def made(node: str) -> Iterator[ActorPool]:
     """A pool of its own."""
-    made = Pool(PATIENCE_S)
+    made = ActorPool(PATIENCE_S)
     yield made
     made.close()
 
@@ -60,14 +60,14 @@ def reserved_now() -> int:
 
 def test_what_a_seat_asks_for() -> None:
     memory = float(ACTOR_MB * 2**20)
-    assert bundle(Seat(0.5, 0.25, "1")) == {"CPU": 0.5, "GPU": 0.25, "memory": memory}
-    assert bundle(Seat(1.0, 0.0, "1")) == {"CPU": 1.0, "memory": memory}
-    assert bundle(Seat(0.0, 1.0, "1")) == {"GPU": 1.0, "memory": memory}
+    assert bundle(ActorSpec(0.5, 0.25, "1")) == {"CPU": 0.5, "GPU": 0.25, "memory": memory}
+    assert bundle(ActorSpec(1.0, 0.0, "1")) == {"CPU": 1.0, "memory": memory}
+    assert bundle(ActorSpec(0.0, 1.0, "1")) == {"GPU": 1.0, "memory": memory}
 
 
 def test_what_is_reserved_is_missing_until_it_is_released(node: str) -> None:
     cpus, memory = free("CPU"), free("memory")
-    groups = reserve([Seat(CPU, 0.0, node), Seat(2 * CPU, 0.0, node)], PATIENCE_S)
+    groups = reserve([ActorSpec(CPU, 0.0, node), ActorSpec(2 * CPU, 0.0, node)], PATIENCE_S)
     assert len(groups) == 2
     until(lambda: about(cpus - free("CPU"), 3 * CPU) and about(memory - free("memory"), 2 * ACTOR_MB * 2**20))
     release(groups)
@@ -78,7 +78,7 @@ def test_what_is_reserved_is_missing_until_it_is_released(node: str) -> None:
 @pytest.mark.parametrize("patience_s", [0.0, 0.5, 1.0])
 def test_what_is_free_is_had_however_little_patience_there_is(patience_s: float, node: str) -> None:
     cpus = free("CPU")
-    release(reserve([Seat(CPU, 0.0, node)], patience_s))
+    release(reserve([ActorSpec(CPU, 0.0, node)], patience_s))
     until(lambda: free("CPU") > cpus - 1e-6)
 
 
@@ -91,7 +91,7 @@ def test_all_or_nothing_and_the_refusal_names_demand_and_supply(node: str) -> No
     (found,) = (one for one in alive_nodes() if one.id == node)
     cpus, before = free("CPU"), reserved_now()
     with pytest.raises(SettingsError) as caught:
-        reserve([Seat(CPU, 0.0, node), Seat(99.0, 5.0, node)], 1.0)
+        reserve([ActorSpec(CPU, 0.0, node), ActorSpec(99.0, 5.0, node)], 1.0)
     words = str(caught.value)
     asked = f"{found.address}: 99.01 CPUs, 5 GPUs, {2 * ACTOR_MB / 1024:.1f} GiB"
     assert "within 1 s" in words and asked in words and f"free are {found.address}: " in words
@@ -102,7 +102,7 @@ def test_all_or_nothing_and_the_refusal_names_demand_and_supply(node: str) -> No
 def test_a_node_that_is_not_there_has_no_room(node: str) -> None:
     before = reserved_now()
     with pytest.raises(SettingsError, match="Asked for are a node that has left: 0.01 CPUs"):
-        reserve([Seat(CPU, 0.0, "0" * 56)], 0.2)
+        reserve([ActorSpec(CPU, 0.0, "0" * 56)], 0.2)
     until(lambda: reserved_now() == before)
 
 
@@ -128,7 +128,7 @@ def test_whatever_goes_wrong_all_is_given_back(
     monkeypatch.setattr(reservations, "placement_group", create)
     monkeypatch.setattr(reservations, "remove_placement_group", back.append)
     with pytest.raises(error, match="no answer"):
-        reserve([Seat(CPU, 0.0, "1")] * 3, 1.0)
+        reserve([ActorSpec(CPU, 0.0, "1")] * 3, 1.0)
     assert back == made and len(made) == 2 + waiting
 
 
@@ -139,16 +139,16 @@ def pid(actor: Any) -> int:
     return ray.get(actor.pid.remote(), timeout=PATIENCE_S)
 
 
-def test_actors_are_reused_trimmed_and_replaced_where_they_are(node: str, made: Pool) -> None:
+def test_actors_are_reused_trimmed_and_replaced_where_they_are(node: str, made: ActorPool) -> None:
     cpus, before = free("CPU"), reserved_now()
-    seat, other = Seat(CPU, 0.0, node), Seat(2 * CPU, 0.0, node)
-    one, two = made.hosts([seat, other])
-    assert reserved_now() == before + 2 and made.seats == (seat, other)
+    spec, other = ActorSpec(CPU, 0.0, node), ActorSpec(2 * CPU, 0.0, node)
+    one, two = made.hosts([spec, other])
+    assert reserved_now() == before + 2 and made.specs == (spec, other)
     pids = [pid(actor) for actor in (one, two)]
     until(lambda: about(cpus - free("CPU"), 3 * CPU))
     assert {made.node_of(actor) for actor in (one, two)} == {node}
 
-    assert made.hosts([other, seat]) == [two, one] and made.started == 2  # the same, in the order of their seats
+    assert made.hosts([other, spec]) == [two, one] and made.started == 2  # the same, in the order of their seats
     assert reserved_now() == before + 2
 
     new = made.replace(one)
@@ -158,15 +158,15 @@ def test_actors_are_reused_trimmed_and_replaced_where_they_are(node: str, made: 
         pid(one)
     with pytest.raises(ValueError, match="not of this pool"):
         made.node_of(one)
-    assert made.hosts([seat, other]) == [new, two]
+    assert made.hosts([spec, other]) == [new, two]
 
-    made.trim([seat])
-    assert made.seats == (seat,) and reserved_now() == before + 1
+    made.trim([spec])
+    assert made.specs == (spec,) and reserved_now() == before + 1
     with pytest.raises(RayActorError):
         pid(two)
     until(lambda: about(cpus - free("CPU"), CPU))
-    made.trim([seat, seat])  # nothing is too much
-    assert made.hosts([seat]) == [new]
+    made.trim([spec, spec])  # nothing is too much
+    assert made.hosts([spec]) == [new]
 
     made.close()
     assert made.started == 0 and reserved_now() == before
@@ -176,53 +176,53 @@ def test_actors_are_reused_trimmed_and_replaced_where_they_are(node: str, made: 
 
 
 def test_actors_that_cannot_be_had_start_nothing_and_leave_the_others(
-    node: str, made: Pool, monkeypatch: pytest.MonkeyPatch
+    node: str, made: ActorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither on nodes nor anywhere else."""
-    started: list[Seat] = []
-    monkeypatch.setattr(pools, "_start", lambda seat, reserved: started.append(seat) or object())
+    started: list[ActorSpec] = []
+    monkeypatch.setattr(pools, "_start", lambda spec, reserved: started.append(spec) or object())
     monkeypatch.setattr(pools.ray, "kill", lambda actor: None)
-    seat, before = Seat(CPU, 0.0, node), reserved_now()
-    (kept,) = made.hosts([seat])
+    spec, before = ActorSpec(CPU, 0.0, node), reserved_now()
+    (kept,) = made.hosts([spec])
     made.patience_s = 0.2
     with pytest.raises(SettingsError, match="cannot be met"):
-        made.hosts([seat, Seat(CPU, 0.0), seat, Seat(99.0, 0.0, node)])
-    assert started == [seat] and made.seats == (seat,) and made.hosts([seat]) == [kept]
+        made.hosts([spec, ActorSpec(CPU, 0.0), spec, ActorSpec(99.0, 0.0, node)])
+    assert started == [spec] and made.specs == (spec,) and made.hosts([spec]) == [kept]
     until(lambda: reserved_now() == before + 1)
     made.close()
 
 
 def test_what_was_reserved_for_actors_that_do_not_start_is_given_back(
-    node: str, made: Pool, monkeypatch: pytest.MonkeyPatch
+    node: str, made: ActorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[Seat] = []
+    started: list[ActorSpec] = []
 
-    def start(seat: Seat, reserved: Any) -> object:
+    def start(spec: ActorSpec, reserved: Any) -> object:
         if started:
             raise RuntimeError("no more")
-        started.append(seat)
+        started.append(spec)
         return object()
 
     monkeypatch.setattr(pools, "_start", start)
     monkeypatch.setattr(pools.ray, "kill", lambda actor: None)
     before = reserved_now()
     with pytest.raises(RuntimeError, match="no more"):
-        made.hosts([Seat(CPU, 0.0, node)] * 3)
+        made.hosts([ActorSpec(CPU, 0.0, node)] * 3)
     assert made.started == 1 and reserved_now() == before + 1
     made.close()
     assert reserved_now() == before
 
 
 def test_seats_on_a_machine_of_ones_own_are_not_reserved(
-    node: str, made: Pool, monkeypatch: pytest.MonkeyPatch
+    node: str, made: ActorPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[tuple[Seat, bool]] = []
-    monkeypatch.setattr(pools, "_start", lambda seat, reserved: given.append((seat, reserved is not None)) or object())
+    given: list[tuple[ActorSpec, bool]] = []
+    monkeypatch.setattr(pools, "_start", lambda spec, reserved: given.append((spec, reserved is not None)) or object())
     monkeypatch.setattr(pools.ray, "kill", lambda actor: None)
-    seats = [Seat(1.0, 0.0), Seat(CPU, 0.0, node), Seat(1.0, 0.0)]
+    specs = [ActorSpec(1.0, 0.0), ActorSpec(CPU, 0.0, node), ActorSpec(1.0, 0.0)]
     before = reserved_now()
-    made.hosts(seats)
-    assert given == list(zip(seats, [False, True, False], strict=True)) and reserved_now() == before + 1
-    made.trim([Seat(1.0, 0.0)])
-    assert made.seats == (Seat(1.0, 0.0),) and reserved_now() == before
+    made.hosts(specs)
+    assert given == list(zip(specs, [False, True, False], strict=True)) and reserved_now() == before + 1
+    made.trim([ActorSpec(1.0, 0.0)])
+    assert made.specs == (ActorSpec(1.0, 0.0),) and reserved_now() == before
     made.close()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch
-from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.loop import passes
 from lightning_modules.phases import Stage
 
@@ -18,7 +18,7 @@ AHEAD = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchSchedule:
     """A client's batches of a stage, as rows of the pool.
 
     Args:
@@ -35,7 +35,7 @@ class Plan:
         return len(self.full) + sum(map(len, self.others.values()))
 
 
-def plan(trainee: Trainee, stage: Stage, size: int, smallest: int) -> Plan:
+def schedule_batches(member: ClientTraining, stage: Stage, size: int, smallest: int) -> BatchSchedule:
     """Draw a client's order of examples for a stage; see `loop.passes` for size and smallest.
 
     A client that does a share of its work has the fewer batches, and leaves a stack the earlier.
@@ -43,22 +43,24 @@ def plan(trainee: Trainee, stage: Stage, size: int, smallest: int) -> Plan:
     full = [torch.empty(0, size, dtype=torch.int64)]
     others: dict[int, list[Tensor]] = {}
     taken = 0
-    for order in passes(trainee.count, stage, size, trainee.order, smallest, trainee.work):
-        rows, count = order + trainee.first, len(order) // size
+    for order in passes(member.count, stage, size, member.order, smallest, member.work):
+        rows, count = order + member.first, len(order) // size
         full.append(rows[: count * size].view(count, size))
         taken += count
         if len(rows) > count * size:
             others.setdefault(taken, []).append(rows[count * size :])
-    return Plan(torch.cat(full), others)
+    return BatchSchedule(torch.cat(full), others)
 
 
-def gathered(trainees: Sequence[Trainee], plans: Sequence[Plan], first: int, end: int) -> Iterator[tuple[int, Batch]]:
+def gathered(
+    members: Sequence[ClientTraining], schedules: Sequence[BatchSchedule], first: int, end: int
+) -> Iterator[tuple[int, Batch]]:
     """Full batches number `first` to `end` of some clients: each number with inputs [n, B, ...] and labels [n, B].
 
     Several are taken out of the pool at once.
     """
-    pool = trainees[0].pool
-    rows = torch.stack([plan.full[first:end] for plan in plans], dim=1).to(pool.y.device)
+    pool = members[0].pool
+    rows = torch.stack([schedule_batches.full[first:end] for schedule_batches in schedules], dim=1).to(pool.y.device)
     n, size = rows.shape[1:]
     ahead = max(AHEAD // (n * size * pool.x[:1].numel() * 4), 1)
     for chunk, begin in zip(rows.split(ahead), range(first, end, ahead), strict=True):

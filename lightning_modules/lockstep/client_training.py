@@ -12,7 +12,7 @@ from pflsim.data.federated import Examples
 
 
 @dataclass(slots=True)
-class Trainee:
+class ClientTraining:
     """A client about to train.
 
     Args:

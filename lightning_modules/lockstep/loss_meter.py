@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Terms
-from lightning_modules.lockstep.trainee import Trainee
+from lightning_modules.lockstep.client_training import ClientTraining
 
 KEPT = 64
 """Steps whose terms are kept before they are added up: one operation for all of them instead of one each."""
 
 
-class Notes:
+class LossMeter:
     """Sums of the named loss terms of a stack of clients.
 
     Args:
@@ -42,15 +42,15 @@ class Notes:
         for name, value in terms.items():
             self._add(name, range(row, row + 1), value, 1)
 
-    def hand_over(self, row: int, trainee: Trainee) -> None:
+    def hand_over(self, row: int, member: ClientTraining) -> None:
         """Add a client's sums to those of its earlier stages."""
         self._add_up()
         for name, counts in self.counts.items():
             if counts[row]:
-                before = trainee.sums.get(self.prefix + name)
+                before = member.sums.get(self.prefix + name)
                 sums = self.sums[name][row]
-                trainee.sums[self.prefix + name] = sums if before is None else before + sums
-                trainee.counts[self.prefix + name] = trainee.counts.get(self.prefix + name, 0) + counts[row]
+                member.sums[self.prefix + name] = sums if before is None else before + sums
+                member.counts[self.prefix + name] = member.counts.get(self.prefix + name, 0) + counts[row]
 
     def _add_up(self) -> None:
         for name, values in zip(self._names, zip(*self._kept, strict=True), strict=False):
