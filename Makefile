@@ -1,8 +1,8 @@
-# make run | test | bench | soak | check | format | clean; ARGS="..." is passed on.
+# make run | test | test-all | test-slow | bench | soak | check | format | clean; ARGS="..." is passed on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test bench soak check format clean
+.PHONY: run test test-all test-slow bench soak check format clean
 .DEFAULT_GOAL := run
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -14,8 +14,16 @@ BIN := .venv/bin
 run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
 	$(BIN)/python launch.py $(ARGS)
 
-test: .venv/.installed  ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+test: .venv/.installed  ## the tests that decide whether results are right, a few minutes
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: .venv/.installed  ## all tests
+	$(PYTEST) $(ARGS)
+
+test-slow: .venv/.installed  ## what `make test` leaves out
+	$(PYTEST) -m slow $(ARGS)
 
 bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench ARGS="--root DIR --cases mlp-20,cnn-20"
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run all tests with Ray in one process, one after the other; pytest-xdist spreads the rest."""
+    for item in items:
+        if "pool" in getattr(item, "fixturenames", ()) or item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ActorPool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
