@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
+from pflsim.config.compose import CONFIGS
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import Executor, Trained
@@ -23,6 +25,14 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.inline import InlineExecutor
+
+METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
+"""All method files, found on disk."""
+IN_BOTH_TIERS = {"fedalp", "fedavg", "fedbn", "fedfcd", "pfedcfr", "pfedla", "pfedme", "pfedpm"}
+METHOD_PARAMS = [
+    method if method in IN_BOTH_TIERS else pytest.param(method, marks=pytest.mark.slow) for method in METHODS
+]
+"""For tests over all methods: eight in `make test`, the others in `make test-slow`."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from made_runs import make_run
 
 from pflsim.analysis.report.command import main
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 TINY = ["data=digits", "clients=3", "rounds=2", "model.hidden=[4]", "placement.cpus=1", "placement.actors=1"]
 LONG = [*TINY[:2], "rounds=100000", *TINY[3:], "checkpoint.every=2", "run_dir=run"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Records, dataset
+from support import METHOD_PARAMS, Records, dataset
 
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
@@ -23,7 +23,6 @@ from ray_actors import prepare as preparing
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
-METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
 NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
 """A model with batch normalisation, for images of 8×8."""
@@ -90,7 +89,7 @@ def sane(row: EvalRow, examples: int) -> None:
 
 
 @pytest.mark.parametrize("lockstep", ["auto", "false"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, lockstep: str
 ) -> None:
@@ -101,7 +100,7 @@ def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     assert reported == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_small_batches_that_leave_one_example_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
 ) -> None:
@@ -109,7 +108,7 @@ def test_small_batches_that_leave_one_example_over(
     run(monkeypatch, tmp_path, settings_of(method, "batch_size=3"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_batch_normalisation_leaves_out_a_last_batch_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
 ) -> None:
@@ -128,7 +127,7 @@ def test_batch_normalisation_leaves_out_a_last_batch_of_one(
         run(monkeypatch, tmp_path, replace(chosen, batch_size=least), enough)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None:
     with pytest.raises(SettingsError, match="batch_size=1: a model with batch normalisation needs at least"):
         prepare(settings_of(method, *NORMS, "batch_size=1"))

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_contract import METHODS, inline, job, tensors_of
+from support import METHOD_PARAMS
+from test_contract import inline, job, tensors_of
 
 from pflsim.messages import Message
 from pflsim.run_folder.checkpoint import plain, restored
@@ -47,7 +48,7 @@ def everything(message: Message) -> dict[str, Any]:
     return {**tensors_of(message), **{f"number {name}": value for name, value in message.numbers.items()}}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 @pytest.mark.parametrize("fraction", ["1.0", "0.5"])
 def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: str) -> None:
     """After every round, also before the first: the same state, the same messages, the same fusion."""

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from support import METHOD_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
-from pflsim.config.compose import CONFIGS
 from pflsim.run_folder.checkpoint import read_state
 from ray_actors import run
 
-METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",
          "eval.holdout_clients=1", "checkpoint.every=3", "init=per_client"]  # fmt: skip
 
@@ -70,7 +69,7 @@ def agree(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_stopped_and_taken_up_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

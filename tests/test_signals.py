@@ -16,6 +16,8 @@ from test_resume import agree, left
 
 from pflsim import cli
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [
     *("method=pfedla", "data=digits", "clients=4", "rounds=300", "model.hidden=[500]"),

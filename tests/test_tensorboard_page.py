@@ -15,6 +15,8 @@ from browsers import opened
 
 from pflsim import cli
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 

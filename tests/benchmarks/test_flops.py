@@ -9,6 +9,8 @@ from benchmarks.machine import rates
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("batch", [1, 10])
 def test_an_mlp(batch: int) -> None:

@@ -26,6 +26,8 @@ from benchmarks.soak import (
 )
 from pflsim.run_folder.checkpoint import write_checkpoint
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 
 def test_blows_are_drawn_from_the_seed_and_of_all_kinds() -> None:
     blows = drawn_blows(300, 8, 0)

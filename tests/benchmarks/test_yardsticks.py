@@ -18,6 +18,8 @@ from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.prepare import PreparedRun, prepare
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 
 def digits(batch_size: int, rounds: int = 1, lockstep: str = "false") -> Settings:
     """Four clients on the digits, divided and trained as the cases say."""

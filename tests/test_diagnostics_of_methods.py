@@ -7,21 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import METHOD_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
-from pflsim.config.compose import CONFIGS
 from pflsim.messages import Uplink
 from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics
 from pflsim.run_folder.trace import read_message, read_server
 
-METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
 PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "pfedpm", "r_pfedpm"}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
