@@ -84,7 +84,7 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
 
 def test_a_node_that_joins_is_used_and_one_that_dies_is_not_missed(cluster: Cluster, tmp_path: Path) -> None:
     cluster.start(0, 1)
-    longer = [*SMALL[:2], "rounds=600", *SMALL[3:], "eval.every=600", "tracking.views_every=600"]
+    longer = [*SMALL[:2], "rounds=600", *SMALL[3:], "eval.every=600", "tracking.diagnostics_every=600"]
     elastic = [f"ray_address={cluster.address}", "run_dir=run", "placement.elastic=true"]
     run = cluster.launch(*longer, *elastic)
     lines_until(run, "round   1/600")

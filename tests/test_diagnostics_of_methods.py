@@ -24,7 +24,7 @@ PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "pfedpm", "r_pfedpm"}
 def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
-               "trace.rounds=[3]", "tracking.views_every=2", f"run_dir={folder}"]  # fmt: skip
+               "trace.rounds=[3]", "tracking.diagnostics_every=2", f"run_dir={folder}"]  # fmt: skip
     assert cli.main(options) == 0
     seen = read_diagnostics(folder)
     assert seen is not None
@@ -64,7 +64,7 @@ def similarity(folder: Path) -> np.ndarray:
 def pictures(folder: Path, seen: Diagnostics) -> None:
     """Each kind once at least, and the last one is of the last round."""
     events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0}).Reload()
-    kinds = {f"views/{m.name.partition('/')[0]}" for m in seen.matrices}
+    kinds = {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}
     assert set(events.Tags()["images"]) == kinds | {"partition"}
     assert all(events.Images(kind)[-1].step == 3 for kind in kinds)
 

@@ -338,4 +338,4 @@ def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path)
     assert found is not None
     assert found.round == 2
     np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)
-    assert [image.step for image in events_of(tmp_path).Images("views/psi")][-1] == 2
+    assert [image.step for image in events_of(tmp_path).Images("diagnostics/psi")][-1] == 2
