@@ -1,8 +1,8 @@
-# make run | test | test-all | test-slow | bench | soak | check | format | clean; ARGS="..." is passed on.
+# make run | test | test-all | test-slow | bench | soak | docs | check | format | clean; ARGS="..." is passed on.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test test-all test-slow bench soak check format clean
+.PHONY: run test test-all test-slow bench soak docs check format clean
 .DEFAULT_GOAL := run
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -30,6 +30,9 @@ bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench
 
 soak: .venv/.installed  ## 300 rounds with processes killed at random, the result must be the same: make soak ARGS="--seed 1 --page"
 	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+docs: .venv/.installed  ## writes docs/reference.md from signatures and docstrings
+	$(BIN)/python -m pflsim.config.reference
 
 check: .venv/.installed  ## style and types
 	$(BIN)/ruff check .

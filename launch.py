@@ -1,4 +1,4 @@
-"""Run an experiment from a clone; `python -m pflsim` is the same where the package is installed."""
+"""The command line in a clone; `python -m pflsim` is the same where the package is installed."""
 
 import sys
 

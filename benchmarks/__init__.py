@@ -1,1 +1,1 @@
-"""How fast it is: ours against two yardsticks and against the machine, in one run. `python -m benchmarks --help`."""
+"""Measures the speed of pflsim, of two baselines, and of the machine. See `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""Measure and write the tables: `make bench`, or `python -m benchmarks --cases mlp-20,cnn-20 --rounds 3`."""
+"""Runs the benchmarks and writes their tables: `make bench`, or `python -m benchmarks --cases mlp-20,cnn-20`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from benchmarks.targets import verdicts
 from pflsim.run_folder.environment import code, machine, versions
 
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
-NEEDED = ("FashionMNIST", "MNIST")
-"""Folders of the root."""
+DATASETS = ("FashionMNIST", "MNIST")
+"""The folders that --root must contain."""
 LIMIT_S = 2400
-SEEN = 0.3
-"""Of the time of a case about memory, how much goes into looking at it at most."""
+MAX_SAMPLING = 0.3
+"""The largest fraction of the time that a memory case spends on sampling the memory."""
 QUICK_ROUNDS, QUICK_GROWTH_ROUNDS = 1, 6
-ABOUT = """All cases take about 40 minutes on two idle cores: the two CNN cases 8 each, ResNet 4 each, the others 1 to 3
-each. --quick, about 15 minutes, shows that everything works; its figures mean nothing and go to out/trial.json only,
-as do those of --ways."""
+EPILOG = """All cases take about 40 minutes on two idle cores: the CNN cases 8 minutes each, ResNet 4 each, the others 1
+to 3 each. --quick takes about 15 minutes and only shows that everything works. The figures of --quick and --ways go to
+out/trial.json."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the command line says; returns the exit status (1: something failed, the rest is written)."""
+    """Run the benchmarks; return the exit status: 1 if a case failed, after the others were written."""
     given = _options(arguments)
-    lacking = [name for name in NEEDED if given.cases != ["start"] and not (Path(given.root) / name / "raw").is_dir()]
-    if lacking:
-        print(f"error: no {lacking[0]}/raw in {Path(given.root).resolve()}: set --root", file=sys.stderr)
+    missing = [name for name in DATASETS if given.cases != ["start"] and not (Path(given.root) / name / "raw").is_dir()]
+    if missing:
+        print(f"error: no {missing[0]}/raw in {Path(given.root).resolve()}: set --root", file=sys.stderr)
         return 2
-    trial = given.quick or bool(given.ways)  # whose figures are no figures for the page
+    trial = given.quick or bool(given.ways)  # incomplete figures do not go into the docs
     path, results = (OUT / "trial.json", Results({}, {})) if trial else (FIGURES, Results.read(FIGURES))
     results.environment.update({"versions": versions(), "machine": {**machine(), "cpu": _processor()}})
-    measured = code()  # before the page is written, which changes the repository
+    measured = code()  # before writing the page, which changes the repository
     failed: list[tuple[str, str, str]] = []
     for name in given.cases:
         found = _measure(CASES[name], given, measured)
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
     print()
     for verdict in verdicts(results) if not given.quick else ():
-        told = f"{verdict.measured}: {'met' if verdict.met else 'MISSED'}" if verdict.measured else "not measured"
-        print(f"{verdict.what}: {verdict.target}; {told}")
+        status = f"{verdict.measured}: {'met' if verdict.met else 'MISSED'}" if verdict.measured else "not measured"
+        print(f"{verdict.what}: {verdict.target}; {status}")
     for case, way, error in failed:
         print(f"FAILED {case}, {WAYS[way]}: {error} (out/logs/{case}-{way}.log)", file=sys.stderr)
     print(f"written to {path.relative_to(ROOT)}" + ("" if trial else f" and {PAGE.relative_to(ROOT)}"))
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
-    """A case in all of its ways, each in a fresh process, after the machine's rate; figures by way."""
+    """Measure the machine, then each way of a case in a new process; return the figures by way."""
     print(f"{case.name}: {case.about}", flush=True)
     found: dict[str, Any] = {}
     logs, head = OUT / "logs", {"at": datetime.now(UTC).isoformat(timespec="seconds"), **measured}
@@ -77,7 +77,7 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
             [case.name, way, *options],
             logs / f"{case.name}-{way}.log",
             given.limit,
-            SEEN if case.growth else None,
+            MAX_SAMPLING if case.growth else None,
         )
         found[way] = {**done, **head}
         print(f"  {WAYS[way]}: {_brief(done)}", flush=True)
@@ -85,7 +85,7 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
 
 
 def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system gives it."""
+    """Return the name of the processor."""
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
@@ -102,24 +102,24 @@ def _brief(done: dict[str, Any]) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", epilog=ABOUT)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", epilog=EPILOG)
     names = lambda known: lambda text: _chosen(text, known)  # noqa: E731
-    parser.add_argument("--cases", type=names(list(CASES)), default=list(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--ways", type=names(list(WAYS)), default=[], help=f"only these, of {', '.join(WAYS)}")
+    parser.add_argument("--cases", type=names(list(CASES)), default=list(CASES), help=f"from {', '.join(CASES)}")
+    parser.add_argument("--ways", type=names(list(WAYS)), default=[], help=f"only these, from {', '.join(WAYS)}")
     parser.add_argument(
         "--rounds",
         type=_positive,
-        help="measured rounds of a case, after a first one; not of the memory cases",
+        help="measured rounds of each case but the memory cases, after a first round",
     )
-    parser.add_argument("--quick", action="store_true", help="few images and one measured round")
-    parser.add_argument("--root", default="data", help="folder that holds FashionMNIST/raw and MNIST/raw")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a run is ended")
+    parser.add_argument("--quick", action="store_true", help="use few images and measure one round")
+    parser.add_argument("--root", default="data", help="folder with FashionMNIST/raw and MNIST/raw")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="time limit of a run in seconds")
     return parser.parse_args(arguments)
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1")
+        raise argparse.ArgumentTypeError(f"{text}: expected an integer of at least 1")
     return int(text)
 
 
@@ -127,7 +127,7 @@ def _chosen(text: str, known: Sequence[str]) -> list[str]:
     chosen = text.split(",")
     for name in chosen:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"{name} is not one of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"{name}: expected one of {', '.join(known)}")
     return chosen
 
 

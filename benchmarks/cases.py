@@ -1,4 +1,4 @@
-"""What is measured: cases, and the ways in which each is run."""
+"""The workloads of the benchmarks (cases), and the ways to run each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "out"
 CORES = 2
-"""The suite is made for two: threads of the plain loop, workers and actors at most, processes of the machine's rate."""
+"""Threads of the plain loop, maximum of workers and actors, and processes in the measurement of the machine."""
 
-YARDSTICKS = {
+BASELINES = {
     "plain": "plain loop",
     "plain1": "plain loop, one thread",
     "workers": "plain Ray workers",
@@ -26,8 +26,8 @@ OURS = {
     "ray1": "Ray, 1 actor",
     "ray2": "Ray, 2 actors",
 }
-WAYS = {**YARDSTICKS, **OURS, "start": "start"}
-"""Ways by name, and how the tables call them."""
+WAYS = {**BASELINES, **OURS, "start": "start"}
+"""The name of each way in the tables."""
 
 EXECUTION = {
     "loop": ("executor=inline", "lockstep=false"),
@@ -35,10 +35,10 @@ EXECUTION = {
     "ray1": ("executor=ray", "placement.actors=1", f"placement.cpus={CORES}"),
     "ray2": ("executor=ray", "placement.actors=2", f"placement.cpus={CORES}"),
 }
-"""Settings of our ways; yardsticks read data, steps and rates from the job of `loop`."""
+"""The settings of each way of pflsim; the baselines use the data and the training settings of `loop`."""
 
 COMMON = ("method=fedavg", "partition=dirichlet", "split=merged", "split.validation=0", "batch_size=10", "lr=0.01")
-ALL = (*YARDSTICKS, *OURS)
+ALL = (*BASELINES, *OURS)
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Case:
     """One workload.
 
     Args:
-        name: as given to --cases.
-        about: for the tables.
-        settings: overrides of the command line, on top of `COMMON`.
-        ways: how it is run, each in a process of its own.
-        rounds: measured rounds, after a first one that is reported apart.
-        examples: images of Fashion-MNIST (training and test); None: all, or as the settings say.
+        name: for --cases.
+        about: a description for the tables.
+        settings: overrides of the command line, after `COMMON`.
+        ways: the ways to run it, each in its own process.
+        rounds: measured rounds, after a first one that is reported separately.
+        examples: images of Fashion-MNIST, training and test together; None: all.
         data: the data set.
-        quick: overrides that make it small.
-        growth: note the memory held after every round.
+        quick: overrides for --quick.
+        growth: record the memory after every round.
     """
 
     name: str
@@ -114,18 +114,18 @@ CASES: dict[str, Case] = {
     )
 }  # fmt: skip
 QUICK_IMAGES = 2_000
-"""Images of every case under --quick."""
+"""Images of each case with --quick."""
 
 
 def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False) -> list[str]:
-    """The command line of a case: so many rounds, run in this way.
+    """Return the command line of a case.
 
     Args:
-        case: which.
+        case: the case.
         way: one of `WAYS`.
-        rounds: of the whole run.
-        root: folder of data sets.
-        quick: with few images.
+        rounds: all rounds of the run.
+        root: the folder of the data sets.
+        quick: whether to use few images.
     """
     examples = QUICK_IMAGES if quick else case.examples
     data = (f"data={case.data}",) if examples is None else ("data=few_fashion_mnist", f"data.examples={examples}")
@@ -134,7 +134,7 @@ def overrides(case: Case, way: str, rounds: int, root: str, quick: bool = False)
 
 
 def settings_of(lines: Sequence[str]) -> Settings:
-    """Settings as launch.py makes them of a command line."""
+    """Return the settings of a command line, as launch.py composes them."""
     from pflsim.config.compose import CONFIGS, composed, composing, plain
 
     folders = [CONFIGS, ROOT / "benchmarks" / "configs"]

@@ -1,4 +1,4 @@
-"""A part of Fashion-MNIST, for cases that would take too long on all of it."""
+"""A subset of Fashion-MNIST, for cases that would take too long on the whole."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pflsim.data.sources.fashion_mnist import load
 
 
 def few_fashion_mnist(*, root: str = "data", examples: int = 5000) -> Dataset:
-    """The first images of Fashion-MNIST, training and test parts in their proportions.
+    """Load the first images of Fashion-MNIST, with the original proportion of training and test images.
 
     Args:
-        root: folder of data sets.
-        examples: how many, of both parts together.
+        root: the folder of the data sets.
+        examples: the number of training and test images together.
     """
     whole = load(root=root)
     train = round(examples * whole.train_size / len(whole.y))

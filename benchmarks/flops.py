@@ -1,4 +1,4 @@
-"""Floating-point operations of training and evaluating, counted on one step."""
+"""Counts the floating-point operations of a training step and of a forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def step_flops(net: nn.Module, input_shape: tuple[int, ...], batch: int) -> int:
-    """Of the products and convolutions of one training step: forward, and backward to all parameters."""
+    """Return the operations of one training step: matrix products and convolutions, forward and backward."""
     inputs, labels = torch.rand(batch, *input_shape), torch.zeros(batch, dtype=torch.long)
     net.train()
     with FlopCounterMode(display=False) as counter:
@@ -19,7 +19,7 @@ def step_flops(net: nn.Module, input_shape: tuple[int, ...], batch: int) -> int:
 
 
 def forward_flops(net: nn.Module, input_shape: tuple[int, ...], batch: int) -> int:
-    """Of one forward pass."""
+    """Return the operations of one forward pass."""
     net.eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(torch.rand(batch, *input_shape))

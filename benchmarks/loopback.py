@@ -1,8 +1,7 @@
-"""A real Ray cluster on this machine: a raylet for every node, each with an address and resources of its own.
+"""Starts a Ray cluster on this machine: a raylet for each node, with its own address and resources.
 
-Where this process may (it is root), every node is a network namespace with a /tmp of its own, so that nothing goes
-from one to another but over the network between them, whose bytes the kernel counts. Elsewhere the nodes are addresses
-of the loopback interface.
+For root, each node is a network namespace with its own /tmp, so that nodes communicate only over the network, whose
+bytes the kernel counts. Otherwise the nodes are addresses of the loopback interface.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ import psutil
 
 RAY = str(Path(sys.executable).parent / "ray")
 STORE_MB = 100
-UP_S = 120.0
-QUICK = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
-"""A dead node is noticed after 3 seconds instead of 15."""
+START_TIMEOUT_S = 120.0
+SHARED = (Path(__file__).resolve().parents[1], Path(sys.prefix), Path(sys.base_prefix))
+"""Folders that all nodes use, even if they are in /tmp, which is private to each node: the clone and Python."""
+FAST_HEALTH_CHECKS = {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+"""Ray detects a dead node after 3 seconds instead of 15."""
 
 
 class Node:
-    """A node, up from `start` to `kill`."""
+    """A node, which runs from `start` to `kill`."""
 
     def __init__(self, cluster: Cluster, number: int):
         self.cluster, self.number = cluster, number
@@ -39,14 +40,14 @@ class Node:
         self.space = f"{cluster.name}-{number}"
         self.tmp = cluster.folder / f"tmp{number}"
         self.home = self.tmp / "home"
-        """The home folder, as seen from outside; `inner_home` is what it is called on the node."""
+        """The home folder, as seen from outside; `inner_home` is its path on the node."""
         self.inner_home = Path("/tmp/home") if cluster.isolated else self.home
         self.log = cluster.folder / f"node{number}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.home.mkdir(parents=True)
 
     def start(self, cpus: int, gpus: int = 0, store_mb: int = STORE_MB, env: Mapping[str, str] | None = None) -> Node:
-        """Start its raylet, and on the head everything else; returns before it is up, see `Cluster.wait`."""
+        """Start the node; return before it is up, see `Cluster.wait`."""
         cluster = self.cluster
         words = [
             RAY, "start", "--block", f"--node-ip-address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}",
@@ -67,28 +68,33 @@ class Node:
         return self
 
     def apart(self, words: Sequence[str]) -> list[str]:
-        """A command with the network and the /tmp of this node, up or not."""
+        """Return a command that runs with the network and the /tmp of this node, even before `start`."""
         if not self.cluster.isolated:
             return list(words)
-        inner = f'mount --bind {shlex.quote(str(self.tmp))} /tmp && exec "$@"'
+        private = shlex.quote(str(self.tmp))
+        mounts = [
+            f"mkdir -p {private}/{inside} && mount --bind /tmp/{inside} {private}/{inside}"
+            for inside in (shlex.quote(str(p.relative_to("/tmp"))) for p in SHARED if p.is_relative_to("/tmp"))
+        ]
+        inner = " && ".join([*mounts, f"mount --rbind {private} /tmp", 'exec "$@"'])
         return ["ip", "netns", "exec", self.space, "unshare", "--mount", "sh", "-c", inner, "sh", *words]
 
     def inside(self, words: Sequence[str]) -> list[str]:
-        """A command on this node, which is up."""
+        """Return a command that runs on this node after `start`."""
         assert self.process is not None
         return ["nsenter", "-t", str(self.process.pid), "-n", "-m", *words] if self.cluster.isolated else list(words)
 
     def moved_bytes(self) -> int:
-        """What this node, which is not the head, and the others have sent each other so far; only where isolated."""
+        """Return the bytes between this node and the others; only if isolated, and not for the head."""
         device = "/sys/class/net/eth/statistics"
         words = ["ip", "netns", "exec", self.space, "cat", f"{device}/tx_bytes", f"{device}/rx_bytes"]
         found = subprocess.run(words, check=True, capture_output=True, text=True)
         return sum(map(int, found.stdout.split()))
 
     def kill(self) -> None:
-        """End all of its processes at once, as when the machine loses its power.
+        """Kill all processes of the node at once, as a power failure does.
 
-        It is cut off first, since finding its processes takes a while, in which a run could come to its end.
+        The node is disconnected first: finding its processes takes a while, in which a run could end.
         """
         if self.process is None:
             return
@@ -106,15 +112,15 @@ class Node:
         self.process.wait()
         self.process = None
         if cut:
-            _ip(*plug, "up")  # whoever waits for an answer hears at once that nobody is there
+            _ip(*plug, "up")  # so that waiting connections fail at once
 
 
 class Cluster:
-    """Nodes, of which the first is the head. Use it as a context.
+    """A cluster whose first node is the head. Use it as a context manager.
 
     Args:
-        nodes: how many there may be; none is up at first.
-        env: for all of them.
+        nodes: the maximum number of nodes; none is started.
+        env: environment variables of all nodes.
     """
 
     def __init__(self, nodes: int, env: Mapping[str, str] | None = None):
@@ -124,7 +130,7 @@ class Cluster:
         self.port, self.http = _free_ports()
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         self.env = {
-            **inherited, **QUICK, "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
+            **inherited, **FAST_HEALTH_CHECKS, "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), **(env or {}),
         }  # fmt: skip
         self.nodes = [Node(self, number) for number in range(nodes)]
@@ -133,47 +139,50 @@ class Cluster:
 
     @property
     def head(self) -> Node:
-        """The node that the others join."""
+        """The head node."""
         return self.nodes[0]
 
     @property
     def address(self) -> str:
-        """Of the head, for ray start and ray_address."""
+        """The address of the head, for ray start and ray_address."""
         return f"{self.head.address}:{self.port}"
 
     @property
     def http_address(self) -> str:
-        """Of the jobs."""
+        """The address of the dashboard, for jobs."""
         return f"http://{self.head.address}:{self.http}"
 
     def start(self, *cpus: int, store_mb: int = STORE_MB) -> Cluster:
-        """Start the first nodes with so many CPUs each, and wait until they are up."""
+        """Start a node for each number of CPUs, and wait until all are up."""
         for number, count in enumerate(cpus):
             self.nodes[number].start(count, store_mb=store_mb)
-            if number == 0 or not self.isolated:  # nodes with one /tmp must not choose their sockets at the same time
+            if number == 0 or not self.isolated:  # nodes that share /tmp must not choose sockets at the same time
                 self.wait(number + 1)
         self.wait(len(cpus))
         return self
 
     def wait(self, nodes: int) -> None:
-        """Wait until so many nodes are alive."""
+        """Wait until this many nodes are alive."""
         code = (
             "import ray, sys, time; from ray._raylet import GcsClient\n"
             f"client = GcsClient(address='{self.address}')\n"
             f"while sum(n.state == 0 for n in client.get_all_node_info().values()) < {nodes}: time.sleep(0.2)\n"
         )
-        until, said = time.monotonic() + UP_S, ""
-        while time.monotonic() < until:
+        deadline, errors = time.monotonic() + START_TIMEOUT_S, ""
+        while time.monotonic() < deadline:
             done = subprocess.run(
-                self.head.inside([sys.executable, "-c", code]), env=self.env, capture_output=True, timeout=UP_S
+                self.head.inside([sys.executable, "-c", code]),
+                env=self.env,
+                capture_output=True,
+                timeout=START_TIMEOUT_S,
             )
             if done.returncode == 0:
                 return
-            said = done.stderr.decode()
-        raise AssertionError(f"the cluster is not up: {self.logs()} {said}")
+            errors = done.stderr.decode()
+        raise AssertionError(f"the cluster is not up: {self.logs()} {errors}")
 
     def launch(self, *arguments: str, node: int = 0) -> subprocess.Popen[str]:
-        """launch.py on a node, in its home folder, its output and errors in one."""
+        """Start launch.py on a node, in its home folder, with stderr in stdout."""
         where = self.nodes[node]
         launch = Path(__file__).resolve().parents[1] / "launch.py"
         return subprocess.Popen(
@@ -183,11 +192,11 @@ class Cluster:
         )  # fmt: skip
 
     def logs(self) -> str:
-        """The ends of what the nodes have printed."""
+        """Return the last lines of the logs of all nodes."""
         return "\n".join(node.log.read_text()[-2000:] for node in self.nodes if node.log.exists())
 
     def _connect(self) -> None:
-        """A namespace for every node, and a bridge between them in the head's."""
+        """Create a namespace for each node, and a bridge between them in the head's namespace."""
         spaces = [node.space for node in self.nodes]
         for space in spaces:
             _ip("netns", "add", space)
@@ -205,7 +214,7 @@ class Cluster:
             _ip("-n", node.space, "link", "set", "eth", "up")
 
     def close(self) -> None:
-        """End all nodes, and remove their namespaces and folders."""
+        """Kill all nodes, and remove their namespaces and folders."""
         for node in reversed(self.nodes):
             node.kill()
         if self.isolated:
@@ -228,7 +237,7 @@ def _ip(*words: str) -> None:
 
 
 def _may_isolate() -> bool:
-    """Whether network namespaces and mounts can be made here."""
+    """Return whether this process can create network namespaces and mounts."""
     if os.getuid() != 0 or not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter", "mount")):
         return False
     name = f"pc-try-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What the machine can do: its rate of float32 matrix products, on one core and on two at once."""
+"""Measures the machine: the rate of float32 matrix products on one core, and on two cores at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from benchmarks.cases import CORES
 
 SIZES = (1024, 1536, 2048)
 SECONDS = 0.7
-"""Of multiplying, for every size."""
+"""Duration of the measurement of each size."""
 
 
 def rates(seconds: float = SECONDS, sizes: tuple[int, ...] = SIZES) -> dict[str, float]:
-    """GFLOP/s of one process with one thread, and of two such processes together, each at its best size."""
+    """Return the GFLOP/s of one single-threaded process, and of two together, each at its best size."""
     return {"one": _together(1, seconds, sizes), "two": _together(CORES, seconds, sizes)}
 
 
 def _together(processes: int, seconds: float, sizes: tuple[int, ...]) -> float:
-    """The best sum over processes that multiply matrices of one size at the same time."""
+    """Return the best total over all sizes of processes that multiply at the same time."""
     spawn = multiprocessing.get_context("spawn")
     barrier, queue = spawn.Barrier(processes), spawn.Queue()
     started = [spawn.Process(target=_multiply, args=(barrier, queue, seconds, sizes)) for _ in range(processes)]

@@ -1,4 +1,4 @@
-"""One case in one way, in a process of its own: `python -m benchmarks.one CASE WAY --rounds 3 --out FILE`."""
+"""Runs one way of one case: `python -m benchmarks.one CASE WAY --rounds 3 --out FILE`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.cases import CASES, CORES, WAYS, overrides, settings_of
 
 
 def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> dict[str, Any]:
-    """Figures of a case in a way; `rounds` are measured after the first."""
+    """Return the figures of one way of a case, for `rounds` rounds after the first one."""
     if way == "start":
         from benchmarks import start
 
@@ -24,8 +24,12 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
         from benchmarks import plain, plain_ray
         from ray_actors.prepare import prepare
 
-        job = prepare(settings)
-        return plain_ray.measure(job) if way == "workers" else plain.measure(job, 1 if way == "plain1" else CORES)
+        prepared = prepare(settings)
+        return (
+            plain_ray.measure(prepared)
+            if way == "workers"
+            else plain.measure(prepared, 1 if way == "plain1" else CORES)
+        )
     from benchmarks import ours
 
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +37,7 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
 
 
 def main() -> None:
-    """Measure what the command line says and write it as JSON."""
+    """Run the measurement and write the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.one")
     parser.add_argument("case", choices=CASES)
     parser.add_argument("way", choices=WAYS)

@@ -1,4 +1,4 @@
-"""Ours: a run as launch.py makes it, with a clock around every round."""
+"""Runs pflsim as launch.py does, and measures every round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pflsim.engine.simulation import Simulation
 from pflsim.memory import held_mb
 from pflsim.run_folder.accounting import client_traffic, total
 from pflsim.run_folder.folder import create_run_folder
-from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord
@@ -26,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class ServerClock:
-    """Adds up the seconds that the server takes to make messages and to fuse, wherever in the round it is asked to."""
+    """Sums the seconds that the server takes for downlinks and fusion."""
 
     def __init__(self, executor: Executor[Any]):
         self.seconds = 0.0
@@ -44,13 +43,13 @@ class ServerClock:
 
 
 class Stopwatch:
-    """Passes rounds on to the tracker and notes what each took.
+    """Passes rounds to the tracker and measures each of them.
 
     Args:
-        tracker: writes the round down, and has it printed.
-        groups: the clients of every host.
-        server: knows the server's part.
-        growth: note the memory held after every round, outside of the time that is measured.
+        tracker: records and prints the rounds.
+        groups: the clients of each host.
+        server: measures the server.
+        growth: record the memory after every round; this time is not measured.
     """
 
     def __init__(self, tracker: Tracker, groups: Sequence[Sequence[int]], server: ServerClock, growth: bool):
@@ -61,13 +60,13 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
-        """Nothing is shown."""
+        """Do nothing."""
 
     def clients_done(self, clients: int) -> None:
-        """Nothing is shown."""
+        """Do nothing."""
 
     def round(self, record: RoundRecord) -> None:
-        """A round is over."""
+        """Record a round."""
         start = time.perf_counter()
         self.tracker.round(record)
         end = time.perf_counter()
@@ -75,10 +74,10 @@ class Stopwatch:
         seconds = {name: parts.get(name, 0.0) for name in ("fuse", "evaluate")} | {"log": end - start}
         by_client = {report.client: report.seconds for report in record.reports}
         hosts = [sum(by_client.get(client, 0.0) for client in group) for group in self.groups]
-        seconds["train"] = max(hosts)  # of the host that takes longest
+        seconds["train"] = max(hosts)  # the slowest host
         seconds["transfer"] = parts.get("downlink", 0.0) + parts.get("train", 0.0) - seconds["train"]
         traffic = total(client_traffic(record).values())
-        # A checkpoint is written after the last round only: it is no part of a round.
+        # Only the last round writes a checkpoint, so exclude it.
         whole = end - self._last - parts.get("checkpoint", 0.0)
         self.rounds.append(
             {
@@ -93,50 +92,50 @@ class Stopwatch:
                 **{"up_bytes": traffic.up_bytes, "down_bytes": traffic.down_bytes},
             }
         )
-        judged = [row for row in record.evaluations if row.model == self.tracker.meta.reported_model]
-        self.accuracy = sum(row.correct for row in judged) / max(sum(row.total for row in judged), 1)
+        reported = [row for row in record.evaluations if row.model == self.tracker.meta.reported_model]
+        self.accuracy = sum(row.correct for row in reported) / max(sum(row.total for row in reported), 1)
         if self.growth:
             self.held.append(held_mb())
         self.server.seconds = 0.0
         self._last = time.perf_counter()
 
     def newcomers(self, record: NewcomerRecord) -> None:
-        """There are none."""
+        """Do nothing; the runs have no newcomers."""
 
     def sync(self) -> None:
-        """There are no checkpoints to be sure of."""
+        """Do nothing; checkpoints need not be safe."""
 
 
 def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, Any]:
-    """Run the settings.
+    """Run the settings and return the figures.
 
     Args:
-        settings: of the run, executor and placement among them.
-        root: where the run folder goes.
-        growth: note the memory held after every round.
+        settings: the settings of the run.
+        root: the folder for the run folder.
+        growth: record the memory after every round.
     """
     start = time.perf_counter()
     check(settings)
-    job = prepare(settings)
-    prepared = time.perf_counter()
-    folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, root=root)
-    with Runner() as runner, Tracker(folder, job.meta, Console(job.meta).round) as tracker:
-        executor: Executor[Any] = runner._executor(job)(Journal())
+    prepared = prepare(settings)
+    ready = time.perf_counter()
+    folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, root=root)
+    with Runner() as runner, Tracker(folder, prepared.meta, Console(prepared.meta).round) as tracker:
+        executor: Executor[Any] = runner._executor(prepared)()
         executor.start()
         started = time.perf_counter()
         layout = getattr(executor, "layout", None)
         groups = layout.groups if layout is not None else [range(settings.clients)]
         watch = Stopwatch(tracker, groups, ServerClock(executor), growth)
-        Simulation(executor, job.plan, folder, watch).run()
+        Simulation(executor, prepared.plan, folder, watch).run()
     if settings.fraction == 1:
-        check_steps(job, watch.rounds)
+        check_steps(prepared, watch.rounds)
     return digest(
-        job,
+        prepared,
         watch.rounds,
         accuracy=watch.accuracy,
         cores=len(groups),
-        lockstep=bool(job.factory.stacks),
-        prepare=prepared - start,
-        start=started - prepared,
+        lockstep=bool(prepared.factory.stacks),
+        prepare=ready - start,
+        start=started - ready,
         **({"held_mb": watch.held} if growth else {}),
     )

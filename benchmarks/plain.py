@@ -1,4 +1,4 @@
-"""The first yardstick: FedAvg in one process, as most public codes write it."""
+"""The first baseline: FedAvg in one process, written as in most public codes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Loader = DataLoader[tuple[Tensor, ...]]
 
 
 def loaders(dataset: Dataset, partition: Partition, client: int, batch_size: int) -> tuple[Loader, Loader]:
-    """A client's training and test examples, as float tensors behind data loaders."""
+    """Return data loaders of a client's training and test examples, as float tensors."""
     own = shard(dataset, partition, client)
     train, test = (TensorDataset(*part.batch(slice(None))) for part in (own.train, own.test))
     return DataLoader(train, batch_size, shuffle=True), DataLoader(test, EVAL_BATCH)
 
 
 def train_client(model: nn.Module, loader: Loader, training: Training, smallest: int) -> tuple[int, int]:
-    """Local epochs of SGD; returns steps and examples. Batches below `smallest` are left out, as ours does."""
+    """Train for the local epochs; return steps and examples. Skip batches below `smallest`, as pflsim does."""
     optimizer = torch.optim.SGD(model.parameters(), training.lr, training.momentum, weight_decay=training.weight_decay)
     criterion = nn.CrossEntropyLoss()
     model.train()
@@ -48,7 +48,7 @@ def train_client(model: nn.Module, loader: Loader, training: Training, smallest:
 
 
 def average(states: Sequence[State], sizes: Sequence[int]) -> State:
-    """The mean of state_dicts, weighted by examples; what is no floating-point number is the first one's."""
+    """Return the mean of state_dicts, weighted by examples; other than floating-point tensors are the first one's."""
     total = sum(sizes)
     mean = {name: value.clone() for name, value in states[0].items()}
     for name, value in mean.items():
@@ -60,7 +60,7 @@ def average(states: Sequence[State], sizes: Sequence[int]) -> State:
 
 
 def evaluate(model: nn.Module, loader: Loader) -> tuple[int, int]:
-    """How many test examples are right, and how many there are."""
+    """Return the numbers of correct and of all test examples."""
     model.eval()
     correct = total = 0
     with torch.no_grad():
@@ -71,20 +71,20 @@ def evaluate(model: nn.Module, loader: Loader) -> tuple[int, int]:
 
 
 class PlainLoop:
-    """The server's model, and every client's loaders."""
+    """Holds the server's model and the data loaders of all clients."""
 
-    def __init__(self, job: PreparedRun):
-        torch.manual_seed(job.settings.seed)
-        module = job.factory.build()
+    def __init__(self, prepared: PreparedRun):
+        torch.manual_seed(prepared.settings.seed)
+        module = prepared.factory.build()
         self.server: nn.Module = module.net
-        self.training, self.smallest = job.factory.training, module.smallest_batch
-        batch_size, clients = self.training.batch_size, range(job.partition.clients)
-        self.clients = [loaders(job.dataset, job.partition, c, batch_size) for c in clients]
-        self.sizes = [len(rows) for rows in job.partition.train]
+        self.training, self.smallest = prepared.factory.training, module.smallest_batch
+        batch_size, clients = self.training.batch_size, range(prepared.partition.clients)
+        self.clients = [loaders(prepared.dataset, prepared.partition, c, batch_size) for c in clients]
+        self.sizes = [len(rows) for rows in prepared.partition.train]
         self.message = sum(t.numel() * t.element_size() for t in self.server.state_dict().values())
 
     def round(self) -> tuple[Round, float]:
-        """Train, average, evaluate every client's model and the mean; what it took, and the mean's accuracy."""
+        """Train, average, and evaluate all client models and the mean; return figures and the mean's accuracy."""
         start = time.perf_counter()
         models, work = [], []
         for train, _ in self.clients:
@@ -95,21 +95,21 @@ class PlainLoop:
         self.server.load_state_dict(average([model.state_dict() for model in models], self.sizes))
         fused = time.perf_counter()
         own = [evaluate(model, test) for model, (_, test) in zip(models, self.clients, strict=True)]
-        common = [evaluate(self.server, test) for _, test in self.clients]
+        mean_counts = [evaluate(self.server, test) for _, test in self.clients]
         end = time.perf_counter()
         seconds = {"train": trained - start, "fuse": fused - trained, "evaluate": end - fused, "total": end - start}
         steps, examples = (sum(counts) for counts in zip(*work, strict=True))
-        evaluated = sum(total for _, total in own + common)
+        evaluated = sum(total for _, total in own + mean_counts)
         moved = float(len(models) * self.message)
         counts = {"steps": steps, "examples": examples, "evaluated": evaluated, "up_bytes": moved, "down_bytes": moved}
-        return {**seconds, **counts}, sum(c for c, _ in common) / sum(n for _, n in common)
+        return {**seconds, **counts}, sum(c for c, _ in mean_counts) / sum(n for _, n in mean_counts)
 
 
-def measure(job: PreparedRun, threads: int) -> dict[str, Any]:
-    """All rounds of a job, with so many torch threads."""
+def measure(prepared: PreparedRun, threads: int) -> dict[str, Any]:
+    """Run all rounds with a number of torch threads; return the figures."""
     torch.set_num_threads(threads)
-    loop = PlainLoop(job)
-    made = [loop.round() for _ in range(job.settings.rounds)]
+    loop = PlainLoop(prepared)
+    made = [loop.round() for _ in range(prepared.settings.rounds)]
     rounds = [done for done, _ in made]
-    check_steps(job, rounds)
-    return digest(job, rounds, accuracy=made[-1][1], cores=threads)
+    check_steps(prepared, rounds)
+    return digest(prepared, rounds, accuracy=made[-1][1], cores=threads)

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, made of the results alone."""
+"""Writes the tables of docs/performance.md from the results."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.cases import CASES, OURS, WAYS, YARDSTICKS
+from benchmarks.cases import BASELINES, CASES, OURS, WAYS
 from benchmarks.results import Results, growth, middle_rates
 from benchmarks.targets import verdicts
 
 EMPTY = "not measured yet"
-COMPONENTS = ("train", "transfer", "fuse", "evaluate", "log", "other")
+STAGES = ("train", "transfer", "fuse", "evaluate", "log", "other")
 COMPARED = [name for name, case in CASES.items() if "loop" in case.ways]
 PACKAGES = ("python", "torch", "lightning", "ray", "numpy")
 
 
 def tables(results: Results) -> dict[str, str]:
-    """Every table by the name of its place."""
+    """Return all tables by the name of their place in the page."""
     return {
         "machine": machine(results),
         "targets": targets(results),
@@ -33,10 +33,10 @@ def tables(results: Results) -> dict[str, str]:
 
 
 def put(text: str, made: dict[str, str]) -> str:
-    """The text with each table between its markers, in place of what was there.
+    """Return the text with each table between its markers.
 
     Raises:
-        ValueError: a table has no place, or two.
+        ValueError: the markers of a table are missing, or occur twice.
     """
     for name, table in made.items():
         begin, end = f"<!-- bench:{name}:begin -->", f"<!-- bench:{name}:end -->"
@@ -49,13 +49,13 @@ def put(text: str, made: dict[str, str]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; without rows the words that nothing is measured."""
+    """Return a Markdown table, or `EMPTY` without rows."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([f"| {' | '.join(header)} |", "|---" * len(header) + "|", *lines]) if lines else EMPTY
 
 
 def machine(results: Results) -> str:
-    """What it was measured on."""
+    """Return the table of the machine and the versions."""
     if not results.environment:
         return EMPTY
     machine, versions = results.environment["machine"], results.environment["versions"]
@@ -66,7 +66,7 @@ def machine(results: Results) -> str:
         f"float32 matrix products, {words}": f"{middle:.0f} GFLOP/s (between cases {low:.0f} to {high:.0f})"
         for (middle, low, high), words in zip(middle_rates(results).values(), ("one core", "two at once"), strict=False)
     }
-    said = {
+    rows = {
         "commit": ", ".join(sorted(commits)),
         "date": ", ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
         "processor": f"{machine['cpu']}, {machine['cpus_usable']} cores",
@@ -74,11 +74,11 @@ def machine(results: Results) -> str:
         "versions": ", ".join(f"{name} {versions[name]}" for name in PACKAGES),
         **rates,
     }
-    return table(("what", ""), said.items())
+    return table(("what", ""), rows.items())
 
 
 def targets(results: Results) -> str:
-    """Each target with what was measured."""
+    """Return the table of the targets."""
     if not results.cases:
         return EMPTY
     rows = []
@@ -89,14 +89,14 @@ def targets(results: Results) -> str:
 
 
 def across(results: Results, cell: Callable[[str, str], str]) -> str:
-    """Cases down, ways across."""
-    ways = [*YARDSTICKS, *OURS]
+    """Return a table with a row per case and a column per way."""
+    ways = [*BASELINES, *OURS]
     rows = [(name, *(cell(name, way) for way in ways)) for name in COMPARED if name in results.cases]
     return table(("case", *(WAYS[way] for way in ways)), rows)
 
 
 def work(results: Results) -> str:
-    """What a round of each case comes to."""
+    """Return the table of the work in a round of each case."""
     rows = []
     for name in CASES:
         found = results.way(name, "ray2")
@@ -115,21 +115,21 @@ def work(results: Results) -> str:
 
 
 def profile(results: Results) -> str:
-    """Where the time of a round goes; how long the other hosts wait for the last is apart, as it is inside of train."""
+    """Return the table of the stages of a round. Waiting for the slowest host is a part of train."""
     rows = []
     for name, case in CASES.items():
         for way in case.ways:
             found = results.way(name, way)
             if found is not None and "round" in found:
                 middle = found["round"]
-                parts = [f"{middle[part] / middle['total']:.1%}" if part in middle else "" for part in COMPONENTS]
+                parts = [f"{middle[part] / middle['total']:.1%}" if part in middle else "" for part in STAGES]
                 waiting = f"{middle['waiting'] / middle['total']:.1%}" if "waiting" in middle else ""
                 rows.append((name, WAYS[way], _number(middle["total"]), *parts, waiting))
-    return table(("case", "way", "seconds", *COMPONENTS, "a host waits"), rows)
+    return table(("case", "way", "seconds", *STAGES, "a host waits"), rows)
 
 
 def further(results: Results) -> str:
-    """Memory over many rounds, many clients, the server, the start."""
+    """Return the table of memory growth, many clients, the server and the start."""
     rows = []
     for name in ("memory-mlp", "memory-cnn"):
         if (found := results.way(name, "ray2")) is not None:
@@ -154,7 +154,7 @@ def _round(found: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits."""
+    """Format with three digits."""
     if value is None:
         return ""
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"

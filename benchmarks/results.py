@@ -1,4 +1,4 @@
-"""What was measured, case by case, in docs/performance.json."""
+"""Reads and writes the figures of all cases, in docs/performance.json."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from pflsim.run_folder.files import write_atomically
 
 @dataclass(frozen=True)
 class Results:
-    """By case and way: the figures, when and on what they were measured (`at`, `commit`), the machine's rates then."""
+    """The figures by case and way, each with its time, its commit and the rates of the machine."""
 
     cases: dict[str, dict[str, dict[str, Any]]]
     environment: dict[str, Any]
 
     @staticmethod
     def read(path: Path) -> Results:
-        """What was measured so far; nothing where there is no file."""
+        """Read a file; return empty results if it does not exist."""
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return Results(found.get("cases", {}), found.get("environment", {}))
 
     def write(self, path: Path) -> None:
-        """Write it all."""
+        """Write a file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"environment": self.environment, "cases": self.cases}, indent=1) + "\n")
 
     def replace(self, case: str, found: dict[str, dict[str, Any]]) -> None:
-        """Put a case measured anew in the place of what was there, whole, since ratios are of one run; one in which
-        something failed takes nobody's place.
-        """
+        """Replace all figures of a case, since ratios compare figures of one run. Keep the old ones if a way failed."""
         if case not in self.cases or not any("error" in new for new in found.values()):
             self.cases[case] = found
 
     def way(self, case: str, way: str) -> dict[str, Any] | None:
-        """Figures of a case in a way; None where it was not measured or failed."""
+        """Return the figures of one way of a case; None if it was not measured or failed."""
         found = self.cases.get(case, {}).get(way)
         return None if found is None or "error" in found else found
 
     def errors(self) -> list[tuple[str, str, str]]:
-        """Case, way and message of everything that failed."""
+        """Return the case, the way and the message of each failure."""
         return [
             (case, way, found["error"])
             for case, entry in self.cases.items()
@@ -52,25 +50,25 @@ class Results:
         ]
 
     def seconds(self, case: str, way: str) -> float | None:
-        """A round, in the middle."""
+        """Return the median seconds of a round."""
         found = self.way(case, way)
         return None if found is None else found["round"]["total"]
 
     def plain(self, case: str) -> float | None:
-        """A round of the plain loop, with the number of threads that suits it better."""
+        """Return the seconds of a round of the plain loop, with the faster number of threads."""
         return min(self._all(case, "plain", "plain1"), default=None)
 
     def fastest(self, case: str) -> tuple[str, float] | None:
-        """Our fastest way and its seconds a round."""
+        """Return the fastest way of pflsim and its seconds per round."""
         found = [(s, way) for way in OURS if (s := self.seconds(case, way)) is not None]
         return (min(found)[1], min(found)[0]) if found else None
 
     def share(self, case: str, way: str, cores: int | None = None) -> float | None:
-        """Operations of a whole round against what the cores would do in matrix products meanwhile.
+        """Return the operations per second of a round as a fraction of the rate of matrix products.
 
         Args:
-            case: which.
-            way: which.
+            case: the case.
+            way: the way.
             cores: 1 or 2; None: as many as the way uses.
         """
         found = self.way(case, way)
@@ -80,7 +78,7 @@ class Results:
         return (found["gflop_train"] + found["gflop_evaluate"]) / found["round"]["total"] / rate
 
     def per_example(self, case: str, way: str) -> float | None:
-        """Seconds of a round for each training example in it."""
+        """Return the seconds of a round per training example."""
         found = self.way(case, way)
         return None if found is None else found["round"]["total"] / found["round"]["examples"]
 
@@ -89,10 +87,10 @@ class Results:
 
 
 def growth(held: list[float]) -> tuple[float, float]:
-    """Memory held round by round: MB a round of the line through it, and the noise.
+    """Return the slope of a line through the memory after each round, in MB per round, and its noise.
 
-    The first fifth is left out, and the last round, at whose end the checkpoint is written. The noise is the slope that
-    would take all rounds to move by twice the deviation of the single values from the line.
+    The first fifth is left out, and the last round, which writes the checkpoint. The noise is the slope that over all
+    rounds adds up to twice the standard deviation from the line.
     """
     kept = held[len(held) // 5 : -1]
     n = len(kept)
@@ -105,7 +103,7 @@ def growth(held: list[float]) -> tuple[float, float]:
 
 
 def middle_rates(results: Results) -> dict[str, tuple[float, float, float]]:
-    """Median, smallest and largest of the machine's rates over the cases."""
+    """Return the median, minimum and maximum of the machine's rates over the cases."""
     taken = [next(iter(ways.values()), {}).get("rates", {}) for ways in results.cases.values()]
     found = [rates for rates in taken if "one" in rates]
     each = {name: [rates[name] for rates in found] for name in ("one", "two")} if found else {}

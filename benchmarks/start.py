@@ -1,4 +1,4 @@
-"""How long one waits: for the help, and for the first round."""
+"""Measures how long the help and the first round take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from statistics import median
 from benchmarks.cases import ROOT
 
 FIRST_ROUND = ("clients=20", "rounds=2")
-"""20 clients on the digits, on Ray."""
+"""20 clients on the digits data set, with Ray."""
 
 
 def measure(repeats: int = 5) -> dict[str, float]:
-    """Wall seconds of `launch.py --help`, and from launch to the line of the first round."""
+    """Return the seconds of `launch.py --help`, and from the launch to the line of the first round."""
     return {"help": median(_help() for _ in range(repeats)), "first_round": _first_round()}
 
 

@@ -1,4 +1,4 @@
-"""Runs a part of the suite in a process of its own, watches its memory, and never fails itself."""
+"""Runs a benchmark module in its own process and samples its memory. Failures are returned, not raised."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pflsim.memory import MemorySampler, held_mb
 
 
 def run_module(
-    module: str, arguments: Sequence[str], log: Path, limit_s: float, seen: float | None = None
+    module: str, arguments: Sequence[str], log: Path, limit_s: float, sampling: float | None = None
 ) -> dict[str, Any]:
-    """What `python -m module ... --out FILE` writes, with its peak of memory; or `{"error": ...}`.
+    """Return what `python -m module ... --out FILE` writes, with its peak memory, or `{"error": ...}`.
 
     Args:
-        module: takes `--out FILE` and writes a JSON mapping.
-        arguments: everything else on its command line.
-        log: its output goes here.
-        limit_s: it is ended after so many seconds.
-        seen: the largest part of the time in which memory is looked at; None: as little as usual.
+        module: writes a JSON object to the file of `--out`.
+        arguments: the other arguments of its command line.
+        log: the file for its output.
+        limit_s: the time limit in seconds.
+        sampling: the largest fraction of the time for sampling the memory; None: the default.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, log.open("w", encoding="utf-8") as output:
         out, start = Path(folder) / "out.json", time.perf_counter()
-        before, sampler = held_mb(), MemorySampler() if seen is None else MemorySampler(seen)
+        before, sampler = held_mb(), MemorySampler() if sampling is None else MemorySampler(sampling)
         command = [sys.executable, "-m", module, *arguments, "--out", str(out)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -44,12 +44,12 @@ def run_module(
             found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             peak = max([sampler.peak_mb - before, *found.get("held_mb", [])])
             return {**found, "peak_mb": peak, "wall": seconds}
-    why = f"no end after {limit_s:.0f} s" if code is None else _last_line(log)
-    return {"error": f"status {code}: {why}" if code else why, "wall": seconds}
+    reason = f"no end after {limit_s:.0f} s" if code is None else _last_line(log)
+    return {"error": f"status {code}: {reason}" if code else reason, "wall": seconds}
 
 
 def _watch(process: subprocess.Popen[bytes], sampler: MemorySampler, until: float) -> int | None:
-    """Its exit status, or None when it is late."""
+    """Return the exit status, or None after the time limit."""
     while process.poll() is None:
         if time.perf_counter() > until:
             return None
@@ -59,7 +59,7 @@ def _watch(process: subprocess.Popen[bytes], sampler: MemorySampler, until: floa
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that still runs, and what it started."""
+    """Kill a process that still runs, and its children."""
     if process.poll() is None:
         everyone = [*psutil.Process(process.pid).children(recursive=True), process]
         for one in everyone:
@@ -72,4 +72,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "it printed nothing"

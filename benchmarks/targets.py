@@ -1,4 +1,4 @@
-"""What was aimed at, and whether it is met. Nearly all of it is a ratio of two figures of one run."""
+"""The performance targets and whether they are met. Most are ratios of two figures of one run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.results import Results, growth
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target.
+    """A target and the measured figure.
 
     Args:
-        what: in words.
-        target: the number to reach, as text.
-        measured: the number, as text; empty: not measured.
-        met: whether it is reached.
-        by: how far from the target, 1.0 being on it and less being short of it.
+        what: a description.
+        target: the target, as text.
+        measured: the figure, as text; empty: not measured.
+        met: whether the target is met.
+        by: the figure relative to the target; below 1.0 the target is missed.
     """
 
     what: str
@@ -29,27 +29,27 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """All targets, in the order of the table."""
+    """Return all targets, in the order of the table."""
     return [*_speed(results), *_evenness(results), *_memory(results), *_rest(results)]
 
 
 def _at_least(what: str, target: float, value: float | None, unit: str = "×", note: str = "") -> Verdict:
     scale = 100 if unit == "%" else 1
-    wanted = f"≥ {target * scale:g}{unit}"
+    goal = f"≥ {target * scale:g}{unit}"
     if value is None:
-        return Verdict(what, wanted)
+        return Verdict(what, goal)
     return Verdict(
-        what, wanted, f"{value * scale:.{0 if unit == '%' else 2}f}{unit}{note}", value >= target, value / target
+        what, goal, f"{value * scale:.{0 if unit == '%' else 2}f}{unit}{note}", value >= target, value / target
     )
 
 
 def _at_most(what: str, target: float, value: float | None, unit: str) -> Verdict:
     scale = 100 if unit == "%" else 1
-    wanted = f"≤ {target * scale:g}{unit}"
+    goal = f"≤ {target * scale:g}{unit}"
     if value is None:
-        return Verdict(what, wanted)
+        return Verdict(what, goal)
     shown = f"{value * scale:.{0 if unit == '%' else 2}f}{unit}"
-    return Verdict(what, wanted, shown, value <= target, target / max(value, 1e-9))
+    return Verdict(what, goal, shown, value <= target, target / max(value, 1e-9))
 
 
 def _over(numerator: float | None, denominator: float | None) -> float | None:

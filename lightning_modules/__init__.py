@@ -1,1 +1,1 @@
-"""The client side of pflsim: LightningModules, their phases, losses and the one training loop. Knows no Ray."""
+"""The client side: LightningModules with their phases, losses and training loop. This package does not use Ray."""

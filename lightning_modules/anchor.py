@@ -1,4 +1,4 @@
-"""What a client was sent and pulls towards."""
+"""Reference tensors that a client holds for one round."""
 
 from __future__ import annotations
 
@@ -10,44 +10,54 @@ from pflsim.types import Tensors
 
 
 class Anchor(nn.Module):
-    """Fixed tensors by parameter name, held for one round.
+    """Stores reference tensors for one round, for example the received model of a proximal term.
 
-    They are buffers, so that they follow the module to its device and stack with it, but not persistent ones: they are
-    no part of a client's private state.
+    The tensors are non-persistent buffers: they follow the module to its device and are stacked with it, but are not
+    part of the state_dict. They are cleared before each client.
 
     Args:
-        received: parameters of the module to hold as they are received, which `ClientModule.receive` sees to; where the
-            message has them under other names, a mapping to those. Without any, the method says what is held.
+        names: parameters of the client module whose received values `ClientModule.receive` stores here. Where the
+            message uses other names, a mapping from the module's name to the message's. Empty: the method calls
+            `store` itself.
+
+    Example:
+        >>> self.received = Anchor(self.shared_parameters())  # in __init__
+        >>> proximal(self.received.pairs(self), self.mu)  # in objective
     """
 
-    def __init__(self, received: Sequence[str] | Mapping[str, str] = ()):
+    def __init__(self, names: Sequence[str] | Mapping[str, str] = ()):
         super().__init__()
-        self.received = dict(received) if isinstance(received, Mapping) else {name: name for name in received}
+        self.names = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
-    def take(self, weights: Tensors) -> None:
-        """Hold what was received of the parameters that it is for; one that is missing is a KeyError."""
-        if self.received:
-            self.hold({name: weights[sent] for name, sent in self.received.items()})
+    def store_received(self, weights: Tensors) -> None:
+        """Store the received values of the parameters in `names`; does nothing if `names` is empty.
 
-    def hold(self, tensors: Tensors) -> None:
-        """Forget what was held and keep copies of these."""
+        Raises:
+            KeyError: the message lacks one of them.
+        """
+        if self.names:
+            self.store({name: weights[sent] for name, sent in self.names.items()})
+
+    def store(self, tensors: Tensors) -> None:
+        """Replace the stored tensors by copies of these."""
         self.clear()
         for name, value in tensors.items():
-            self.register_buffer(_key(name), value.detach().clone(), persistent=False)
+            # buffer names may not contain dots
+            self.register_buffer(name.replace(".", "/"), value.detach().clone(), persistent=False)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all stored tensors."""
         self._buffers.clear()
         self._non_persistent_buffers_set.clear()
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The stored tensors by name; empty after `clear`."""
+        return {key.replace("/", "."): value for key, value in self.named_buffers(recurse=False)}
+
     def pairs(self, module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each held tensor beside the module's parameter of the same name: (parameter, anchor)."""
-        for key, value in self.named_buffers(recurse=False):
-            owner, _, name = key.rpartition("/")
-            # not get_parameter: under torch.func.functional_call a parameter is stood in for by a plain tensor
-            yield getattr(module.get_submodule(owner.replace("/", ".")), name), value
-
-
-def _key(name: str) -> str:
-    """Buffer names may not contain dots."""
-    return name.replace(".", "/")
+        """Yield (parameter of `module`, stored tensor) for each stored name."""
+        for name, value in self.tensors.items():
+            owner, _, attribute = name.rpartition(".")
+            # not get_parameter: torch.func.functional_call replaces parameters by plain tensors
+            yield getattr(module.get_submodule(owner), attribute), value

@@ -1,4 +1,4 @@
-"""Counting what a model gets right."""
+"""Counting correct predictions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ def count(
     batch_size: int | None = None,
     pairs: list[Tensor] | None = None,
 ) -> tuple[int, float]:
-    """How many examples a model classifies rightly, and the sum of their cross-entropy in nats.
+    """Return the number of correct predictions and the summed cross-entropy in nats.
 
     Args:
-        predict: inputs [B, ...] → scores [B, C], of a module in evaluation mode.
-        examples: all are counted.
-        batch_size: examples per forward pass; None: as suits the device.
-        pairs: is given [B, 2] of every forward pass: the class, and the predicted one (−1: scores that are not finite).
+        predict: inputs [B, ...] → scores [B, C]; its module is in evaluation mode.
+        examples: the examples to predict.
+        batch_size: examples per forward pass; None: the default of the device.
+        pairs: if given, one [B, 2] tensor of (class, predicted class) is appended per forward pass. Scores that are not
+            finite predict −1.
     """
     correct = torch.zeros((), dtype=torch.int64, device=examples.y.device)
     loss = torch.zeros((), dtype=torch.float64, device=examples.y.device)
     with torch.inference_mode():
         for inputs, labels in examples.in_turn(batch_size):
             scores = predict(inputs)
-            # A model that has diverged knows nothing: argmax of NaN would credit it with one class.
+            # argmax of NaN is a class, so a diverged model would get that class right
             predicted = scores.argmax(1).masked_fill_(~scores.isfinite().all(1), -1)
             correct += (predicted == labels).sum()
             if pairs is not None:
@@ -40,7 +41,7 @@ def count(
 
 
 def confusion(pairs: list[Tensor]) -> tuple[tuple[int, int, int], ...]:
-    """How often each pair of classes occurs: (class, predicted class, how many), ascending."""
+    """Return (class, predicted class, number of examples) for each pair that occurs, in ascending order."""
     if not pairs:
         return ()
     found, counts = torch.cat(pairs).unique(dim=0, return_counts=True)

@@ -1,4 +1,4 @@
-"""The one training loop: batches as index slices of tensors in memory, phases in turn on each of them."""
+"""The training loop. Batches are index slices of tensors in memory."""
 
 from __future__ import annotations
 
@@ -8,65 +8,56 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lightning_modules.base import Batch, ClientModule, Step
+from lightning_modules.base import ClientModule, Step
 from lightning_modules.phases import Stage
 from pflsim.data.federated import Examples
 
 
-def passes(
+def epoch_orders(
     n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1, work: float = 1.0
 ) -> Iterator[Tensor]:
-    """Row numbers of a stage's examples in the order in which they are taken, pass by pass, a new permutation for each.
+    """Yield the row numbers of a stage's examples in training order, one permutation per epoch.
 
     Args:
         n: examples in the shard.
-        stage: says for how many epochs (all batches of a pass) or steps (passes go on as needed).
-        batch_size: the last batch of a pass may be smaller.
-        generator: decides the permutations; they are drawn whatever the share, so that the next stage has its own.
-        smallest: a last batch with fewer examples is left out (those of a pass; another pass leaves others out).
-        work: the share of the stage's batches that is taken, the first ones; see `shortened`.
+        stage: its length in epochs or in steps; a length in steps takes as many epochs as needed.
+        batch_size: the last batch of an epoch may be smaller.
+        generator: draws the permutations. All of them are drawn whatever `work` is, so that the next stage's
+            permutations do not depend on it.
+        smallest: a last batch with fewer examples is left out.
+        work: train only the first ⌈work · batches⌉ batches of the stage; in (0, 1].
     """
     rest = n % batch_size
     used = n if rest == 0 or rest >= smallest else n - rest
-    count = -(-used // batch_size)
-    if not count:
+    per_epoch = -(-used // batch_size)
+    if not per_epoch:
         return
-    limits = stage.steps, None if stage.epochs is None else stage.epochs * count
-    whole = min(limit for limit in limits if limit is not None)
-    taken = shortened(whole, work)
-    for first in range(0, whole, count):
+    limits = stage.steps, None if stage.epochs is None else stage.epochs * per_epoch
+    planned = min(limit for limit in limits if limit is not None)
+    trained = reduced_batches(planned, work)
+    for first in range(0, planned, per_epoch):
         order = torch.randperm(n, generator=generator)
-        if first < taken:
-            yield order[: min(used, (taken - first) * batch_size)]
+        if first < trained:
+            yield order[: min(used, (trained - first) * batch_size)]
 
 
-def shortened(batches: int, work: float) -> int:
-    """How many of a stage's batches a client takes that does a share of its work: ⌈work · batches⌉, so at least one.
+def reduced_batches(batches: int, work: float) -> int:
+    """Return ⌈work · batches⌉, the batches that a client trains which does a share of its work.
 
     Raises:
         ValueError: the share is not in (0, 1].
     """
     if not 0 < work <= 1:
-        raise ValueError(f"work={work} is not in (0, 1]: it is the share of its mini-batches that a client takes")
+        raise ValueError(f"work={work} must be in (0, 1]: it is the share of the mini-batches that a client trains")
     return math.ceil(work * batches)
 
 
 def batch_indices(
     n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1, work: float = 1.0
 ) -> Iterator[Tensor]:
-    """Row numbers of a stage's mini-batches; see `passes`."""
-    for order in passes(n, stage, batch_size, generator, smallest, work):
+    """Yield the row numbers of each mini-batch of a stage; see `epoch_orders` for the arguments."""
+    for order in epoch_orders(n, stage, batch_size, generator, smallest, work):
         yield from order.split(batch_size)
-
-
-def batches(
-    module: ClientModule, examples: Examples, generator: torch.Generator, work: float = 1.0
-) -> Iterator[tuple[Stage, Batch]]:
-    """All mini-batches of a round, each with the stage it belongs to."""
-    for stage in module.stages():
-        size, smallest = module.training_settings.batch_size, module.smallest_batch
-        for index in batch_indices(len(examples), stage, size, generator, smallest, work):
-            yield stage, examples.batch(index)
 
 
 def train(
@@ -75,27 +66,28 @@ def train(
     """Train a module for one round on a client's training examples.
 
     Args:
-        module: in the state it starts the round from; changed in place.
+        module: holds the initial state; changed in place.
         examples: on the module's device.
-        generator: decides the order of the examples.
-        work: the share of every stage's mini-batches that it takes, in (0, 1]: those it would have taken first.
+        generator: draws the order of the examples.
+        work: train only this share of each stage's mini-batches, in (0, 1].
 
     Returns:
-        The number of mini-batches, and the mean over them of every named loss term.
+        The number of mini-batches, and the mean over them of each named loss term.
     """
     module.train()
+    settings, smallest = module.training_settings, module.smallest_batch
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
-    current: Stage | None = None
-    steps: list[Step] = []
-    taken = 0
-    for stage, batch in batches(module, examples, generator, work):
-        if stage is not current:
-            current, steps = stage, [module.step_of(phase) for phase in stage.phases]
-        for step in steps:
-            for name, value in module.optimise(batch, step).items():
-                sums[name] = sums[name] + value if name in sums else value.clone()
-                counts[name] = counts.get(name, 0) + 1
-        taken += 1
+    trained = 0
+    for stage in module.stages():
+        steps: list[Step] = []
+        for index in batch_indices(len(examples), stage, settings.batch_size, generator, smallest, work):
+            batch = examples.batch(index)
+            steps = steps or [module.make_step(phase) for phase in stage.phases]
+            for step in steps:
+                for name, value in module.optimise(batch, step).items():
+                    sums[name] = sums[name] + value if name in sums else value.clone()
+                    counts[name] = counts.get(name, 0) + 1
+            trained += 1
     module.zero_grad(set_to_none=True)
-    return taken, {name: float(total) / counts[name] for name, total in sums.items()}
+    return trained, {name: float(total) / counts[name] for name, total in sums.items()}

@@ -1,4 +1,4 @@
-"""Loss terms, named as the papers name them: scalars that can be differentiated. And a net's loss on some examples."""
+"""Differentiable loss terms, named as in the papers, and the mean loss of a net."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pflsim.data.federated import Examples
 
 
 def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """Mean cross-entropy of a batch in nats.
+    """Return the mean cross-entropy of a batch in nats.
 
-    The same as torch's function of this name, but that has labels to be ignored, and with `vmap` each of them costs.
+    Equal to `torch.nn.functional.cross_entropy`, without its `ignore_index`, which is slow under `torch.vmap`.
     """
     return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
 
 
 def proximal(pairs: Iterable[tuple[Tensor, Tensor]], coefficient: float) -> Float[Tensor, ""]:
-    """coefficient/2 · Σ ‖w − a‖², the pull of parameters towards anchors (FedProx eq. 2, pFedCFR eqs. 11 and 13).
+    """Return coefficient/2 · Σ ‖w − a‖², a penalty towards anchors (FedProx eq. 2, pFedCFR eqs. 11 and 13).
 
     Args:
-        pairs: parameter and anchor of the same shape; the gradient flows into the parameter only.
+        pairs: parameter w and anchor a, of the same shape; only w gets a gradient.
         coefficient: μ, or λ/α.
 
     Raises:
-        ValueError: no pair is given: the term would silently be nothing.
+        ValueError: there is no pair.
     """
     squares = [(w - a.detach()).square().sum() for w, a in pairs]
     if not squares:
-        raise ValueError("a proximal term needs at least one parameter with an anchor")
+        raise ValueError("a proximal term needs at least one parameter: give Anchor the names of the parameters")
     return torch.stack(squares).sum() * (coefficient / 2)
 
 
@@ -43,20 +43,20 @@ def alignment(
     means: Float[Tensor, "C D"],
     held: Bool[Tensor, " C"],
 ) -> Float[Tensor, ""]:
-    """1/B · Σ_b 1/D · ‖z_b − C̄_{y_b}‖², the distance of features to the prototypes of their classes (FedFCD eq. 6).
+    """Return 1/B · Σ_b 1/D · ‖z_b − C̄_{y_b}‖², the distance of features to their class prototypes (FedFCD eq. 6).
 
     Args:
-        features: z, into which the gradient flows.
+        features: z; they get a gradient.
         labels: y.
         means: C̄, one prototype per class.
-        held: which classes have a prototype; an example of another one adds nothing (B still counts it).
+        held: which classes have a prototype. Examples of other classes add 0 and count in B.
     """
     targets = torch.where(held[labels][:, None], means[labels], features.detach())
     return (features - targets).square().mean()
 
 
 def mean_loss(net: nn.Module, examples: Examples) -> float:
-    """Mean cross-entropy in nats over all examples, in evaluation mode and without gradients.
+    """Return the mean cross-entropy in nats over all examples, in evaluation mode and without gradients.
 
     Raises:
         ValueError: there are no examples.

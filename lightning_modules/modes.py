@@ -1,4 +1,4 @@
-"""A part of a module in evaluation mode for a while."""
+"""Switching modules to evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """A part in evaluation mode inside the block."""
+    """Put a module in evaluation mode inside the block; its former mode is restored afterwards."""
     before = module.training
     module.eval()
     try:

@@ -12,15 +12,15 @@ from pflsim.params import NET, Selector
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One kind of step: what is trained, for which objective, for how long, at which rate.
+    """A part of local training: one objective, the parameters it trains, its length and its learning rate.
 
     Args:
-        name: goes before the names of its loss terms where a schedule has several phases, e.g. `head/ce`.
+        name: prefix of its loss terms where a schedule has several phases, for example `head/ce`.
         objective: name of the module's method that maps a batch to named loss terms.
-        trainable: the parameters that move; all others are held fixed.
-        epochs, steps: how long; neither given: the run's local_epochs or local_steps.
-        lr: learning rate of round 1, None: the run's.
-        lockstep: whether a stack of clients can take the step together, where the module allows it at all.
+        trainable: parameters that are updated; all others stay fixed.
+        epochs, steps: length of the phase; if neither is given, the run's local_epochs or local_steps.
+        lr: learning rate of round 1; None: the run's.
+        lockstep: whether stacked clients may take these steps together; only used where the module allows lockstep.
     """
 
     name: str = "local"
@@ -34,13 +34,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Alternate:
-    """Phases that take turns: on every mini-batch (the same one for each), or epoch by epoch.
+    """Phases that alternate, either on each mini-batch (all phases use the same one) or by epoch.
 
     Args:
-        phases: in the order of their turns; their own epochs and steps are not used.
+        phases: in their order; their own epochs and steps are ignored.
         every: "batch" or "epoch".
-        epochs, steps: how long altogether; neither given: the run's. With every="epoch" each phase gets that many
-            epochs; steps are then counted for each phase too, in one turn.
+        epochs, steps: total length; if neither is given, the run's. With every="epoch" each phase gets this many
+            epochs. With every="epoch" and a length in steps, each phase gets this many steps, one phase after another.
     """
 
     phases: tuple[Phase, ...]
@@ -54,7 +54,12 @@ Schedule = Sequence[Phase | Alternate]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of training: on each mini-batch every one of `phases` takes a step, for so many epochs or steps."""
+    """A stretch of training in which each of `phases` takes one step on every mini-batch.
+
+    Args:
+        phases: in the order of their steps.
+        epochs, steps: length of the stage; the other one is None.
+    """
 
     phases: tuple[Phase, ...]
     epochs: int | None
@@ -62,19 +67,19 @@ class Stage:
 
 
 def stages(schedule: Schedule, training: Training) -> tuple[Stage, ...]:
-    """Lay a schedule out as the stretches that are run one after the other."""
-    laid: list[Stage] = []
-    for part in schedule:
-        epochs, steps = part.epochs, part.steps
+    """Return the stages of a schedule, with the run's length where the schedule gives none."""
+    found: list[Stage] = []
+    for item in schedule:
+        epochs, steps = item.epochs, item.steps
         if epochs is None and steps is None:
             steps = training.local_steps
             epochs = None if steps is not None else training.local_epochs
-        if isinstance(part, Phase):
-            laid.append(Stage((part,), epochs, steps))
-        elif part.every == "batch":
-            laid.append(Stage(part.phases, epochs, steps))
+        if isinstance(item, Phase):
+            found.append(Stage((item,), epochs, steps))
+        elif item.every == "batch":
+            found.append(Stage(item.phases, epochs, steps))
         elif steps is not None:
-            laid.extend(Stage((phase,), None, steps) for phase in part.phases)
+            found.extend(Stage((phase,), None, steps) for phase in item.phases)
         else:
-            laid.extend(Stage((phase,), 1, None) for _ in range(epochs or 0) for phase in part.phases)
-    return tuple(laid)
+            found.extend(Stage((phase,), 1, None) for _ in range(epochs or 0) for phase in item.phases)
+    return tuple(found)

@@ -1,27 +1,28 @@
-"""The run's local training settings, as every client module gets them."""
+"""The run's local training settings."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from pflsim.config.validate import stable_pull
+from pflsim.config.validate import stable_penalty
 from pflsim.types import Buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a client trains in a round, unless a phase says otherwise.
+    """Local training settings of a run. Every client module gets them; a `Phase` may override some.
 
     Args:
-        lr: learning rate of round 1; round t has lr · lr_decay^(t−1).
-        momentum, weight_decay: of SGD. The optimiser starts afresh in every round.
-        local_epochs: passes over the training shard a round; ignored where local_steps is given.
-        local_steps: mini-batches a round.
+        lr: learning rate of round 1; round t uses lr · lr_decay^(t−1).
+        lr_decay: factor per round.
+        momentum, weight_decay: of SGD. The optimiser's state is reset in every round.
+        local_epochs: passes over the training shard per round; ignored if local_steps is given.
+        local_steps: mini-batches per round.
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
-        buffers: what happens to running statistics of normalisation layers.
-        seed: the run's, for random decisions that clients and server make alike without a message.
-        last_round: the last one in which anybody trains, for what must hold in all of them.
+        buffers: how running statistics of normalisation layers are handled.
+        seed: of the run, for random decisions that clients and server make alike without a message.
+        last_round: the last round in which any client trains.
     """
 
     lr: float = 0.01
@@ -37,16 +38,20 @@ class Training:
 
     @property
     def highest_lr(self) -> float:
-        """The learning rate of the first round or of the last one, whichever is higher; infinite beyond all numbers."""
+        """The highest learning rate of all rounds; infinite if it overflows."""
         try:
             return self.lr * max(1.0, self.lr_decay ** (self.last_round - 1))
         except OverflowError:
             return math.inf
 
     def penalty(self, name: str, value: float) -> float:
-        """Return value, the strength of a proximal term, held to the learning rates of all rounds.
+        """Return `value`, the coefficient of a proximal term, after checking it against all learning rates.
+
+        Args:
+            name: of the setting, for the error.
+            value: coefficient c of a term c/2·‖w − a‖².
 
         Raises:
-            SettingsError: it is negative, or so large that training would diverge by it.
+            SettingsError: the value is negative, or so large that training would diverge.
         """
-        return stable_pull(name, value, self.highest_lr, self.momentum)
+        return stable_penalty(name, value, self.highest_lr, self.momentum)

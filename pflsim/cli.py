@@ -1,6 +1,6 @@
-"""The command line: `python launch.py` in a clone, `python -m pflsim` anywhere.
+"""The command line: `python launch.py ...` in a clone, `python -m pflsim ...` anywhere.
 
-`pflsim.config` composes the settings of a run. `ray_actors` runs them, and is imported by name when a run starts.
+It runs experiments, resumes them, and dispatches the other commands. `ray_actors` is imported when a run starts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ANALYSIS = {
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
 }
-"""Commands that read finished runs, and the modules whose `main` they call."""
+"""Commands that read run folders, and the modules whose `main` they call."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Call `main`, then detach from streams whose reader is gone.
+    """Call `main`, then detach from closed output streams.
 
     Returns:
         The exit status.
@@ -42,10 +42,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says.
+    """Run a command line.
 
     Returns:
-        The exit status: 1, a run failed; 2, the settings are wrong; 128 + n, signal n has stopped it.
+        The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in ANALYSIS:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(words)
     folders = _folders(options.config_dir)
     if options.help:
-        with suppress(BrokenPipeError):  # whoever read it has seen enough
+        with suppress(BrokenPipeError):
             print(usage(folders), flush=True)
         return 0
     options.overrides = [_quoted(text) for text in options.overrides]
@@ -82,20 +82,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:
-    """The settings that a command line would run, checked; none with resume=, whose are in the run's folder.
+    """Return the checked settings of the runs of a command line; none with resume=, because a run folder has its own.
 
     Raises:
-        SettingsError: they cannot be run.
+        SettingsError: a setting is wrong.
     """
     folders, texts = _folders(config_dirs), [_quoted(text) for text in overrides]
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
         from pflsim.run_folder.resume import changed
 
-        _check_resume([text for text in texts if text.startswith(RESUME)], multirun)
-        known = [text for text in others if not text.startswith("data.")]  # the run's folder knows which data
-        given = plain(configs(known, False, folders)[1][0])
+        _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
+        known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set
         with composing(folders):
+            given = plain(composed(known, folders))
             changed(given, given, [str(override.key_or_group) for override in parse(known)])
         return []
     runs = [plain(config) for config in configs(texts, multirun, folders)[1]]
@@ -118,7 +118,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _quoted(text: str) -> str:
-    """`key=retry(2)` as Hydra reads it, which takes parentheses for a function of its own."""
+    """Quote `on_client_error=retry(2)`, because Hydra reads parentheses as a call of one of its functions."""
     return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
 
 
@@ -134,19 +134,21 @@ def _check(runs: Sequence[Settings]) -> None:
     check_sweep(runs)
 
 
-def _check_resume(asked: Sequence[str], alone: bool) -> None:
+def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
+    """Return the folder or URL of the only resume= on the command line."""
     from pflsim.config.urls import check_no_password
 
     for text in asked:
         check_no_password(text.removeprefix(RESUME))
-    if len(asked) > 1 or alone:
-        raise SettingsError(f"{' '.join(asked)}: one run is taken up at a time, without -m and --cfg")
+    if len(asked) > 1 or sweep:
+        raise SettingsError(f"{' '.join(asked)}: resume one run at a time, without -m and --cfg")
+    return asked[0].removeprefix(RESUME)
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, then run one after the other; one that fails does not keep the others from running.
+    """Check all runs, run them one after the other, then print a table of those that are complete.
 
-    Those that are complete are printed side by side in the end.
+    A sweep continues after a run that fails.
     """
     _check(runs)
     from pflsim.analysis.compare.sweeps import compared
@@ -161,7 +163,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
                 done.append(runner.run(settings))
             except (SettingsError, RunError) as error:
                 if isinstance(error, Stopped) and number < len(runs):
-                    print(f"runs of the sweep that were not begun: {len(runs) - number}", file=sys.stderr)
+                    print(f"{len(runs) - number} runs of the sweep were not started", file=sys.stderr)
                 if len(runs) == 1 or isinstance(error, Stopped):
                     raise
                 print(f"error: {error}", file=sys.stderr)
@@ -172,12 +174,11 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
 
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
-    """Take up a run with its own settings; of others only those may be given that cannot change its results."""
+    """Resume a run with its own settings, and with given ones that cannot change its results."""
     from pflsim.run_folder.folder import is_complete
     from pflsim.run_folder.resume import changed, run_folder, saved_settings
 
-    _check_resume(asked, options.multirun or options.cfg)
-    folder = run_folder(asked[0].removeprefix(RESUME))
+    folder = run_folder(_resumed_folder(asked, options.multirun or bool(options.cfg)))
     others = [text for text in options.overrides if not text.startswith(RESUME)]
     settings = saved_settings(folder)
     if others:

@@ -1,25 +1,25 @@
-"""The errors a user may meet."""
+"""Errors that the command line prints without a traceback."""
 
 from __future__ import annotations
 
 
 class SettingsError(ValueError):
-    """A setting, or a combination of settings, that cannot be run. Raised before any actor starts; exit status 2."""
+    """Raised before any actor starts when settings are invalid or contradict each other; exit status 2."""
 
 
 class RunError(RuntimeError):
-    """A run ended before its end; exit status 1. Its message is for a user, and no traceback is needed beside it."""
+    """Raised when a run fails; exit status 1."""
 
 
 class ClientError(RunError):
-    """A client failed: says which client, in which round and phase.
+    """Raised when a client fails.
 
     Args:
         client: its id.
-        round_number: from 1; 0 is the opening.
-        phase: of its work.
-        reason: in words.
-        suspects: the clients that worked together when it happened, where it cannot be told whose fault it was.
+        round_number: from 1; 0 is the initial round.
+        phase: what the client was doing, e.g. "local training".
+        reason: the error as text.
+        suspects: the clients that trained together, if the failure cannot be attributed to one of them.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class ClientError(RunError):
         self.suspects = suspects or (client,)
 
     def __reduce__(self):
-        """Keep the parts when the error crosses a process boundary."""
+        """Keep the attributes when the error is pickled."""
         return type(self), (self.client, self.round_number, self.phase, self.reason, self.suspects)
 
 
 class ServerError(RunError):
-    """The server failed, in its rule or as an actor."""
+    """Raised when the server rule or its actor fails."""

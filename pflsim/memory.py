@@ -1,4 +1,4 @@
-"""How much memory this process and everything it started hold, and whether there is room for more."""
+"""Memory used by this process and its descendants, and checks that enough is free."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from pflsim.errors import SettingsError
 
 
 def check_room(what: str, needed: int, instead: str) -> None:
-    """Refuse what this machine has no memory for, before it is asked for: a process that takes more is killed unheard.
+    """Check that enough memory is free; the kernel kills a process that takes more without a message.
 
     Args:
-        what: what would be held, as the message begins.
+        what: what the memory is for; the error begins with it.
         needed: bytes.
-        instead: what to do about it.
+        instead: advice that ends the error.
 
     Raises:
-        SettingsError: more than is free now.
+        SettingsError: less is free.
     """
     free = psutil.virtual_memory().available
     if needed > free:
         raise SettingsError(
-            f"{what} would take {needed / 2**30:.4g} GiB of memory, and this machine has {free / 2**30:.4g} GiB free: "
-            f"{instead}"
+            f"{what} would need {needed / 2**30:.4g} GiB of memory, but only {free / 2**30:.4g} GiB are free: {instead}"
         )
 
 
 def held_mb() -> float:
-    """Memory of this process and all its descendants together, in MB of 10⁶ bytes.
+    """Return the memory of this process and all its descendants, in MB (10⁶ bytes).
 
-    Per process the proportional set size (PSS: a page shared by k processes counts 1/k in each) where Linux lets us
-    read `smaps_rollup`, else the resident set size, which counts shared pages in every process.
+    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) if Linux permits
+    reading `smaps_rollup`, else the resident set size, which counts shared pages in every process.
     """
     own = psutil.Process()
     return sum(_process_bytes(process) for process in [own, *own.children(recursive=True)]) / 1e6
@@ -53,10 +52,10 @@ def _process_bytes(process: psutil.Process) -> int:
 
 
 class MemorySampler:
-    """Remembers the largest of the samples taken. What happens between two samples is not seen.
+    """Samples memory use and keeps the peak. Peaks between two samples are missed.
 
     Args:
-        share: the largest part of the time that sampling may take; calls that come sooner are skipped.
+        share: the maximum share of the time to spend on sampling; calls that come too soon are skipped.
     """
 
     def __init__(self, share: float = 0.01):
@@ -66,7 +65,7 @@ class MemorySampler:
         self._due = 0.0
 
     def sample(self, force: bool = False) -> float:
-        """Take a sample unless it is too soon, and return the latest one in MB."""
+        """Take a sample unless it is too soon, and return the latest sample in MB."""
         start = time.perf_counter()
         if force or start >= self._due:
             self.last_mb = held_mb()

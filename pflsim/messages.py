@@ -1,4 +1,4 @@
-"""What travels between server and clients: frozen, typed sections, and nothing beside them."""
+"""The messages between server and clients, and their size in bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class Prototypes:
-    """Class means with their counts. A class with count 0 is missing (its row means nothing and does not travel).
+    """Class means with their counts. A class with count 0 is missing: its row is undefined and is not sent.
 
     Args:
         means: [C, D] float, the mean feature of each class.
@@ -27,7 +27,7 @@ class Prototypes:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A downlink, or the content of an uplink.
+    """A downlink, or the content of an uplink. Receivers must not modify its tensors.
 
     Args:
         weights: model parameters and floating point buffers by state_dict key.
@@ -42,7 +42,7 @@ class Message:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def to(self, device: torch.device, extra: bool = True) -> Self:
-        """The same message with its tensors on a device; the extra ones only if asked for."""
+        """Return the message with its tensors on `device`; `extra` says whether the extra tensors move too."""
         if device.type == "cpu":
             return self
         prototypes = self.prototypes
@@ -55,8 +55,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Uplink(Message):
-    """What a client sends. `client` and `num_examples` are the header; the server knows them from registration, so they
-    do not count as traffic.
+    """The message that a client sends.
+
+    `client` and `num_examples` are its header. The server knows them before the run, so they do not count as traffic.
     """
 
     client: int = -1
@@ -64,12 +65,12 @@ class Uplink(Message):
 
 
 def packed(models: Mapping[int, Tensors], prefix: str) -> dict[str, Tensor]:
-    """Several models as the extra tensors of a message, `<prefix><number>/<key>`."""
+    """Pack several models into the extra tensors of a message, named `<prefix><number>/<key>`."""
     return {f"{prefix}{number}/{key}": value for number, model in models.items() for key, value in model.items()}
 
 
 def unpacked(message: Message, prefix: str) -> dict[int, dict[str, Tensor]]:
-    """The models that `packed` put into a message, by number and key."""
+    """Return the models that `packed` put into a message, by number and key."""
     found: dict[int, dict[str, Tensor]] = {}
     for name, value in message.extra.items():
         if name.startswith(prefix):
@@ -79,7 +80,7 @@ def unpacked(message: Message, prefix: str) -> dict[int, dict[str, Tensor]]:
 
 
 def payload_bytes(message: Message) -> int:
-    """Count the bytes of every section of a message; an empty message costs nothing.
+    """Return the size of a message in bytes; an empty message has 0.
 
     Weights and extra tensors count by their element size, prototypes by the classes that are present
     (`classes · (D · element + 4)`: a mean and a 4-byte count each), numbers 8 bytes each.

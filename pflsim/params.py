@@ -1,4 +1,4 @@
-"""Which tensors of a module are meant: selectors, fusion units, snapshots."""
+"""Selecting tensors of a module, grouping them into fusion units, and copying them out and in."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Threshold = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Chooses tensors of a module by where they live, as plain data.
+    """Selects tensors of a module by the submodule they belong to.
 
     Args:
-        under: names of submodules; everything below them is meant. "" is the module itself, () is nothing.
-        norms: "with" takes all, "without" leaves normalisation layers out, "only" takes nothing else.
+        under: names of submodules; all tensors below them are selected. "" is the module itself, () selects nothing.
+        norms: "with" selects all, "without" excludes normalisation layers, "only" selects normalisation layers alone.
     """
 
     under: tuple[str, ...]
     norms: Literal["with", "without", "only"] = "with"
 
     def parameters(self, module: nn.Module) -> tuple[str, ...]:
-        """State_dict keys of the parameters chosen, in the module's order."""
+        """Return the state_dict keys of the selected parameters, in the module's order."""
         return self._pick(module, [name for name, _ in module.named_parameters()])
 
     def buffers(self, module: nn.Module) -> tuple[str, ...]:
-        """State_dict keys of the chosen persistent floating point buffers; integer counters are never among them."""
+        """Return the state_dict keys of the selected persistent floating point buffers, without integer counters."""
         saved = module.state_dict(keep_vars=True)
         names = [name for name, b in module.named_buffers() if name in saved and b.is_floating_point()]
         return self._pick(module, names)
@@ -55,7 +55,7 @@ HEAD = Selector(("net.head",))
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalisation layer, by its class."""
+    """Return whether a module is a normalisation layer, by its class."""
     return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm | nn.RMSNorm)
 
 
@@ -65,13 +65,13 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
     Args:
         module: the module the names belong to.
         parameters: names of its parameters that are fused.
-        buffers: names of its buffers that are fused; each goes with the parameters of the same module, or where that
-            has none (a norm layer that is not affine) with those before it.
-        by: "module" (a module's weight, bias and buffers move together), "tensor" (every parameter alone; a
-            norm layer's buffers go with its weight) or "model" (all as one).
+        buffers: names of its buffers that are fused. A buffer joins the unit of its module's parameters; if its module
+            has none (a norm layer that is not affine), it joins the unit before.
+        by: "module" (a module's weight, bias and buffers form a unit), "tensor" (every parameter is a unit; a norm
+            layer's buffers join its weight) or "model" (one unit).
 
     Raises:
-        SettingsError: `by` is none of the three.
+        SettingsError: `by` is another value.
     """
     if by == "model":
         return (Unit("model", tuple(parameters), tuple(buffers)),) if parameters else ()
@@ -92,7 +92,7 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
 
 
 def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str]) -> dict[str, str]:
-    """For each buffer the parameter that it moves with."""
+    """Return for each buffer the parameter whose unit it joins."""
     first: dict[str, str] = {}
     for name in parameters:
         first.setdefault(name.rpartition(".")[0], name)
@@ -109,17 +109,17 @@ def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str])
 def resolve_threshold(
     threshold: Threshold, layout: Sequence[Unit], head: str = "net.head", name: str = "method.r"
 ) -> int:
-    """Turn a fusion threshold into a number of units: the units 1..r are on its near side.
+    """Return the number r of units before a fusion threshold.
 
     Args:
         threshold: a count 0..L, a fraction of L between 0.0 and 1.0 (rounded half up), or "body" (all units before
             the classifier).
         layout: the L fusion units.
         head: the module name of the classifier, for "body".
-        name: what the setting is called in errors.
+        name: the setting's name, for errors.
 
     Raises:
-        SettingsError: beyond the model's depth, or not one of the three forms.
+        SettingsError: the threshold is beyond the model's depth, or has none of the three forms.
     """
     depth = len(layout)
     if threshold == "body":
@@ -143,18 +143,19 @@ def resolve_threshold(
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
-    """Copy tensors out of a module: detached, cloned, on the CPU. The only way a tensor leaves a module, and the way
-    a server keeps what it was sent.
+    """Copy tensors to the CPU, detached from their graph.
+
+    Tensors leave a module only by this function, and a server uses it for what it keeps of a message.
     """
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
-    """Copy values into a module's own tensors in place; names not given stay as they are.
+    """Copy values into a module's tensors in place; tensors that are not named keep their values.
 
     Raises:
-        KeyError: a name the module does not have.
-        ValueError: a shape that differs.
+        KeyError: the module has no tensor of that name.
+        ValueError: the shapes differ.
     """
     own = module.state_dict(keep_vars=True)
     with torch.no_grad():

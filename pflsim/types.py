@@ -1,4 +1,4 @@
-"""Names that every part shares.
+"""Types that all packages share.
 
 One legend for shapes: N clients, K clients in a round, C classes, D feature width, B batch, L fusion units.
 """
@@ -18,13 +18,13 @@ Tensors = Mapping[str, Tensor]
 Split = Literal["train", "val", "test"]
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]
-"""What may befall a client in a round: absent or slow, as `faults` simulates it; left out, since it raised an error or
-its actor died; values that are not finite."""
+"""A client's fault in a round: absent or slow as `faults` simulates it, left out after an error, or values that are not
+finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """What the server may know of a client: its id and how many training examples it holds."""
+    """What the server knows about a client: its id and its number of training examples."""
 
     id: int
     num_examples: int
@@ -34,7 +34,8 @@ class ClientInfo:
 class Unit:
     """A fusion unit ("layer"): the state_dict keys that are fused with the same weights.
 
-    `parameters` decide distances; `buffers` (floating point only, e.g. running mean and variance) ride along.
+    Distances between clients use `parameters`. `buffers` (floating point only, e.g. running mean and variance) are
+    mixed with the same weights.
     """
 
     name: str
@@ -43,13 +44,13 @@ class Unit:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys of the unit, parameters first."""
+        """Return all keys of the unit, parameters first."""
         return self.parameters + self.buffers
 
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What a host says about one client's local training in one round."""
+    """The report of one client's local training in one round."""
 
     client: int
     num_examples: int
@@ -59,15 +60,15 @@ class TrainReport:
     up_bytes: int = 0
     seconds: float = 0.0
     gpu_bytes: int = 0
-    """The most that its process has had allocated on a GPU so far; 0 on a CPU."""
+    """Peak GPU memory of its process so far, in bytes; 0 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """How one model did on one client's split: counts, from which rates are derived.
+    """The evaluation of one model on one client's split, as counts.
 
-    `model` is "personal" (the client's own) or "global" (the server's); `phase` is "received" (as the server sent or
-    would send it) or "trained" (after the client's local training). `loss` is the summed cross-entropy in nats.
+    `model` is "personal" (the client's own) or "global" (the server's). `phase` is "received" (as the server sends it)
+    or "trained" (after the client's local training). `loss` is the summed cross-entropy in nats.
     """
 
     client: int
@@ -78,13 +79,13 @@ class EvalRow:
     total: int
     loss: float
     confusion: tuple[tuple[int, int, int], ...] = ()
-    """Where it was asked for: (class, predicted class, how many), where there are any, ascending; −1: no class, for a
-    prediction that is not finite."""
+    """Nonzero entries (class, predicted class, count) of the confusion matrix, ascending; empty if not requested. The
+    predicted class is −1 for predictions that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What the rows or columns of a matrix are, e.g. "receiver", and their names; without names they are numbered."""
+    """The label of a matrix's rows or columns, e.g. "receiver", and their names; without names they are numbered."""
 
     label: str
     names: tuple[str, ...] = ()
@@ -92,14 +93,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """One matrix to look at.
+    """A matrix for display, such as mixing weights between clients.
 
     Args:
-        name: what it is called, e.g. "alpha/conv1"; what is before the first slash is drawn together.
-        title: what it shows, in words.
-        rows, columns: what they are.
-        values: [rows, columns] float32; NaN where there is nothing.
-        bounds: the values of the scale's ends; None: the least and the greatest there is.
+        name: e.g. "alpha/conv1"; matrices with the same text before the first slash share a figure.
+        title: the title of the figure.
+        rows, columns: the axes.
+        values: [rows, columns] float32; NaN marks missing entries.
+        bounds: the ends of the colour scale; None: the minimum and maximum of the values.
     """
 
     name: str
@@ -112,13 +113,13 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerRecord:
-    """What the clients that were kept out of training came to when they joined after it.
+    """Results of the clients that joined after the last round.
 
     Args:
-        round: the last round, after which they joined.
-        down_bytes: the size of what the server sent each of them.
-        received: how their personal models did as sent.
-        trained: how they did after the newcomers' own fine-tuning.
+        round: the last round.
+        down_bytes: the size of each newcomer's downlink.
+        received: evaluations of their personal models as received.
+        trained: evaluations after their fine-tuning.
     """
 
     round: int
@@ -129,7 +130,7 @@ class NewcomerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """Everything that one round leaves for the tracker. `round` counts from 1."""
+    """The results of one round. `round` counts from 1; 0 is the initial round."""
 
     round: int
     cohort: tuple[int, ...]
@@ -137,10 +138,10 @@ class RoundRecord:
     down_bytes: Mapping[int, int]
     evaluations: tuple[EvalRow, ...]
     seconds: Mapping[str, float]
-    """Wall seconds by part of the round: downlink, train, fuse, evaluate, ..."""
+    """Wall seconds by phase of the round: downlink, train, fuse, evaluate, ..."""
     faults: Mapping[int, Fault] = field(default_factory=dict)
-    """What befell which client of the cohort; most have nothing here."""
+    """Faults by client."""
     drift: Mapping[int, float] = field(default_factory=dict)
-    """‖w_i − w̄‖ of the clients that sent weights, w̄ their mean."""
+    """‖w_i − w̄‖ by client that sent weights, where w̄ is their mean."""
     diagnostics: tuple[Matrix, ...] = ()
-    """Matrices to look at, in the rounds that have any."""
+    """Matrices, in the rounds that compute them."""

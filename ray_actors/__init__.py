@@ -1,6 +1,6 @@
-"""Where clients and server run: hosts, placement, executors, and the run as a whole. Only here is ray imported."""
+"""Runs the clients and the server, inline or as Ray actors. Only this package imports Ray."""
 
 import os
 
-# Read by Ray while it is imported. A dead actor is told of by the journal in one line, instead of by Ray in twenty.
+# Ray reads this while it is imported. pflsim reports the death of an actor in one line, so Ray's own report is skipped.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task")

@@ -1,4 +1,4 @@
-"""The parts of a run: what their targets must be, and what they are called."""
+"""The types of a run's components, and their names in records and messages."""
 
 from __future__ import annotations
 
@@ -14,47 +14,51 @@ from pflsim.servers.base import ServerRule
 
 
 class MakesClient(Protocol):
-    """What a method's `client` is, its settings filled in."""
+    """Type of a method's `client` with its settings bound."""
 
     def __call__(self, net: Net, training: Training, /) -> ClientModule:
-        """A client's module."""
+        """Return a client's module."""
         ...
 
 
 class MakesRule(Protocol):
-    """What a method's `server` is, its settings filled in."""
+    """Type of a method's `server` with its settings bound."""
 
     def __call__(self) -> ServerRule:
-        """The server rule."""
+        """Return the server rule."""
         ...
 
 
 class MakesNet(Protocol):
-    """What a model is, its settings filled in."""
+    """Type of a model with its settings bound."""
 
     def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
-        """A network."""
+        """Return a network."""
         ...
 
 
-def part_name(settings: Settings, group: str) -> str:
-    """What a part is called: its option on the command line, or else the name in its target.
+def component_name(settings: Settings, group: str) -> str:
+    """Return the name of a component: its option on the command line, or the name in its target.
 
     Raises:
-        SettingsError: the part is missing.
+        SettingsError: the component is not set.
     """
     if group in settings.names:
         return settings.names[group]
     node: Mapping[str, Any] = getattr(settings, group)
     target = (node.get("client") or {}).get("_target_") if group == "method" else node.get("_target_")
     if not target:
-        raise SettingsError(f"{group} is not set: choose one")
+        raise SettingsError(f"{group} is not set; give {group}=NAME")
     module, _, last = str(target).rpartition(".")
     return module.rpartition(".")[2] if group in ("method", "model") or last == "load" else last
 
 
+part_name = component_name  # for ray_actors.prepare
+
+
 def describe(settings: Settings, group: str) -> str:
-    """A part with its settings, for the record: `dirichlet(alpha=0.1)`."""
+    """Return a component with its settings: `dirichlet(alpha=0.1)`."""
     node: Mapping[str, Any] = getattr(settings, group)
     chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
-    return f"{part_name(settings, group)}({chosen})" if chosen else part_name(settings, group)
+    name = component_name(settings, group)
+    return f"{name}({chosen})" if chosen else name

@@ -1,8 +1,9 @@
-"""Models held to what a method needs of them, to the data, and to the memory there is."""
+"""Checks of the models against the method, the data and the memory of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -11,15 +12,15 @@ from pflsim.config.settings import Settings
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
-from ray_actors.components import part_name
+from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory
 
 
 def check_sizes(factory: ClientFactory, settings: Settings) -> None:
-    """Hold the models to the memory of this machine, before any of them is built.
+    """Check that the models fit into memory, before any of them is built.
 
     Raises:
-        SettingsError: a client's module alone would take more than is free; inline, the states of all clients.
+        SettingsError: the state of one client needs more memory than is free; inline, the states of all clients do.
     """
     total = 0
     for variant in range(len(factory.models)):
@@ -28,12 +29,10 @@ def check_sizes(factory: ClientFactory, settings: Settings) -> None:
                 module = factory.build(variant)
         except SettingsError:
             raise
-        except (
-            Exception
-        ):  # a user's own model or method that looks at its values: it is built with them, and judged then
+        except Exception:  # a custom model that reads its values cannot be built without them
             continue
         size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
-        name = f"{part_name(settings, 'method')} with model={part_name(settings, 'model')}: a client's state"
+        name = f"{component_name(settings, 'method')} with model={component_name(settings, 'model')}: a client's state"
         check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
         total += size * (settings.clients // len(factory.models))
     if settings.executor == "inline":
@@ -41,13 +40,17 @@ def check_sizes(factory: ClientFactory, settings: Settings) -> None:
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
-    """Hold models of several kinds to what the method needs of them; client i < len(variants) has variant i.
+    """Check that models of different architectures agree in what the method shares or compares.
+
+    Args:
+        method: its name.
+        variants: modules; client i < len(variants) has variant i.
 
     Raises:
-        SettingsError: what is averaged, or compared, has not the same shape everywhere; names the client.
+        SettingsError: shared tensors, shared submodules or features differ; the message names the client.
     """
     first = variants[0]
-    shapes, parts = _shared_shapes(first), _shared_parts(first)
+    shapes, lines = _shared_shapes(first), _shared_submodules(first)
     for client, module in enumerate(variants):
         if module.compares_features and module.net.feature_shape != first.net.feature_shape:
             raise SettingsError(
@@ -55,56 +58,55 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
                 f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
             )
         other = _shared_shapes(module)
-        for key in {**shapes, **other}:
-            here, there = shapes.get(key, "none"), other.get(key, "none")
+        keys = {**shapes, **other}
+        pairs = [(f"{key} has shape {shapes.get(key)}", f"{key} has shape {other.get(key)}") for key in keys]
+        # Equal shapes are not enough: a stride, for example, has no tensor.
+        for here, there in [*pairs, *zip_longest(lines, _shared_submodules(module))]:
             if here != there:
-                raise SettingsError(_differs(method, first, f"{key} has shape {here}", f"{there} at client {client}"))
-        for here, there in zip(parts, _shared_parts(module), strict=True):
-            if here != there:  # equal shapes are not enough: strides, for example, have none
-                raise SettingsError(_differs(method, first, here, f"{there} at client {client}"))
+                rule, fix = _rule(first)
+                found = f"{here} at client 0, but {there} at client {client}"
+                raise SettingsError(f"{method} averages {rule}: {found}; {fix}")
+
+
+def _rule(module: ClientModule) -> tuple[str, str]:
+    """Return what is averaged and must be equal, and how to fix it."""
+    under = module.shared.under
+    if "net" in under or "" in under:
+        fix = "leave model.variants empty, or use a method that exchanges prototypes"
+        return "weights, so all clients need one architecture", fix
+    return f"{', '.join(under)}, which must be the same for all clients", "change model.variants"
 
 
 def _shared_shapes(module: ClientModule) -> dict[str, tuple[int, ...]]:
     return {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
 
 
-def _shared_parts(module: ClientModule) -> list[str]:
-    """What the shared submodules are made of, a line for each part."""
+def _shared_submodules(module: ClientModule) -> list[str]:
+    """Return the lines that `print` shows of the shared submodules."""
     made = dict(module.named_modules())
     return [line.strip() for name in module.shared.under if name in made for line in repr(made[name]).splitlines()]
 
 
-def _differs(method: str, module: ClientModule, here: str, there: str) -> str:
-    whole = "net" in module.shared.under or "" in module.shared.under
-    what = "weights, so all clients need one architecture" if whole else (
-        f"{', '.join(module.shared.under)} of all clients, so this part must be the same everywhere"
-    )  # fmt: skip
-    instead = "leave model.variants empty, or choose a method that exchanges prototypes" if whole else (
-        "change model.variants"
-    )  # fmt: skip
-    return f"{method} fuses {what}: {here} at client 0, but {there}; {instead}"
-
-
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Hold the models to what the method trains apart.
+    """Check that every phase of the method has parameters to train.
 
     Raises:
-        SettingsError: a phase would train nothing, as that of the body where there is only a head.
+        SettingsError: a phase has none, for example that of the body if the model has only a head.
     """
     for client, module in enumerate(variants):
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
             if not phase.trainable.parameters(module):
                 raise SettingsError(
-                    f"{method} trains {', '.join(phase.trainable.under)} apart (phase {phase.name}), where the model "
-                    f"of client {client} has no parameters: take another model, for example with more in model.hidden"
+                    f"{method} trains {', '.join(phase.trainable.under)} in phase {phase.name}, but there the model of "
+                    f"client {client} has no parameters; use another model, for example with more in model.hidden"
                 )
 
 
 def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:
-    """Hold the shards and the batch size to the smallest batch that the model can be trained on.
+    """Check that batches are large enough for the model.
 
     Raises:
-        SettingsError: batches, or a client's whole shard, are too small; names the client.
+        SettingsError: the batch size or a client's shard is too small; the message names the client.
     """
     least = module.smallest_batch
     if batch_size < least:
@@ -112,21 +114,21 @@ def check_batches(module: ClientModule, partition: Partition, batch_size: int) -
     short = [client for client, rows in enumerate(partition.train) if len(rows) < least]
     if short:
         raise SettingsError(
-            f"client {short[0]} has {len(partition.train[short[0]])} training examples, and a model with batch "
-            f"normalisation needs at least {least}: use fewer clients, split.validation=0, or a model without it"
+            f"client {short[0]} has {len(partition.train[short[0]])} training examples, but a model with batch "
+            f"normalisation needs at least {least}; use fewer clients, split.validation=0, or a model without it"
         )
 
 
 def check_validation(method: str, module: ClientModule, partition: Partition) -> None:
-    """Hold the split to a method that uses validation examples.
+    """Check that every client has validation examples, if the method uses them.
 
     Raises:
-        SettingsError: a client has none; names the client.
+        SettingsError: a client has none; the message names the client.
     """
     without = [client for client, rows in enumerate(partition.val) if not len(rows)]
     if module.needs_validation and without:
         raise SettingsError(
             f"{method} needs validation examples at every client, but client {without[0]} has none (so do "
-            f"{len(without)} of {partition.clients}): set split.validation above 0, and give each client at least two "
-            "training examples"
+            f"{len(without)} of {partition.clients} clients); set split.validation above 0, and give each client at "
+            "least two training examples"
         )

@@ -1,14 +1,13 @@
-"""From settings to everything a run needs, with every check that can be made before an actor starts."""
+"""Builds everything that a run needs from its settings, and checks the settings before any actor starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
-from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.components import bind, bind_method, bind_variants
 from pflsim.config.on_client_error import OnError
@@ -28,23 +27,24 @@ from ray_actors.components import MakesClient, MakesNet, MakesRule, describe, pa
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
-from ray_actors.placement.cpu_fallback import gpus_here, on_gpus
+from ray_actors.placement.devices import client_device
 from ray_actors.placement.stacks import stacks
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run, ready to start.
+    """A run that is ready to start.
 
     Args:
         settings: as given.
-        dataset, partition: the data and who holds what.
-        factory: for the client hosts.
+        dataset: the examples.
+        partition: the examples of each client.
+        factory: builds clients, for the hosts.
         rule, federation: for the server.
         plan: for the round loop.
-        meta: for whatever is written down.
-        work: mini-batches a round of every client, for the placement.
-        initial: a client's private state at the beginning, for its size.
+        meta: describes the run in its records.
+        batches_per_round: mini-batches per round of each client, for the placement.
+        initial_state: the largest initial private state of a client, for its size.
     """
 
     settings: Settings
@@ -55,88 +55,73 @@ class PreparedRun:
     federation: Federation
     plan: RunPlan
     meta: RunMeta
-    work: tuple[int, ...]
-    initial: Tensors
+    batches_per_round: tuple[int, ...]
+    initial_state: Tensors
 
     @property
     def on_error(self) -> OnError:
-        """What becomes of clients that fail."""
+        """The setting `on_client_error`."""
         return OnError.of(self.settings.on_client_error)
 
 
 def prepare(settings: Settings) -> PreparedRun:
-    """Load and divide the data, build one module and the server rule, draw the cohorts.
+    """Load and partition the data, build the modules and the server rule, and draw the cohorts.
 
     Raises:
-        SettingsError: something in the settings cannot be run; nothing has been started or written.
+        SettingsError: the settings cannot be run. Nothing was started or written.
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_variants(settings.model, kind=MakesNet)
     load = bind(settings.data, field="data", kind=Loader)
-    rules = (
-        bind(settings.partition, field="partition", kind=PartitionRule),
-        bind(settings.split, field="split", kind=SplitRule),
-    )
+    partition_rule = bind(settings.partition, field="partition", kind=PartitionRule)
+    split_rule = bind(settings.split, field="split", kind=SplitRule)
     dataset: Dataset = load()
     check_dataset(dataset, f"data={part_name(settings, 'data')}")
-    partition = federate(dataset, *rules, settings.clients, settings.seed)
-    factory = _recipe(settings, make_client, models, dataset)
-    if len(factory.models) > settings.clients:
+    partition = federate(dataset, partition_rule, split_rule, settings.clients, settings.seed)
+    if len(models) > settings.clients:
         raise SettingsError(
-            f"model.variants has {len(factory.models)} models for clients={settings.clients}: some would not be used"
+            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
+            "fewer variants or more clients"
         )
-    check_sizes(factory, settings)
-    with torch_threads(factory.threads):
-        variants = [factory.build(v) for v in range(len(factory.models))]
-    module = variants[0]
-    check_variants(part_name(settings, "method"), variants)
-    check_phases(part_name(settings, "method"), variants)
-    check_batches(module, partition, settings.batch_size)
-    check_validation(part_name(settings, "method"), module, partition)
-    rule: ServerRule[Any] = make_rule()
-    federation = _federation(settings, partition, module, _trained(settings))
-    rule.init(federation)
-    if 0 in settings.trace.rounds and not rule.initial_round:
-        raise SettingsError("trace.rounds: round 0 is the opening, which this method has not; rounds count from 1")
-    meta = _meta(settings, dataset, partition, module)
-    sizes = [len(rows) for rows in partition.train]
-    trained = sizes[: _trained(settings)]
-    factory = replace(factory, stacks=stacks(settings, meta.method, module, factory.device, trained))
-    training = factory.training
-    work = tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes)
-    return PreparedRun(
-        settings,
-        dataset,
-        partition,
-        factory,
-        rule,
-        federation,
-        _plan(settings, partition, module, meta, rule),
-        meta,
-        work,
-        max((v.state_dict() for v in variants), key=lambda s: sum(t.numel() for t in s.values())),
-    )
-
-
-def _recipe(
-    settings: Settings,
-    client: Callable[..., ClientModule],
-    models: tuple[Callable[..., Net], ...],
-    dataset: Dataset,
-) -> ClientFactory:
-    """How to build a client; its stacks are not known yet."""
-    return ClientFactory(
-        client=client,
+    factory = ClientFactory(
+        client=make_client,
         models=models,
         training=_training(settings),
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
         seed=settings.seed,
         init=cast(Any, settings.init),
-        device=_device(settings),
+        device=client_device(settings),
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
         on_nonfinite=cast(Any, settings.on_nonfinite),
+    )
+    check_sizes(factory, settings)
+    with torch_threads(factory.threads):
+        variants = [factory.build(variant) for variant in range(len(models))]
+    module, method = variants[0], part_name(settings, "method")
+    check_variants(method, variants)
+    check_phases(method, variants)
+    check_batches(module, partition, settings.batch_size)
+    check_validation(method, module, partition)
+    rule: ServerRule[Any] = make_rule()
+    federation = _federation(settings, partition, module)
+    rule.init(federation)
+    if 0 in settings.trace.rounds and not rule.initial_round:
+        raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
+    meta = _meta(settings, dataset, partition, module)
+    sizes, training = [len(rows) for rows in partition.train], factory.training
+    return PreparedRun(
+        settings,
+        dataset,
+        partition,
+        replace(factory, stacks=stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])),
+        rule,
+        federation,
+        _plan(settings, partition, module, meta, rule),
+        meta,
+        tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
+        max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
     )
 
 
@@ -151,36 +136,21 @@ def _training(settings: Settings) -> Training:
         batch_size=settings.batch_size,
         buffers=cast(Any, settings.buffers),
         seed=settings.seed,
-        last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more
+        last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more round
     )
 
 
-def _device(settings: Settings) -> str:
-    """The device of hosts that have a GPU: of those that Ray shows one, the first."""
-    if not on_gpus(settings.placement):
-        return "cpu"
-    asked, seen = settings.placement.gpus if settings.executor == "ray" else 1, gpus_here()
-    elsewhere = settings.ray_address is not None and settings.executor == "ray"  # each actor looks for itself there
-    if asked > seen and not elsewhere:
-        there = f"only {seen}" if seen else "no GPU"
-        instead = "use no more" if seen else "train on the CPU"
-        raise SettingsError(
-            f"placement.gpus={settings.placement.gpus}, but torch sees {there} on this machine: set "
-            f"placement.gpus={seen} to {instead}"
-        )
-    return "cuda:0"
-
-
-def _trained(settings: Settings) -> int:
-    """How many clients train: all but the last ones, which are held out."""
+def _training_clients(settings: Settings) -> int:
+    """Return how many clients train; the clients after these are held out."""
     return settings.clients - settings.eval.holdout_clients
 
 
-def _federation(settings: Settings, partition: Partition, module: ClientModule, clients: int) -> Federation:
+def _federation(settings: Settings, partition: Partition, module: ClientModule) -> Federation:
+    shards = partition.train[: _training_clients(settings)]
     return Federation(
-        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(partition.train[:clients])),
+        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(shards)),
         initial=module.shared_tensors(),
-        layouts={by: module.layout(by) for by in ("module", "tensor", "model")},
+        layouts={unit: module.layout(unit) for unit in ("module", "tensor", "model")},
         seed=settings.seed,
         rounds=settings.rounds,
         num_classes=module.net.num_classes,
@@ -215,7 +185,7 @@ def _plan(
     return RunPlan(
         method=meta.method,
         cohorts=cohorts,
-        clients=_trained(settings),
+        clients=_training_clients(settings),
         splits=splits,
         reported_phase=module.reported_phase,
         received=settings.eval.received,
@@ -234,7 +204,7 @@ def _plan(
         },
         initial_round=rule.initial_round,
         units=tuple(u.name for u in module.layout(rule.unit)),
-        newcomers=tuple(range(_trained(settings), settings.clients)),
+        newcomers=tuple(range(_training_clients(settings), settings.clients)),
         finetune_epochs=settings.eval.finetune_epochs,
         reported_model=module.reported_model,
         absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
@@ -246,14 +216,14 @@ def _plan(
 
 
 def _sample_faults(
-    settings: Settings, what: str, p: float, cohorts: Sequence[tuple[int, ...]]
+    settings: Settings, kind: str, p: float, cohorts: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Whom something befalls in every round; nothing at all where it cannot."""
+    """Return the clients with a fault in each round; empty if faults are off."""
     rounds = enumerate(cohorts, start=1)
-    return tuple(sample_faults(settings.seed, what, t, clients, p) for t, clients in rounds) if p > 0 else ()
+    return tuple(sample_faults(settings.seed, kind, t, clients, p) for t, clients in rounds) if p > 0 else ()
 
 
 def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
     if rule.full_participation(round_number, settings.rounds):
-        return tuple(range(_trained(settings)))
-    return cohort(settings.seed, round_number, _trained(settings), settings.fraction)
+        return tuple(range(_training_clients(settings)))
+    return cohort(settings.seed, round_number, _training_clients(settings), settings.fraction)

@@ -1,7 +1,8 @@
-"""Runs from beginning to end."""
+"""A run from beginning to end: settings in, run folder out."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
@@ -16,15 +17,15 @@ from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
-from pflsim.engine.recovery import MOST
+from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError
 from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
-from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.begin import new_place, resume_at_url
+from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.resume import fixed_settings
+from pflsim.run_folder.run_log import run_log
 from pflsim.run_folder.summary import Summary
 from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.run_folder.tracking.tracker import Tracker
@@ -32,7 +33,7 @@ from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.components import describe
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.placement.cpu_fallback import fallen_back, gpus_here
+from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus
 from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.session import Session, remove_empty_records, resume_point
 
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
     from ray_actors.cluster.local import LocalRay
     from ray_actors.executor.dry_run import DryRuns
 
+logger = logging.getLogger(__name__)
+
 
 class Runner:
-    """Runs one run after another from beginning to end; Ray and its actors stay up in between. Use it as a context."""
+    """Context manager that runs one run after another; Ray and its actors keep running in between."""
 
     def __init__(self) -> None:
         self.interrupts = Interrupts()
@@ -52,109 +55,101 @@ class Runner:
         self._dry_runs: DryRuns | None = None
 
     def run(self, settings: Settings) -> Path:
-        """Run the settings and leave a run folder, which it returns.
+        """Run the settings and return the run folder.
 
         Raises:
-            SettingsError: something in the settings cannot be run; no actor was started.
-            RunError: the run has ended before its end; see `Stopped` for being told to.
+            SettingsError: the settings cannot be run; no actor was started.
+            RunError: the run ended early; `Stopped` if a signal asked for it.
         """
         self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
-            place = new_place(settings.run_dir)
-            settings, said = fallen_back(settings, lambda: self._gpus(settings))
+            remote = new_remote_folder(settings.run_dir)
+            settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
             job = prepare(settings)
-            started = self._executor(job)
-            run_dir = None if place else settings.run_dir
+            make_executor = self._executor(job)
+            run_dir = None if remote else settings.run_dir
             folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, run_dir)
-        with run_lock(folder):
-            with _written("this run"):
+        with run_lock(folder), run_log(folder):
+            with _write_errors("this run"):
                 _write_head(folder, job)
-            journal = Journal(folder)
-            if said:
-                journal.say(said)
-            remote_copy = None if place is None else RemoteCopy(place, folder, journal)
-            self._go(Session(job, folder, journal, remote_copy=remote_copy), started)
+            if warning:
+                logger.warning(warning)
+            remote_copy = None if remote is None else RemoteCopy(remote, folder)
+            self._run_session(Session(job, folder, remote_copy=remote_copy), make_executor)
         return folder
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
-        """Take up a run where its last checkpoint is, or begin it again where it has none.
+        """Resume a run from its last checkpoint, or start it again if it has none.
 
         Args:
-            folder: its run folder.
-            settings: its settings, as `pflsim.run_folder.resume` reads them.
+            folder: the run folder.
+            settings: of the run, as `pflsim.run_folder.resume` reads them.
 
         Raises:
-            SettingsError: the folder is in use, or what is in it is of another run; nothing was changed.
+            SettingsError: the folder is in use, or contains another run; nothing was changed.
             RunError: see `run`.
         """
-        with run_lock(folder), self._stoppable():
+        with run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
                 check(settings)
-                job, journal = prepare(settings), Journal(folder)
-                started = self._executor(job)
-                reported: list[str] = []
-                point = resume_point(job, folder, reported.append)
-                remote_copy = resume_at_url(settings.run_dir, folder, journal, point.round if point else None)
-                for line in reported:
-                    journal.say(line)
-                if point is None:
+                job = prepare(settings)
+                make_executor = self._executor(job)
+                notes: list[str] = []
+                checkpoint = resume_point(job, folder, notes.append)
+                remote_copy = resume_remote_copy(settings.run_dir, folder, checkpoint.round if checkpoint else None)
+                for note in notes:
+                    logger.warning(note)
+                if checkpoint is None:
                     remove_empty_records(folder)
-                session = Session(job, folder, journal, True, point, remote_copy)
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, job)
-            return self._go(session, started)
+            return self._run_session(Session(job, folder, True, checkpoint, remote_copy), make_executor)
 
-    def _go(self, session: Session, started: Callable[[Journal], Executor]) -> Summary:
+    def _run_session(self, session: Session, make_executor: Callable[[], Executor]) -> Summary:
+        """Run the rounds of a session with its console, records and remote copy."""
         job, folder, remote_copy = session.job, session.folder, session.remote_copy
         progress = cast(Progress, job.settings.progress)
-        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console, ExitStack() as kept:
+        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console, ExitStack() as stack:
             console.start(folder, session.done if session.resumed else None, remote_copy.url if remote_copy else None)
-            with _written("this run"):
+            with _write_errors("this run"):
                 tracker = _tracker(session)
             if remote_copy:
-                kept.enter_context(remote_copy)
+                stack.enter_context(remote_copy)
             console.earlier(tracker.history)
-            session.journal.counted = tracker.restarted
             try:
-                return self._run_to_the_end(session, started, tracker, console)
+                return self._simulate(session, make_executor, tracker, console)
             except BaseException:
-                self._forget_actors()
+                self._end_actors()
                 raise
 
-    def _run_to_the_end(
-        self, session: Session, started: Callable[[Journal], Executor], tracker: Tracker, console: Console
+    def _simulate(
+        self, session: Session, make_executor: Callable[[], Executor], tracker: Tracker, console: Console
     ) -> Summary:
-        """Whatever the end is, the summary is written and printed."""
-        job, journal = session.job, session.journal
+        """Start the executor and run the rounds; writes the summary in any case."""
+        job = session.job
         try:
             with self._stoppable():
                 with self.interrupts.abandonable():
-                    executor = started(journal)
-                    self.interrupts.install()  # Ray takes one of the signals when it starts
-                    _brought_up(executor, journal)
+                    executor = make_executor()
+                    executor.faults.on_restart = tracker.restarted
+                    self.interrupts.install()  # Ray replaces one of the handlers when it starts
+                    _start(executor)
                     if _is_joined(job):
-                        journal.note(executor.whereabouts())
+                        logger.info(executor.describe_placement())
                     session.restore(executor)
                 listener = _Listener(tracker, console, session.remote_copy)
-                Simulation(executor, job.plan, session.folder, listener, journal, self.interrupts, session.done).run()
+                Simulation(executor, job.plan, session.folder, listener, self.interrupts, session.done).run()
         except BaseException as error:
-            journal.ended(f"the run ended: {error or type(error).__name__}")
-            self._close(session, tracker, console, complete=False)
+            logger.debug(f"the run ended: {error or type(error).__name__}")
+            _close(session, tracker, console, complete=False)
             raise
-        return self._close(session, tracker, console, complete=True)
-
-    def _close(self, session: Session, tracker: Tracker, console: Console, complete: bool) -> Summary:
-        tracker.restarts = session.journal.restarts
-        with _written("this run"):
-            summary = tracker.close(complete)
-        console.end(summary, session.folder, tracker.rates)
-        return summary
+        return _close(session, tracker, console, complete=True)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """A first signal inside the block is `Stopped`, and an error of Ray's a `RunError`."""
+        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray."""
         try:
             yield
         except KeyboardInterrupt:
@@ -169,58 +164,58 @@ class Runner:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"Ray failed: {type(error).__name__}: {first}") from error
 
-    def _forget_actors(self) -> None:
-        """Whatever they are at work on is not wanted any more."""
+    def _end_actors(self) -> None:
+        """End all actors; their current work is not needed any more."""
         if self._ray is not None:
             with self.interrupts.signals_blocked():
                 self._ray.close()
 
-    def _executor(self, job: PreparedRun) -> Callable[[Journal], Executor]:
-        """What brings the executor up that the settings ask for.
+    def _executor(self, job: PreparedRun) -> Callable[[], Executor]:
+        """Return a function that makes the executor, after checking that the placement is possible.
 
         Raises:
-            SettingsError: the placement cannot be met; nothing was started.
+            SettingsError: the placement is not possible; nothing was started.
         """
-        parts, on_error = (job.factory, job.dataset, job.partition, job.rule, job.federation), job.on_error
+        arguments = job.factory, job.dataset, job.partition, job.rule, job.federation
         if job.settings.executor == "inline":
-            return lambda journal: InlineExecutor(*parts, on_error, journal)
-        from ray_actors.deployment import place
+            return lambda: InlineExecutor(*arguments, job.on_error)
+        from ray_actors.cluster.deployment import plan_deployment
         from ray_actors.executor.dry_run import DryRuns
         from ray_actors.executor.ray_executor import RayExecutor
 
         self._dry_runs = self._dry_runs or DryRuns()
         found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
-        at = place(job, found, self._dry_runs, store)
-        if at.elastic is not None:  # others may be faster: better to know before there is a run folder
+        at = plan_deployment(job, found, self._dry_runs, store)
+        if at.elastic is not None:  # another program may take the resources: notice it before there is a run folder
             found.pool(at.placement, at.layout, store).hosts(at.layout.specs)
 
-        def started(journal: Journal) -> Executor:
-            for line in at.notes:
-                journal.note(line)
+        def make() -> Executor:
+            for note in at.notes:
+                logger.info(note)
             pool = found.pool(at.placement, at.layout, store)
-            return RayExecutor(*parts, at.layout, pool, on_error, journal, at.elastic)
+            return RayExecutor(*arguments, at.layout, pool, job.on_error, at.elastic)
 
-        return started
+        return make
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
-        """Ray, of our own or joined."""
+        """Return Ray: started here, or a cluster that is joined."""
         from ray_actors.cluster.joined import JoinedRay
         from ray_actors.cluster.local import LocalRay
 
         if self._ray is None:
             address = settings.ray_address
             made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up)
-            self.interrupts.install()  # Ray takes one of the signals when a cluster is joined
+            self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
             self._ray = self._open.enter_context(made)
         return self._ray
 
     def _gpus(self, settings: Settings) -> float:
-        """How many GPUs there are for a run."""
+        """Return the number of GPUs for a run."""
         if settings.executor == "inline":
-            return settings.placement.gpus if gpus_here() else 0
-        from ray_actors.deployment import gpus_there
+            return settings.placement.gpus if visible_gpus() else 0
+        from ray_actors.cluster.deployment import available_gpus
 
-        return gpus_there(self._found(settings), settings)
+        return available_gpus(self._found(settings), settings)
 
     def __enter__(self) -> Runner:
         self.interrupts.install()
@@ -229,39 +224,44 @@ class Runner:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self.interrupts.signals_blocked():  # whoever is impatient now would leave processes behind
+        with self.interrupts.signals_blocked():  # another signal would leave processes behind
             self._open.close()
         self.interrupts.release()
 
 
-def _brought_up(executor: Executor, journal: Journal) -> None:
-    """Start it, on what is left where nodes leave meanwhile."""
-    try:
-        executor.start()
-        return
-    except NodeLost as loss:
-        said = str(loss)
-    for _ in range(MOST):
-        journal.restarted(f"{said}; the run begins on what is left")
+def _close(session: Session, tracker: Tracker, console: Console, complete: bool) -> Summary:
+    """Write and print the summary."""
+    with _write_errors("this run"):
+        summary = tracker.close(complete)
+    console.end(summary, session.folder, tracker.rates)
+    return summary
+
+
+def _start(executor: Executor) -> None:
+    """Start the executor; if nodes are lost meanwhile, on the remaining ones."""
+    start: Callable[[], object] = executor.start
+    for losses in range(1, MAX_NODE_LOSSES + 1):
         try:
-            executor.recover()
+            start()
             return
         except NodeLost as loss:
-            said = str(loss)
-    raise RunError(f"{said} (the {MOST}th loss before the run could begin)")
+            if losses == MAX_NODE_LOSSES:
+                raise RunError(f"{loss} (the {losses}th loss before the run could begin)") from None
+            logger.warning(f"{loss}; the run begins on the remaining nodes")
+        executor.faults.count_restart()
+        start = executor.recover
 
 
 def _is_joined(job: PreparedRun) -> bool:
-    """Whether the run is on a cluster that was there before."""
+    """Return whether the run uses a cluster that was not started here."""
     return job.settings.ray_address is not None and job.settings.executor == "ray"
 
 
 def store_mb(job: PreparedRun) -> int:
-    """MiB of shared memory for the data set, all states and the most messages at once, with as much again to spare.
+    """Return the MiB of Ray's object store: twice the size of the data set, all states and the most messages at once.
 
-    The messages are a round's both ways, or what all clients are judged by, where models are judged as received, or
-    what newcomers are sent. At most a third of the free memory: beyond that Ray spills to disk,
-    which is slow but works.
+    The most messages are those of a round in both directions, those of an evaluation of models as received, or those
+    to newcomers. The limit is a third of the free memory; Ray spills the rest to disk, which is slow but works.
     """
     plan, rule = job.plan, job.rule
     model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
@@ -270,27 +270,27 @@ def store_mb(job: PreparedRun) -> int:
     received = plan.received or plan.reported_phase == "received"
     reported = (plan.clients if plan.eval_all else cohort) if received else 0
     most = max(cohort * (down + 1), reported * down, len(plan.newcomers) * to_newcomers)
-    private = sum(t.numel() * t.element_size() for t in job.initial.values())
-    states = job.settings.clients * private + plan.clients * model  # of every client; the server may keep all models
+    private = sum(t.numel() * t.element_size() for t in job.initial_state.values())
+    states = job.settings.clients * private + plan.clients * model  # the server may keep the models of all clients
     needed = 2 * (job.dataset.x.nbytes + most * model + states) / 2**20
     return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 
 class _Listener:
-    """Passes a round on to whoever writes it down, to whoever prints it, and to whoever keeps it elsewhere too."""
+    """Passes the events of a run to the tracker, the console and the remote copy."""
 
     def __init__(self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None = None):
         self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
 
     def round(self, record: RoundRecord) -> None:
-        with _written(f"round {record.round}"):
+        with _write_errors(f"round {record.round}"):
             metrics = self.tracker.round(record)
         self.console.round(metrics, self.tracker.memory.last_mb)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.console.phase(round_number, name, due)
         if self.remote_copy:
-            self.remote_copy.tick()
+            self.remote_copy.upload_if_due()
 
     def clients_done(self, clients: int) -> None:
         self.console.clients_done(clients)
@@ -298,10 +298,10 @@ class _Listener:
     def sync(self) -> None:
         self.tracker.sync()
         if self.remote_copy:
-            self.remote_copy.expect()
+            self.remote_copy.checkpoint_saved()
 
     def newcomers(self, record: NewcomerRecord) -> None:
-        with _written("the newcomers"):
+        with _write_errors("the newcomers"):
             self.tracker.newcomers(record)
 
 
@@ -317,8 +317,8 @@ def _tracker(session: Session) -> Tracker:
 
 
 @contextmanager
-def _written(what: str) -> Iterator[None]:
-    """A disk that refuses what is written inside the block ends the run in words."""
+def _write_errors(what: str) -> Iterator[None]:
+    """Raise an `OSError` inside the block as a `RunError`."""
     try:
         yield
     except OSError as error:
@@ -326,7 +326,7 @@ def _written(what: str) -> Iterator[None]:
 
 
 def _write_head(folder: Path, job: PreparedRun) -> None:
-    """What is known before the first round."""
+    """Write the files that are known before the first round."""
     write_config(folder, asdict(job.settings))
     write_environment(folder)
     _write_partition(folder, job)

@@ -1,4 +1,4 @@
-"""A run from where it is begun or taken up."""
+"""One session of a run: from its beginning, or from the checkpoint at which it resumes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from pflsim.engine.execution import Executor
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint import Checkpoint, check_header, newest_checkpoint
-from pflsim.run_folder.journal import Journal
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.tracking.records import read_records
 from ray_actors.prepare import PreparedRun
@@ -18,41 +17,39 @@ from ray_actors.prepare import PreparedRun
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A run from where it is begun or taken up.
+    """One session of a run.
 
     Args:
         job: the run.
-        folder: its folder.
-        journal: in that folder.
-        take_up: whether there was a session before.
-        checkpoint: where it goes on; None: at the beginning.
-        remote_copy: keeps the folder elsewhere too; None: it is kept in its folder alone.
+        folder: its run folder.
+        resumed: whether there was an earlier session.
+        checkpoint: where the run resumes; None: at the beginning.
+        remote_copy: copies the run folder to a URL; None: there is no copy.
     """
 
     job: PreparedRun
     folder: Path
-    journal: Journal
     resumed: bool = False
     checkpoint: Checkpoint | None = None
     remote_copy: RemoteCopy | None = None
 
     @property
     def done(self) -> int | None:
-        """The last round that is done; None where not even the opening is."""
+        """The last finished round; None: no round."""
         return None if self.checkpoint is None else self.checkpoint.round
 
     @property
     def resume_after(self) -> int | None:
-        """The last round whose records stay, -1 for none of them; None where there are no records."""
+        """The last round whose records are kept, -1 if none are; None: there are no records."""
         if not self.resumed or not _has_records(self.folder):
             return None
         return -1 if self.done is None else self.done
 
     def restore(self, executor: Executor) -> None:
-        """Give the executor the states that the run goes on with.
+        """Load the checkpoint into the executor.
 
         Raises:
-            SettingsError: they are not of this version of the method.
+            SettingsError: the checkpoint is of another version of the method.
         """
         if self.checkpoint is not None:
             try:
@@ -62,44 +59,40 @@ class Session:
 
 
 def resume_point(job: PreparedRun, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole and whose rounds are in the records; None: begin again.
+    """Return the newest complete checkpoint whose rounds are in the records; None: the run starts from the beginning.
 
     Args:
         job: the run.
-        folder: its folder, in which no result is touched.
-        report: called with one line for each thing that is not as it was.
+        folder: its run folder; nothing in it is changed.
+        report: called with a line for each difference and each damaged file.
 
     Raises:
-        SettingsError: it is of another run.
+        SettingsError: the checkpoint is of another run, or the records of all checkpoints' rounds are lost.
     """
     records = read_records(folder) if _has_records(folder) else None
-    until = -1 if records is None else records.last
-    found = newest_checkpoint(folder / "checkpoints", report, until)
-    if (
-        found is None
-        and any((folder / "checkpoints").glob("round_*"))
-        and newest_checkpoint(folder / "checkpoints", lambda line: None)
-    ):
+    until, checkpoints = -1 if records is None else records.last, folder / "checkpoints"
+    found = newest_checkpoint(checkpoints, report, until)
+    if found is not None:
+        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, report)
+        return found
+    if any(checkpoints.glob("round_*")) and newest_checkpoint(checkpoints, lambda line: None):
         why = f" ({records.reason})" if records is not None and records.reason else ""
         raise SettingsError(
-            f"metrics.jsonl and per_client.csv of {folder} are whole up to round {max(until, 0)} only{why}, and all "
-            f"checkpoints are later: bring the files back, or remove {folder / 'checkpoints'} to begin again"
+            f"metrics.jsonl and per_client.csv of {folder} are complete up to round {max(until, 0)} only{why}, and all "
+            f"checkpoints are later: restore these files, or remove {checkpoints} to start from the beginning"
         )
-    if found is None:
-        report(f"{folder} has no checkpoint to go on from: the run begins again")
-    else:
-        check_header(found, {"method": job.plan.method, **(job.plan.header or {})}, report)
-    return found
+    report(f"{folder} has no checkpoint to resume from: the run starts from the beginning")
+    return None
 
 
 def _has_records(folder: Path) -> bool:
-    """Whether a round was written down."""
+    """Return whether the folder has the record of a round."""
     lines = folder / "metrics.jsonl"
     return lines.exists() and lines.stat().st_size > 0
 
 
 def remove_empty_records(folder: Path) -> None:
-    """A run that was killed before its first round has begun its files perhaps; they are begun again."""
+    """Remove the files that a run without a finished round has left; they are created again."""
     if not _has_records(folder):
         for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
             path.unlink(missing_ok=True)

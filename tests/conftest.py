@@ -30,18 +30,18 @@ def pool() -> Iterator[ActorPool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
     import os
 
-    from ray_actors.cluster import local_ray
+    from ray_actors.cluster import launcher
     from ray_actors.executor.actor_pool import ActorPool
 
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)  # for `support`
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folder = local_ray.start(cpus=8, gpus=2, store_mb=100)
+        folder = launcher.start(cpus=8, gpus=2, store_mb=100)
         made = ActorPool()
         yield made
         made.close()
-        local_ray.stop(folder)
+        launcher.stop(folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ import torch
 from support import Records, World, states
 
 from pflsim.config.on_client_error import OnError
-from pflsim.engine.execution import NodeLost
+from pflsim.engine.execution import FinetuneTask, NodeLost, ReplyTask, TrainTask
+from pflsim.engine.faults import FaultRecorder
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.journal import Journal
+from pflsim.run_folder.run_log import LOG, run_log
 from pflsim.types import RoundRecord
 from ray_actors.hosts.inline import InlineExecutor
 
@@ -29,16 +30,19 @@ PLAN = RunPlan(
 """Four clients, five rounds; some are absent, and some are slow."""
 
 
+TASKS = {TrainTask: "train", ReplyTask: "open", FinetuneTask: "finetune"}
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A call in which something is lost.
 
     Args:
-        call: the executor's method.
+        call: the executor's method; for `run` the task, see `TASKS`.
         time: which call of it, from 1.
         keeps: whether all states are left.
         after: whether it was as good as done.
-        raises: what comes of it instead, called first; None: `Displaced`.
+        raises: what comes of it instead, called first; None: `NodeLost`.
     """
 
     call: str
@@ -51,28 +55,30 @@ class Loss:
 class Shaky:
     """An executor in this process that loses what it stands on; until it has recovered nothing can be had of it."""
 
-    def __init__(self, made: World, losses: Sequence[Loss], journal: Journal, rule: str = "abort"):
-        self.made, self.losses, self.journal, self.rule = made, list(losses), journal, rule
+    def __init__(self, made: World, losses: Sequence[Loss], rule: str = "abort"):
+        self.made, self.losses, self.rule = made, list(losses), rule
+        self.faults = FaultRecorder()
         self.calls: Counter[str] = Counter()
         self.log: list[str] = []
-        self._heard: Callable[[int], None] = lambda done: None
+        self._clients_done: Callable[[int], None] = lambda done: None
         self._gone, self._kept = False, True
         self._begin()
 
     def _begin(self) -> None:
         made = self.made
         parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-        self.inner = InlineExecutor(*parts, OnError.of(self.rule), self.journal)
-        self.inner.clients_done = self._heard
+        self.inner = InlineExecutor(*parts, OnError.of(self.rule))
+        self.inner.faults = self.inner.failure_policy.faults = self.faults
+        self.inner.clients_done = self._clients_done
         self.inner.start()
 
     @property
     def clients_done(self) -> Callable[[int], None]:
-        return self._heard
+        return self._clients_done
 
     @clients_done.setter
     def clients_done(self, clients_done: Callable[[int], None]) -> None:
-        self._heard = self.inner.clients_done = clients_done
+        self._clients_done = self.inner.clients_done = clients_done
 
     def recover(self) -> bool:
         self._meet("recover")
@@ -98,17 +104,18 @@ class Shaky:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        if name in ("go_back", "confirm", "whereabouts", "server", "host", "failure_policy"):
+        if name in ("rollback", "commit", "describe_placement", "server", "host", "failure_policy"):
             return found
 
         def call(*arguments: Any, **more: Any) -> Any:
             self._refuse(unless=self._kept and name == "server_state")
-            self._meet(name)
+            point = TASKS[type(arguments[0])] if name == "run" else name
+            self._meet(point)
             result = getattr(self.inner, name)(*arguments, **more)
-            if any(loss.after for loss in self._due(name)):
-                if name in ("fuse", "finetune"):  # an actor has gone on; what it has done does not count
-                    self.inner.go_back()
-                self._lose(name, after=True)
+            if any(loss.after for loss in self._due(point)):
+                if name in ("fuse", "store"):  # an actor has gone on; what it has done does not count
+                    self.inner.rollback()
+                self._lose(point, after=True)
             return result
 
         return call
@@ -162,15 +169,11 @@ def go(
 ) -> Run:
     """A run, in which all the losses must be met."""
     folder.mkdir(exist_ok=True)
-    journal, listener = Journal(folder, (folder / "said.txt").open("a")), listener or Records()
-    executor = Shaky(made, losses, journal, rule)
-    try:
+    listener, executor = listener or Records(), Shaky(made, losses, rule)
+    with run_log(folder):
         if begin is not None:
             begin(executor)
-        Simulation(executor, plan, folder, listener, journal, interrupts, done).run()
-    finally:
-        assert journal._stream is not None
-        journal._stream.close()
+        Simulation(executor, plan, folder, listener, interrupts, done).run()
     assert not executor.losses, "something that was to be lost was not met"
     return Run(
         states(executor.inner), executor.inner.server_state(), [bare(r) for r in listener.records],
@@ -223,5 +226,5 @@ def assert_same(one: Run, other: Run) -> None:
 
 
 def said(folder: Path) -> str:
-    """What was told of."""
-    return (folder / "said.txt").read_text()
+    """What was logged."""
+    return (folder / LOG).read_text() if (folder / LOG).exists() else ""

@@ -1,4 +1,4 @@
-"""Reading the documentation: its files, code blocks, commands and tables."""
+"""Reads the documentation: its files, code blocks, commands and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE_BLOCK = re.compile(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILIN
 
 @dataclass(frozen=True)
 class Command:
-    """A launch.py command of a page: its arguments, with places filled in."""
+    """The arguments of a launch.py command on a page."""
 
     page: Path
     arguments: tuple[str, ...]
@@ -25,12 +25,12 @@ class Command:
 
 
 def files_of(page: Path) -> dict[str, str]:
-    """The files that a page spells out, by their path."""
+    """Return the files that a page spells out, by path."""
     return dict(FILE_BLOCK.findall(page.read_text(encoding="utf-8")))
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """Write those files below a folder."""
+    """Write the files that a page spells out below a folder."""
     for name, text in files_of(page).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def write_files(page: Path, folder: Path) -> None:
 
 
 def commands(page: Path) -> list[Command]:
-    """Every `python launch.py ...` and `make run ARGS="..."` of a page, in blocks and in the text."""
+    """Return every `python launch.py ...` and `make run ARGS="..."` of a page, in code blocks and in the text."""
     text = page.read_text(encoding="utf-8")
     lines = [line for _, _, block in FENCE.findall(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
@@ -54,7 +54,7 @@ def commands(page: Path) -> list[Command]:
 
 
 def rows(text: str, header: str) -> list[list[str]]:
-    """The cells of the table whose first header cell is `header`."""
+    """Return the cells of the first table whose first header cell is `header`."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {header} |"))
     cells = []

@@ -12,7 +12,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.journal import Journal
+from pflsim.run_folder.run_log import LOG, run_log
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
 from ray_actors.placement.layout import Supply, lay_out
@@ -21,23 +21,31 @@ SIZES = (12, 7, 20, 9, 8)
 CLIENTS = len(SIZES)
 
 
-def on_ray(made: World, pool: ActorPool, folder: Path, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
+def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
     layout = lay_out(SIZES, Placement(actors=actors), Supply(cpus=2, gpus=0), made.factory.stacks)
     parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-    executor = RayExecutor(*parts, layout, pool, OnError.of(rule), Journal(folder))
+    executor = RayExecutor(*parts, layout, pool, OnError.of(rule))
     executor.start()
     return executor
 
 
 def outcome(executor: Any, folder: Path, listener: Records | None = None, **settings: Any) -> tuple[Any, ...]:
-    """States, evaluations, reports without times, bytes, and what befell whom."""
+    """States, evaluations, reports without times, bytes and faults."""
     listener = listener or Records()
     drawn: RunPlan = plan(CLIENTS, 3, splits=("test", "val"), received=True, **settings)
-    Simulation(executor, drawn, folder, listener, executor.journal).run()
+    with run_log(folder):
+        Simulation(executor, drawn, folder, listener).run()
     reports = [[replace(report, seconds=0.0) for report in record.reports] for record in listener.records]
     rows = [record.evaluations for record in listener.records]
-    told = [(dict(record.down_bytes), dict(record.faults)) for record in listener.records]
-    return states(executor), executor.server_state(), rows, reports, told
+    faults = [(dict(record.down_bytes), dict(record.faults)) for record in listener.records]
+    return states(executor), executor.server_state(), rows, reports, faults
+
+
+def take_log(folder: Path) -> str:
+    """What was logged since this was last asked for."""
+    text = (folder / LOG).read_text() if (folder / LOG).exists() else ""
+    (folder / LOG).unlink(missing_ok=True)
+    return text
 
 
 def agree(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:

@@ -1,15 +1,17 @@
-"""A cluster's jobs without a cluster: what is submitted is unpacked as Ray does it, and its command run by a shell."""
+"""A cluster's jobs without a cluster: Ray packs and unpacks the working directory, and a shell runs the command."""
 
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ray._private.runtime_env.packaging import unzip_package
+from ray._private.ray_constants import get_runtime_env_default_excludes
+from ray._private.runtime_env.packaging import create_package, get_uri_for_directory, unzip_package
 
 NODE = "node-1"
 
@@ -27,7 +29,7 @@ class FakeClient:
         self.home = folder / "home of the user"
         self.home.mkdir(parents=True)
         self.submitted: list[dict[str, Any]] = []
-        self.archives: list[bytes] = []
+        self.uris: list[str] = []
         self.details: dict[str, Any] = {}
         self.logs: dict[str, str] = {}
         self.stopped: list[str] = []
@@ -48,14 +50,21 @@ class FakeClient:
         self.submitted.append(settings)
         here = self.folder / job
         here.mkdir()
-        if archive := settings.get("runtime_env", {}).get("working_dir"):
-            self.archives.append(Path(archive).read_bytes())
-            unzip_package(archive, str(here), False, False, logging.getLogger())
+        if environment := settings.get("runtime_env"):
+            self._unpack(environment["working_dir"], environment["excludes"], here)
         code, printed = self._run(settings["entrypoint"], here) if self.runs else (None, "")
         status = "PENDING" if code is None else "FAILED" if code else "SUCCEEDED"
         log = f"Running entrypoint for job {job}: {settings['entrypoint']}\n{printed}"
         self.add(job, status, log, metadata=settings.get("metadata"), driver_exit_code=code)
         return job
+
+    def _unpack(self, working_dir: str, excludes: list[str], here: Path) -> None:
+        gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
+        excluded = [*get_runtime_env_default_excludes(), *excludes]
+        self.uris.append(get_uri_for_directory(working_dir, gitignore, excluded))
+        archive = here.with_suffix(".zip")
+        create_package(working_dir, archive, gitignore, excludes=excluded)
+        unzip_package(str(archive), str(here), False, False, logging.getLogger())
 
     def _run(self, command: str, here: Path) -> tuple[int, str]:
         environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin"}

@@ -24,11 +24,11 @@ from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.journal import LOG, Journal
+from pflsim.run_folder.run_log import LOG, run_log
 
 SIZES = (12, 7, 20)
 PIECE = 64 * 2**20
-MOST = 3 * 2**30
+MAX_EATEN = 3 * 2**30
 """Bytes that are eaten at most."""
 OURS = int(2.4 * 2**30)
 """Room that the run itself needs at most, with some for what else goes on on the machine."""
@@ -49,7 +49,7 @@ class Hungry(FedProx):
             eaten: list[bytes] = []
             until = time.monotonic() + 30
             while time.monotonic() < until:
-                if len(eaten) < MOST // PIECE:
+                if len(eaten) < MAX_EATEN // PIECE:
                     eaten.append(b"\1" * PIECE)
                     (self.traps / "eaten").write_text(str(len(eaten) * PIECE))
                 else:
@@ -59,26 +59,27 @@ class Hungry(FedProx):
 
 def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     listener = Records()
-    Simulation(executor, plan(len(SIZES), 3), folder, listener, executor.journal).run()
+    Simulation(executor, plan(len(SIZES), 3), folder, listener).run()
     return states(executor), executor.server_state(), [record.evaluations for record in listener.records]
 
 
 def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
-    from ray_actors.cluster import local_ray
+    from ray_actors.cluster import launcher
     from ray_actors.executor.actor_pool import ActorPool
     from ray_actors.executor.ray_executor import RayExecutor
     from ray_actors.placement.layout import Supply, lay_out
 
-    files = local_ray.start(cpus=1, gpus=0, store_mb=100)
+    files = launcher.start(cpus=1, gpus=0, store_mb=100)
     try:
         layout = lay_out(SIZES, Placement(actors=1), Supply(cpus=1, gpus=0), made.factory.stacks)
         parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-        executor = RayExecutor(*parts, layout, ActorPool(), OnError.of("retry(20)"), Journal(folder))
-        executor.start()
-        set_trap(folder, TRAP)
-        return outcome(executor, folder), executor.journal.restarts
+        executor = RayExecutor(*parts, layout, ActorPool(), OnError.of("retry(20)"))
+        with run_log(folder):
+            executor.start()
+            set_trap(folder, TRAP)
+            return outcome(executor, folder), executor.faults.restarts
     finally:
-        local_ray.stop(files)
+        launcher.stop(files)
 
 
 def used_by_others() -> int:

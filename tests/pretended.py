@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Pretended:
-    """Says what it was told to say, and writes down that it was asked.
+    """Returns given numbers and counts the measurements.
 
     Args:
         held: bytes at the end of each trial, in turn.
@@ -30,7 +30,7 @@ class Pretended:
 
 
 class Shown:
-    """What a process on a seat sees."""
+    """Returns the GPUs that Ray shows to an actor."""
 
     def gpus(self) -> str:
         return os.environ["CUDA_VISIBLE_DEVICES"]

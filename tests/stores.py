@@ -1,4 +1,4 @@
-"""Two places for files that do what a test wants: one is like a disk, one like an object store."""
+"""Two file systems for tests, one like a disk and one like an object store, which call a hook."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Ask = Callable[[str, str], None]
 
 
 def nothing(what: str, path: str) -> None:
-    """Let it be done."""
+    """Do nothing."""
 
 
 class Asked:
-    """Is told what a place is asked for, before and in the middle of it; what it raises, the place raises."""
+    """A hook that is called before and during each operation of a store; the store raises what it raises."""
 
     ask: Ask = staticmethod(nothing)
 
 
 class Disk(LocalFileSystem):
-    """A folder in which half a file can be seen, and which renames."""
+    """Like a disk: a reader can see half a file, and files can be renamed."""
 
     protocol: ClassVar[Any] = "testdisk"
     cachable = False
@@ -50,7 +50,7 @@ class Disk(LocalFileSystem):
 
 
 class Store(MemoryFileSystem):
-    """Files that appear when they are whole."""
+    """Like an object store: a file appears when its upload is complete."""
 
     protocol: ClassVar[Any] = "teststore"
     store: ClassVar[dict[str, Any]] = {}
@@ -78,8 +78,8 @@ def register() -> None:
 
 def contents(url: str) -> dict[str, bytes]:
     """All files at a URL, hidden ones too."""
-    place = RemoteFolder(url)
-    return {name: place.read(name) or b"" for name in place.files(hidden=True)}
+    remote = RemoteFolder(url)
+    return {name: remote.read(name) for name in remote.files()}
 
 
 def local_contents(folder: Path) -> dict[str, bytes]:

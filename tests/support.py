@@ -18,7 +18,7 @@ from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import Executor, Trained
+from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
@@ -115,7 +115,7 @@ def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 
     reports = []
     for t in range(1, count + 1):
         sent = executor.send(cohort(0, t, clients, fraction))
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         executor.fuse(trained)
         reports.extend(trained.reports)
     return reports

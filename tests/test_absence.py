@@ -24,7 +24,7 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.engine.execution import EvalRequest, Sent
+from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
@@ -62,7 +62,9 @@ def start(method: str, initial_round: Collection[int] = EVERYONE) -> InlineExecu
     executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     if made.rule.initial_round:
-        executor.server.fuse([up for up in replies(executor.open(EVERYONE)) if up.client in initial_round])
+        executor.server.fuse(
+            [up for up in replies(executor.run(ReplyTask(), Sent.nothing(EVERYONE))) if up.client in initial_round]
+        )
     return executor
 
 
@@ -76,7 +78,7 @@ def go(executor: InlineExecutor, t: int, report: Collection[int] = EVERYONE, awa
     for message in sent.downlinks.values():
         check_message(executor, message)  # type: ignore[arg-type]
     reached = Sent({c: m for c, m in sent.downlinks.items() if c not in away}, sent.down_bytes)
-    arrived = [up for up in replies(executor.train(t, reached)) if up.client in report]
+    arrived = [up for up in replies(executor.run(TrainTask(t), reached)) if up.client in report]
     executor.server.fuse(arrived)
     return [up.client for up in arrived]
 
@@ -214,7 +216,7 @@ def test_the_same_message_twice(method: str) -> None:
     sent = Sent({c: m for c, m in executor.send(EVERYONE).downlinks.items() if c in (1, 2, 3)}, {})
     before = {c: plain_state(m) for c, m in sent.downlinks.items()}
     for t in (2, 3):
-        executor.train(t, sent)
+        executor.run(TrainTask(t), sent)
         executor.server.fuse([])
         check(executor, t)
     assert equal(before, {c: plain_state(m) for c, m in sent.downlinks.items()})
@@ -417,7 +419,11 @@ def test_l2gd_keeps_its_coins_and_its_last_mean() -> None:
         assert not got or due
         for c in got:
             assert_close(sent.downlinks[c].weights, mean)  # type: ignore[union-attr]
-        arrived = [] if t == 6 else [up for up in replies(executor.train(t, sent)) if t not in (2, 3) or up.client != 3]
+        arrived = (
+            []
+            if t == 6
+            else [up for up in replies(executor.run(TrainTask(t), sent)) if t not in (2, 3) or up.client != 3]
+        )
         if t in (2, 9):
             mean = {
                 key: sum(up.weights[key].double().numpy() for up in arrived) / len(arrived)

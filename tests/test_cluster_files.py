@@ -123,4 +123,4 @@ def test_a_slurm_job_whose_time_is_over_saves_its_state(slurm: Any) -> None:
     os.kill(run.pid, signal.SIGTERM)
     out, _ = run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGTERM, out
-    assert "go on with" in out and [*(nodes.head.home / "run" / "checkpoints").glob("round_*")]
+    assert "resume with" in out and [*(nodes.head.home / "run" / "checkpoints").glob("round_*")]

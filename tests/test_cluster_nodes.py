@@ -65,7 +65,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path) -> None:
-    """Its states are lost with it: those of a checkpoint are used, and the rounds since are gone through again."""
+    """Its states are lost with it: those of a checkpoint are used, and the rounds since are repeated."""
     cluster.start(0, 1, 1)
     saved = [*LARGE[:2], "rounds=40", *LARGE[3:], "checkpoint.every=10"]
     run = cluster.launch(*saved, f"ray_address={cluster.address}", "run_dir=run")
@@ -76,8 +76,8 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     one, other = cluster.nodes[1].address, cluster.nodes[2].address
     assert f"client actors: 1 on {one}, 1 on {other}; driver and server on {cluster.head.address}\n" in before
     log = (cluster.head.home / "run" / "run.log").read_text()
-    assert "left the cluster" in log and "going on with what is left" in log, log
-    assert re.search(r"round_00[123]0; rounds [123]1 to \d\d are gone through again", log), log
+    assert "left the cluster" in log and "continues on the remaining nodes" in log, log
+    assert re.search(r"round_00[123]0; rounds [123]1 to \d\d are repeated", log), log
     assert f"client actors: 1 on {one}; driver" in log
     assert_same(inline(tmp_path, saved), cluster.head.home / "run")
 
@@ -98,7 +98,7 @@ def test_a_node_that_joins_is_used_and_one_that_dies_is_not_missed(cluster: Clus
     assert_same(inline(tmp_path, longer), cluster.head.home / "run")
 
 
-def test_what_goes_wrong_on_a_node_is_told_by_the_driver(cluster: Cluster) -> None:
+def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -> None:
     """With the traceback, and where it was; of clients that fail there, and of what is printed there."""
     if not cluster.isolated:
         pytest.skip("the trap is in the /tmp of one node")
@@ -141,7 +141,7 @@ def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
 
 
 def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_path: Path) -> None:
-    """Submitted to a cluster of which a node dies in the middle, and brought back: what one process comes to."""
+    """A node of the cluster dies during the job; the fetched result equals that of one process."""
     cluster.start(1, 1, 1)
     to = ["--address", cluster.http_address]
     job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", "run_dir=run")
@@ -156,7 +156,9 @@ def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_p
         records.kill()
     said = the_rest(job)
     assert job.returncode == 0, said
-    assert "left the cluster" in said and "going on with what is left" in said, said  # by a call, or by what is missing
+    assert "left the cluster" in said and "continues on the remaining nodes" in said, (
+        said
+    )  # by a call, or by what is missing
     assert f"client actors: 1 on {cluster.nodes[1].address}; driver" in said, said
     assert "round 20/20" in said
     fetched = cluster.launch("fetch", *to, "survivor", "fetched")

@@ -74,8 +74,8 @@ def test_without_ray_the_run_ends_in_words_and_can_be_taken_up(name: str, tmp_pa
     out, err = run.communicate(timeout=120)
     assert run.returncode == 1
     said = [line for line in err.splitlines() if line.startswith("error:")]
-    assert said == [f"error: Ray's {name} (process {needed.pid}) has ended, as when it is killed, and Ray with it"]
-    assert "Traceback" not in err and "go on with   python launch.py resume=run" in out
+    assert len(said) == 1 and said[0].startswith(f"error: Ray's {name} (process {needed.pid}) has ended")
+    assert "Traceback" not in err and "resume with  python launch.py resume=run" in out
     assert (tmp_path / "run" / "checkpoints").is_dir()
     assert not psutil.wait_procs(everyone, timeout=30)[1]
     assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]

@@ -19,7 +19,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message
 from pflsim.params import Selector, snapshot
@@ -71,7 +71,7 @@ def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
     shared = set(module.shared_parameters()) | set(module.shared_buffers())
     for t in (1, 2):
         sent = executor.send(range(4))
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         for client, handle in sent.downlinks.items():
             message = executor.downlink(handle)
             assert set(message.weights) <= shared
@@ -86,14 +86,14 @@ def test_only_what_is_shared_travels_and_every_byte_counts(method: str) -> None:
 
 
 def test_what_is_received_is_neither_written_to_nor_kept_by_the_server(method: str) -> None:
-    """On Ray all receivers of a message look at the same memory, which is taken up for as long as anyone holds it."""
+    """On Ray all receivers of a message share its memory, which is freed when no one holds it."""
     made = job(method)
     executor = inline(made)
-    executor.fuse(executor.open(range(4))) if made.rule.initial_round else None
+    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4)))) if made.rule.initial_round else None
     for t in (1, 2):
         sent = executor.send(range(4))
         before = [snapshot(tensors_of(executor.downlink(h))) for h in sent.downlinks.values()]
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         after = [snapshot(tensors_of(executor.downlink(h))) for h in sent.downlinks.values()]
         assert equal(before, after), "a client has written to what it received"
         ups = [tensors_of(up) for handle in trained.uplinks for up in executor.uplinks(handle)]
@@ -165,7 +165,7 @@ def test_evaluation_changes_nothing(method: str) -> None:
 
 def rounds_from(executor: InlineExecutor, t: int) -> None:
     """Round t with everyone."""
-    trained = executor.train(t, executor.send(range(4)))
+    trained = executor.run(TrainTask(t), executor.send(range(4)))
     executor.fuse(trained)
 
 
@@ -196,7 +196,7 @@ def test_states_survive_saving(method: str) -> None:
     other.host.states = loaded["clients"]
     sent = executor.send(range(4))
     for e in (executor, other):
-        e.train(2, sent)
+        e.run(TrainTask(2), sent)
     assert same(states(executor), states(other))
 
 
@@ -205,7 +205,7 @@ def test_partial_participation(method: str) -> None:
     executor = inline(job(method))
     for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
         before = states(executor)
-        executor.fuse(executor.train(t, executor.send(cohort)))
+        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
         after = states(executor)
         for client in range(4):
             assert (client in cohort) != same({0: before[client]}, {0: after[client]})
@@ -264,18 +264,18 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
         pool,
     )
     on_actors.start()
-    alone, clients_done = inline(made), []
+    alone, found = inline(made), []
     before = states(alone)[3]
     for executor in (alone, on_actors):
         records = Records()
-        Simulation(executor, made.plan, tmp_path / str(len(clients_done)), records).run()
-        clients_done.append(records)
-    assert clients_done[0].joined == clients_done[1].joined and same(states(alone), states(on_actors))
+        Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
+        found.append(records)
+    assert found[0].joined == found[1].joined and same(states(alone), states(on_actors))
     assert [info.id for info in made.federation.clients] == [0, 1, 2]
-    for record in clients_done[0].records:
+    for record in found[0].records:
         rows = {row.client for row in record.evaluations}
         assert {*record.cohort, *record.down_bytes, *rows, *(r.client for r in record.reports)} <= {0, 1, 2}
-    (joined,) = clients_done[0].joined
+    (joined,) = found[0].joined
     assert joined.down_bytes == {3: counted(alone.server.join([3])[3])}
     for rows in (joined.received, joined.trained):
         assert {(row.client, row.split) for row in rows} == {(3, "test"), (3, "val")}

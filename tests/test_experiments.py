@@ -1,4 +1,4 @@
-"""Every file in configs/experiment and configs/quick composes and holds together; nothing is loaded or run."""
+"""Every file in configs/experiment composes, also with quick=true; nothing is loaded or run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import pytest
 
 from pflsim import cli
 from pflsim.config.checks import check, check_sweep
-from pflsim.config.components import COMPONENTS, bind_variants, check_part
+from pflsim.config.components import bind_variants
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
 from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError
 
 EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
-QUICK = sorted(p.stem for p in (CONFIGS / "quick").glob("*.yaml"))
-FILES = sorted(p for group in ("experiment", "quick") for p in (CONFIGS / group).glob("*.yaml"))
+FILES = sorted((CONFIGS / "experiment").rglob("*.yaml"))
+NAME = "fedfcd_table1_cifar10_pat"
 
 
 def settings(*overrides: str) -> Settings:
@@ -28,37 +29,46 @@ def settings(*overrides: str) -> Settings:
 
 def sound(found: Settings) -> None:
     check(found)
-    for part in COMPONENTS:
-        check_part(getattr(found, part), part)
     bind_variants(found.model)
-
-
-def test_every_experiment_has_its_quick_form() -> None:
-    assert EXPERIMENTS and QUICK == EXPERIMENTS
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_composes(name: str) -> None:
-    """Alone and quick; quick is the same experiment, less of it."""
+    """Also with quick=true, which is the same experiment, scaled down."""
     full = settings(f"+experiment={name}")
-    quick = settings(f"+experiment={name}", f"+quick={name}")
+    quick = settings(f"+experiment={name}", "quick=true")
+    assert full.names["experiment"] == quick.names["experiment"] == name
     assert full != quick and quick.rounds <= full.rounds
     for group in ("method", "data"):
         assert quick.names[group] == full.names[group]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_command_line_wins_over_quick() -> None:
+    quick = settings(f"+experiment={NAME}", "split.test=50", "quick=true", "rounds=7")
+    assert (quick.rounds, quick.split["train"], quick.split["test"]) == (7, 200, 50)
+    assert (quick.names["split"], quick.names["quick"]) == ("counts", "true")
+    assert settings(f"+experiment={NAME}", "quick=false") == settings(f"+experiment={NAME}")
+    with composing([CONFIGS]):
+        jobs = sweep([f"+experiment={NAME}", "quick=true,false"], [CONFIGS])
+        assert [plain(composed(job, [CONFIGS])).rounds for job in jobs] == [20, 500]
+
+
+@pytest.mark.parametrize("text", ["quick=true", f"+experiment={NAME} quick=2", f"+experiment={NAME} +quick={NAME}"])
+def test_quick_is_true_or_false_and_needs_an_experiment(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"quick=.*\+experiment=NAME"):
+        settings(*text.split())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_commands_in_the_comments_compose(path: Path) -> None:
-    """A file says how it is run, and each of its commands is understood."""
+    """Of a sweep the first and the last run."""
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# @package _global_\n")
-    found = re.findall(r"^# (python launch\.py .+)$", text, re.MULTILINE)
-    assert any(f"+{path.parent.name}={path.stem}" in line for line in found), "its own command is missing"
-    for line in found:
+    for line in re.findall(r"^# (python launch\.py .+)$", text, re.MULTILINE):
         options = cli._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
             jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
-            runs = [plain(composed(job, [CONFIGS])) for job in jobs]
+            runs = [plain(composed(job, [CONFIGS])) for job in (jobs[0], *jobs[1:][-1:])]
         for run in runs:
             sound(run)
         check_sweep(runs)

@@ -211,24 +211,24 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("clients", 10**9, "clients=1000000000: expected at most"),
+        ("clients", 10**9, "clients=1000000000: expected a whole number .*<= 1000000"),
         ("clients", 10**6, "clients=1000000 is more than the 120 examples"),
-        ("rounds", 10**9, "rounds=1000000000: expected at most 100000"),
-        ("local_epochs", 10**9, "local_epochs=1000000000: expected at most"),
-        ("batch_size", 10**18, "batch_size=1000000000000000000: expected a whole number from"),
-        ("seed", 2**63, "seed=9223372036854775808: expected a whole number from 0"),
+        ("rounds", 10**9, "rounds=1000000000: expected a whole number .*<= 100000"),
+        ("local_epochs", 10**9, "local_epochs=1000000000: expected a whole number"),
+        ("batch_size", 10**18, "batch_size=1000000000000000000: expected a whole number"),
+        ("seed", 2**63, "seed=9223372036854775808: expected a whole number >= 0"),
         ("seed", "0", "seed='0': expected a whole number"),
         ("model.hidden", [10**9], r"hidden must be at most 1000000"),
         ("model.hidden", [10**6, 10**6], "model=mlp: a client's state would take .* GiB of memory"),
         ("partition", {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9}, "needs k . 1 and std . 0"),
-        ("lr_decay", 1e300, "lr_decay=1e.300: the learning rate .* above 1e30 by round 2"),
-        ("weight_decay", 1e100, "weight_decay=1e.100: expected at most"),
+        ("lr_decay", 1e300, "lr_decay=1e.300: .* round 2"),
+        ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
         ("data.num_classes", 10**18, "data.num_classes=1000000000000000000: expected a whole number"),
         ("model.variants", [{"hidden": [0]}], "hidden must be positive"),
         ("model.variants", [{"hidden": 3}], r"model.variants\[0\]: model.hidden=3: expected a list"),
-        ("model.variants", [{"_target_": "os.abort"}], "nothing in Python's own modules is a part"),
-        ("partition._target_", "pflsim.data.splits.official", "partition._target_ .* is no function -> list"),
-        ("data._target_", "pflsim.run_folder.files.os.abort", "data: _target_ 'pflsim.run_folder.files.os.abort'"),
+        ("model.variants", [{"_target_": "os.abort"}], r"model.variants\[0\].* outside the standard library"),
+        ("partition._target_", "pflsim.data.splits.official", "partition._target_=.* -> list"),
+        ("data._target_", "pflsim.run_folder.files.os.abort", "data._target_=pflsim.run_folder.files.os.abort"),
     ],
 )
 def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, says: str) -> None:
@@ -332,7 +332,7 @@ def test_any_command_line_is_composed_or_refused(overrides: list[str]) -> None:
 @pytest.mark.usefixtures("config_folder")
 @pytest.mark.parametrize("value", ["2", "1", "0", "-1", "0.5", "1e3", "'true'", "yes", "[true]", "null", "''"])
 def test_nothing_but_true_is_true(value: str) -> None:
-    """OmegaConf makes true of 2."""
+    """2 is not a bool, although Python can convert it."""
     for key in ("method.clamp", "eval.received", "data.standardize"):
         with pytest.raises(SettingsError, match=f"{key}=.*: expected true or false"):
             plain(composed(["method=pfedcfr", f"{key}={value}"], [CONFIGS]))

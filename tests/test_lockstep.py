@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Records, states
+from support import Records, same, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
+from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.client_training import ClientTraining
+from lightning_modules.lockstep.program import FxProgram, Program
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.simulation import Simulation
@@ -55,7 +57,7 @@ def run(made: PreparedRun, folder: Path) -> tuple[InlineExecutor, Records]:
         Records(),
     )
     executor.start()
-    Simulation(executor, made.schedule_batches, folder, records).run()
+    Simulation(executor, made.plan, folder, records).run()
     return executor, records
 
 
@@ -105,6 +107,18 @@ def test_other_convolutional_models(model: str, double: None, tmp_path: Path) ->
     assert_equal_to_the_loop(tmp_path, "method=fedavg", *few, *f"model={model}".split(), together=1)
 
 
+def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole run in which torch.fx executes the traced steps ends with the same bits."""
+    found = []
+    for by_fx in (False, True):
+        monkeypatch.setattr(compiler, "USE_FX", by_fx)
+        executor, _ = run(job("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3"), tmp_path / str(by_fx))
+        programs = [step.program for lockstep in executor.host.locksteps.values() for step in lockstep.traces]
+        assert programs and all(isinstance(program, FxProgram if by_fx else Program) for program in programs)
+        found.append(states(executor))
+    assert same(*found)
+
+
 def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
     variants = "model.variants=[{hidden:[8]},{hidden:[6,8]}]"
     made = job("method=fedproto", *SMALL, variants, "lockstep=true")
@@ -149,13 +163,13 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     def train_slowly(module: ClientModule, examples: Examples, order: torch.Generator, *_: float) -> Any:
         return loop.train(module, examples, order, share(len(examples)))
 
-    def slow_trainee(*given: Any, **named: Any) -> ClientTraining:
+    def slow_training(*given: Any, **named: Any) -> ClientTraining:
         member = ClientTraining(*given, **named)
         member.work = share(member.count)
         return member
 
     monkeypatch.setattr(client_host, "train", train_slowly)
-    monkeypatch.setattr(client_host, "Trainee", slow_trainee)
+    monkeypatch.setattr(client_host, "ClientTraining", slow_training)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ONE_BY_ONE])
@@ -177,17 +191,17 @@ def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, m
 
 @pytest.mark.parametrize("method", ["fedfcd", "fedfomo", "gpfl", "heurpfedla", "l2gd", "pfedpm", "r_pfedpm"])
 def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> None:
-    """Some have trained and were not heard, others were never reached: they need not even have the same stages."""
+    """Some trained without a report, others never trained; their stages may differ."""
     found = []
     for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=5"]):
         made = job(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
         data = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
         executor = InlineExecutor(made.factory, data, made.partition, made.rule, made.federation)
         executor.start()
-        for t, (reached, clients_done) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
+        for t, (reached, reported) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
             trained = executor.train(t, executor.send(reached))
             ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-            executor.server.fuse([up for up in ups if up.client in clients_done])
+            executor.server.fuse([up for up in ups if up.client in reported])
         found.append((states(executor), [report.steps for report in trained.reports]))
     assert found[0][1] == found[1][1]
     for client, state in found[0][0].items():
@@ -216,7 +230,7 @@ CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "frac
     ("method", "small"), [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)]
 )
 def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_path: Path) -> None:
-    """To the bit, wherever the stacks live; also where computations go by how or where values lie in memory."""
+    """To the bit on any placement, also where results depend on memory layout and alignment."""
     made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.factory.stacks
     alone = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
@@ -226,7 +240,7 @@ def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_pat
     for executor in (alone, spread):
         executor.start()
         records = Records()
-        Simulation(executor, made.schedule_batches, tmp_path / str(len(found)), records).run()
+        Simulation(executor, made.plan, tmp_path / str(len(found)), records).run()
         rounds = [(record.evaluations, record.drift) for record in records.records]
         found.append(({**states(executor), "server": executor.server_numbers()}, rounds, records.joined))
     assert found[0][1:] == found[1][1:]

@@ -1,73 +1,64 @@
-"""What is kept of the papers' figures: every experiment has its file, whose rows are runs that can be made."""
+"""The papers' values beside the experiments: every row has a command that can be run."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import asdict
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+import tomllib
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
-from pflsim.analysis.compare.paper import differences, paper_table
-from pflsim.analysis.compare.planned import planned
+from pflsim.analysis.compare.paper import settings_of_rows
 from pflsim.analysis.compare.published import read_published
-from pflsim.analysis.results import Run
-from pflsim.analysis.results.settings import run_settings
+from pflsim.analysis.results.settings import settings_by_key
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose_all import compose_all
 
-EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
-SILENT = {"fedalp_figure4", "fedfcd_figure5", "fedfcd_figure6", "fedfcd_figure7"}
-SILENT |= {"pfedla_figure5", "pfedla_figure6", "pfedpm_figure3_femnist"}
-"""Figures without printed values."""
-
-
-def test_every_experiment_has_its_file() -> None:
-    assert sorted(p.stem for p in (CONFIGS / "experiment").glob("*.toml")) == EXPERIMENTS
-    assert {name for name in EXPERIMENTS if not read_published(name).rows} == SILENT
+EXPERIMENTS = {p.stem for p in (CONFIGS / "experiment").glob("*.yaml")}
+FILES = [tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted((CONFIGS / "experiment").glob("*.toml"))]
+WITHOUT_VALUES = {"fedalp_figure4", "fedfcd_figure5", "fedfcd_figure6", "fedfcd_figure7"}
+WITHOUT_VALUES |= {"pfedla_figure5", "pfedla_figure6", "pfedpm_figure3_femnist"}
+PUBLISHED = sorted(EXPERIMENTS - WITHOUT_VALUES)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_figures_are_in_range(name: str) -> None:
+def test_every_experiment_has_its_values() -> None:
+    found = [key for file in FILES for key, value in file.items() if isinstance(value, dict)]
+    assert sorted(found) == PUBLISHED
+    assert all(file["round"] in ("best_test_oracle", "best_val", "last") for file in FILES)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_values_are_percentages(name: str) -> None:
     published = read_published(name)
-    assert published.notes or published.rows
     labels = [row.label for row in published.rows]
-    assert len(set(labels)) == len(labels)
-    most = 1 if published.unit == "fraction" else 100
+    assert labels and len(set(labels)) == len(labels)
     for row in published.rows:
-        assert most / 5 < row.value < most
-        assert row.std is None or 0 < row.std < most / 8
+        assert 20 < row.value < 100
+        assert row.std is None or 0 < row.std < 12.5
+        assert row.model in (None, "personal", "global")
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_command_of_a_row_makes_its_settings(name: str) -> None:
-    """Hydra composes what was worked out from the files without it."""
-    done: set[str] = set()
-    for row in read_published(name).rows:
-        plan = planned(row.experiment or name, row.settings, CONFIGS)
-        command = plan.command()
-        if command in done:
-            continue
-        done.add(command)
-        with composing([CONFIGS]):
-            settings = plain(composed(shlex.split(command)[2:], [CONFIGS]))
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_differ_in_command_or_model(name: str) -> None:
+    rows = read_published(name).rows
+    assert len({(row.command, row.model) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: min(key for key in file if isinstance(file[key], dict)))
+def test_commands_of_rows_compose(file: dict[str, Any]) -> None:
+    """Each row of a table for one of its experiments, in turn: their rows are alike."""
+    names = [name for name in PUBLISHED if name in file]
+    rows = [row for i, name in enumerate(names) for row in read_published(name).rows[i :: len(names)]]
+    for settings in compose_all([shlex.split(row.command) for row in rows], [CONFIGS]):
         check(settings)
-        known = {part: settings.names[part] for part in ("method", "data", "model")}
-        run = SimpleNamespace(config=asdict(settings), method=known["method"], summary=known)
-        own = run_settings(cast(Run, run))
-        assert differences(own, plan.settings()) == []
-        assert own.keys() == plan.settings().keys()
-    assert {command for command, _ in paper_table(name, []).missing} == done
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_settings_file_leaves_figures_to_the_other(name: str) -> None:
-    """One place for a number: none of the paper's stands in the comments as well."""
-    path: Path = CONFIGS / "experiment" / f"{name}.yaml"
-    comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    words: Any = re.findall(r"\d+\.\d{2,}", "\n".join(line for line in comments if "launch.py" not in line))
-    assert not set(map(float, words)) & {row.value for row in read_published(name).rows}
-    assert f"# python launch.py compare --experiment {name}" in comments
+def test_settings_of_rows_are_those_that_hydra_composes() -> None:
+    rows = (*read_published("pfedcfr_table2_mnist").rows[1:4], *read_published("fedalp_table3").rows[:2])
+    with composing([CONFIGS]):
+        each = [plain(composed(shlex.split(row.command), [CONFIGS])) for row in rows]
+    assert settings_of_rows(rows) == [settings_by_key(asdict(settings), settings.names) for settings in each]
+    alpha = settings_of_rows((replace(rows[-1], command=f"{rows[-1].command} partition.alpha=7"),))
+    assert alpha[0]["partition.alpha"] == 7

@@ -11,6 +11,7 @@ import torch
 from support import METHOD_PARAMS
 from test_contract import inline, job, tensors_of
 
+from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
 from pflsim.run_folder.checkpoint import plain, restored
 
@@ -56,7 +57,7 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
     rule, executor = made.rule, inline(made)
     example = rule.init(made.federation)
     if rule.initial_round:
-        executor.fuse(executor.open(range(4)))
+        executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
     for number, cohort in enumerate(made.plan.cohorts, start=1):
         state = executor.server.state
         back = restored(example, through_a_file(state))
@@ -68,7 +69,7 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
             sides = [{c: everything(m) for c, m in side.items()} for side in (one, other)]
             assert differences(sides[0], sides[1]) == []
         assert differences(dict(rule.numbers(state)), dict(rule.numbers(back))) == []
-        trained = executor.train(number, executor.send(cohort))
+        trained = executor.run(TrainTask(number), executor.send(cohort))
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
         ups = sorted(ups, key=lambda up: up.client)
         assert differences(rule.fuse(state, ups), rule.fuse(back, ups)) == []

@@ -44,12 +44,12 @@ def test_an_edited_setting_is_noticed(line: str, stopped: Path, capsys: pytest.C
 def test_a_lost_line_is_no_reason_to_begin_again(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
     (stopped / "metrics.jsonl").write_text(lines[1])
-    assert "bring the files back" in refused(stopped, capsys)
+    assert "restore these files" in refused(stopped, capsys)
 
 
 def test_nor_are_lost_records(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (stopped / "metrics.jsonl").unlink()
-    assert "bring the files back" in refused(stopped, capsys)
+    assert "restore these files" in refused(stopped, capsys)
 
 
 def test_a_checkpoint_that_cannot_be_read_now_is_none_either(
@@ -73,7 +73,7 @@ def test_without_checkpoints_it_begins_again(stopped: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["lr=0.2"], "lr belongs to what the run is"),
+        (["lr=0.2"], "lr defines the run"),
         (["placement.threads=2"], "keeps its own"),
         (["placement.gpus=1"], "would change the device"),
         (["rounds=9"], "rounds belongs"),

@@ -95,7 +95,7 @@ def test_a_signal_saves_and_says_how_to_go_on(signum: int, to_all: bool, straigh
     run = start(tmp_path / "run", "round   4")
     (os.killpg if to_all else os.kill)(run.process.pid, signum)
     assert run.end() == 128 + signum, run.output
-    assert f"go on with   python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
+    assert f"resume with  python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
     assert json.loads((run.folder / "summary.json").read_text())["complete"] is False
     assert run.gone() and not leftovers(run.process.pid)
     assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0

@@ -8,12 +8,12 @@
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:TERM@120
 #SBATCH --no-kill
-# --signal: two minutes before the time is over the run saves its state and ends; take it up with resume=FOLDER.
-# --no-kill: when a node fails, the run goes on with the others. With GPUs add --gres=gpu:2 and placement.gpus=...
+# --signal: the run saves its state two minutes before the time limit; resume it with resume=FOLDER.
+# --no-kill: if a node fails, the run continues on the others. For GPUs add --gres=gpu:2 and placement.gpus=...
 set -euo pipefail
 
-folder=${PFLSIM:-$SLURM_SUBMIT_DIR}              # this project, in a place that all nodes see
-. "${PFLSIM_VENV:-$folder/.venv}/bin/activate"   # its environment, likewise
+folder=${PFLSIM:-$SLURM_SUBMIT_DIR}              # this project, on storage that all nodes share
+. "${PFLSIM_VENV:-$folder/.venv}/bin/activate"   # its environment, also shared
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 
@@ -22,20 +22,20 @@ address=$(srun --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" hostname --ip-addre
 port=$((20000 + SLURM_JOB_ID % 10000))
 start=(ray start --block --num-cpus="$SLURM_CPUS_PER_TASK" --disable-usage-stats)
 
-# Ray on the first node, then on the others, each as long as the job lasts.
+# Start Ray on the first node, then on the others; it runs until the job ends.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" \
   "${start[@]}" --head --node-ip-address="$address" --port="$port" &
 for host in "${hosts[@]:1}"; do
   srun --overlap --nodes=1 --ntasks=1 --nodelist="$host" "${start[@]}" --address="$address:$port" &
 done
 
-# The run itself on the first node; it waits until the others are there.
+# Start the run on the first node; it waits for the others.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" \
   python "$folder/launch.py" ray_address="$address:$port" placement.nodes="$SLURM_JOB_NUM_NODES" placement.wait_s=120 progress=plain "$@" &
 run=$!
 trap 'kill -TERM $run' TERM
 status=0
 wait $run || status=$?
-if kill -0 $run 2> /dev/null; then wait $run || status=$?; fi  # a signal has ended the first wait, not the run
+if kill -0 $run 2> /dev/null; then wait $run || status=$?; fi  # the signal ended the first wait; the run is saving its state
 kill %% $(jobs -p) 2> /dev/null || true
 exit $status

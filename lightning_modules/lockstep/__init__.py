@@ -1,1 +1,1 @@
-"""Clients of one architecture trained together: their values stacked, their step traced once and run many times."""
+"""Training of stacked clients: their state is stacked, and each training step is traced once and run many times."""

@@ -1,4 +1,4 @@
-"""A client about to train, apart from the module that works for it."""
+"""One client's training, separate from the module that computes it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from pflsim.data.federated import Examples
 
 @dataclass(slots=True)
 class ClientTraining:
-    """A client about to train.
+    """A client's state, data and schedule for one round, and the results of its training.
 
     Args:
-        values: all of its parameters and buffers by name, those held for the round too; new values come out here.
+        values: all parameters and buffers by name, including anchors; training replaces the values.
         pool: examples of several clients, on the module's device.
-        first, count: where its own lie in the pool.
-        order: decides the order of its examples.
+        first, count: this client's examples are the rows first .. first + count − 1 of the pool.
+        generator: draws the order of its examples.
         stages: its schedule.
-        work: the share of every stage's batches that it takes, in (0, 1]; see `loop.passes`.
+        work: train only this share of each stage's batches, in (0, 1]; see `loop.epoch_orders`.
+        taken: number of mini-batches so far.
+        sums, counts: sum and number of values of each named loss term so far.
     """
 
     values: dict[str, Tensor]
     pool: Examples
     first: int
     count: int
-    order: torch.Generator
+    generator: torch.Generator
     stages: tuple[Stage, ...]
     work: float = 1.0
     taken: int = 0
@@ -36,11 +38,11 @@ class ClientTraining:
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
-    def kind(self) -> object:
-        """What trainees must have in common to be stacked."""
+    def stack_key(self) -> object:
+        """Clients with equal keys can be stacked: they have the same stages, shapes and dtypes."""
         return self.stages, tuple((name, value.shape, value.dtype) for name, value in self.values.items())
 
     @property
     def losses(self) -> dict[str, float]:
-        """The mean over its mini-batches of every named loss term."""
+        """Mean of each named loss term over the mini-batches."""
         return {name: float(total) / self.counts[name] for name, total in self.sums.items()}

@@ -1,4 +1,4 @@
-"""Traces of tensor operations made short: what does nothing goes, what is always the same is worked out once."""
+"""Simplification of traced graphs of tensor operations."""
 
 from __future__ import annotations
 
@@ -12,135 +12,137 @@ from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
-SHAPED = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
+RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 ALIASES = (aten.alias.default, aten.detach.default)
-FILLED = {
+FILLS = {
     aten.ones_like.default: 1,
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
 }
-"""Operations whose result is filled with one number."""
-UNSAID = (
+"""Operations that fill their result with one number."""
+UNDECLARED_VIEWS = (
     operator.getitem,
     aten._unsafe_view.default,
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
     aten.unsafe_chunk.default,
 )
-"""Operations whose results are in the memory of their argument though their schema does not say so."""
-STATISTICS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
-"""Operations that move running statistics, arguments 3 and 4, without saying so in their schema."""
+"""Operations that return a view of their argument although their schema does not declare it."""
+BATCH_NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
+"""Operations that change running statistics, arguments 3 and 4, although their schema does not declare it."""
 
 
 def simplify(traced: GraphModule) -> None:
-    """Take out what does nothing, and work out once what is the same every time; the graph's result is a flat list."""
+    """Remove operations without effect, and compute once what does not depend on any input.
+
+    Args:
+        traced: changed in place; afterwards the graph's result is a flat list.
+    """
     traced.graph.set_codegen(CodeGen())
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = getattr(traced, node.target)
-    written = _written(traced.graph)
+    mutated = _mutated(traced.graph)
     for node in list(traced.graph.nodes):
-        same = _same(node, written)
-        if same is not None:
-            node.replace_all_uses_with(same)
+        equal = _equal_input(node, mutated)
+        if equal is not None:
+            node.replace_all_uses_with(equal)
             traced.graph.erase_node(node)
-    _fold(traced, written)
-    _join_biases(traced.graph)
-    clear(traced.graph)
+    _fold_constants(traced, mutated)
+    _fuse_biases(traced.graph)
+    remove_dead_code(traced.graph)
 
 
-def clear(graph: Graph) -> None:
-    """Take out what nobody needs."""
-    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target in STATISTICS)
+def remove_dead_code(graph: Graph) -> None:
+    """Remove operations whose results are not used."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or node.target in BATCH_NORMS)
     graph.lint()
 
 
-def shared_with(node: Node) -> Node | None:
-    """The argument whose memory a node's result is in: of a view, of an operation in place, of a part of a tuple."""
+def aliased_input(node: Node) -> Node | None:
+    """Return the argument whose memory a node's result uses: of a view, an in-place operation or a tuple item."""
     if node.op != "call_function":
         return None
-    if node.target in UNSAID:
+    if node.target in UNDECLARED_VIEWS:
         return node.all_input_nodes[0]
     if isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema
         memory = {name for result in schema.returns if result.alias_info for name in result.alias_info.before_set}
-        parts = any(isinstance(result.type, torch.ListType) for result in schema.returns)
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if (alias := argument.alias_info) is None or not isinstance(given, Node):
+        returns_list = any(isinstance(result.type, torch.ListType) for result in schema.returns)
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if (alias := argument.alias_info) is None or not isinstance(value, Node):
                 continue
-            if alias.before_set & memory or (parts and "*" in alias.after_set):  # lists of views say (a -> *)
-                return given
+            if alias.before_set & memory or (returns_list and "*" in alias.after_set):  # lists of views: (a -> *)
+                return value
     return None
 
 
 def root(node: Node) -> Node:
-    """The node that made the memory of a node's result."""
-    while (source := shared_with(node)) is not None:
+    """Return the node that allocated the memory of a node's result."""
+    while (source := aliased_input(node)) is not None:
         node = source
     return node
 
 
-def _written(graph: Graph) -> set[Node]:
-    """Nodes whose memory some operation writes to."""
-    roots = {written for node in graph.nodes for written in _writes(node)}
+def _mutated(graph: Graph) -> set[Node]:
+    """Return the nodes whose memory any operation writes to."""
+    roots = {mutated for node in graph.nodes for mutated in _mutated_roots(node)}
     return {node for node in graph.nodes if root(node) in roots}
 
 
-def _writes(node: Node) -> set[Node]:
-    """The roots of what an operation writes to."""
-    given = list(node.args[3:5]) if node.target in STATISTICS else []
+def _mutated_roots(node: Node) -> set[Node]:
+    """Return the roots of the memory that an operation writes to."""
+    written = list(node.args[3:5]) if node.target in BATCH_NORMS else []
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                given.append(value)
-    return {root(value) for value in given if isinstance(value, Node)}
+                written.append(value)
+    return {root(value) for value in written if isinstance(value, Node)}
 
 
-def postponable(node: Node, until: Node) -> bool:
-    """Whether a node would have the same value at a later one: nothing between them writes to what it is made of."""
-    made_of, at = {root(given) for given in node.all_input_nodes}, node.next
+def can_run_at(node: Node, until: Node) -> bool:
+    """Return whether a node has the same value just before `until`: no node in between writes to its inputs."""
+    inputs, at = {root(source) for source in node.all_input_nodes}, node.next
     while at is not until:
-        if _writes(at) & made_of:
+        if _mutated_roots(at) & inputs:
             return False
         at = at.next
     return True
 
 
-def _same(node: Node, written: set[Node]) -> Node | None:
-    """The earlier node that has the same value, if there is one."""
+def _equal_input(node: Node, mutated: set[Node]) -> Node | None:
+    """Return the earlier node that always has the same value, or None."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return None
     source, value = node.args[0], node.meta.get("val")
     if not isinstance(value, Tensor) or "val" not in source.meta:
         return None
-    if node.target in ALIASES or (node.target in SHAPED and example(source).shape == value.shape):
+    if node.target in ALIASES or (node.target in RESHAPES and example_value(source).shape == value.shape):
         return source
-    if node.target is aten.permute.default and [d % value.dim() for d in _numbers(node.args[1])] == [
-        *range(value.dim())
-    ]:
+    if node.target is aten.permute.default and [d % value.dim() for d in _ints(node.args[1])] == [*range(value.dim())]:
         return source
     if node.target is aten.t.default and source.target is aten.t.default:
         return source.all_input_nodes[0]
     if node.target is aten.transpose.int and source.target is aten.transpose.int:
-        here, there = ({d % value.dim() for d in _numbers(n.args[1:3])} for n in (node, source))
+        here, there = ({d % value.dim() for d in _ints(n.args[1:3])} for n in (node, source))
         return source.args[0] if here == there and isinstance(source.args[0], Node) else None
     if node.target in (aten.mul.Scalar, aten.pow.Tensor_Scalar) and node.args[1] == 1:
-        return source if example(source).dtype == value.dtype and not {node, source} & written else None
+        return source if example_value(source).dtype == value.dtype and not {node, source} & mutated else None
     return None
 
 
-def _fold(traced: GraphModule, written: set[Node]) -> None:
-    """Replace what depends on no input by its value."""
+def _fold_constants(traced: GraphModule, mutated: set[Node]) -> None:
+    """Replace nodes that do not depend on any input by their value."""
     known: dict[Node, Tensor] = {}
     for node in list(traced.graph.nodes):
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or node in written:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or node in mutated:
             continue
         value = node.meta.get("val")
         if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, Tensor):
             continue
-        if node.target in FILLED:
+        if node.target in FILLS:
             like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-            known[node] = like.fill_(FILLED[node.target])
+            known[node] = like.fill_(FILLS[node.target])
         elif all(n in known for n in node.all_input_nodes):
             arguments, named = map_arg((node.args, node.kwargs), lambda n: known[n])  # type: ignore[misc,return-value]
             known[node] = node.target(*arguments, **named)
@@ -155,23 +157,23 @@ def _fold(traced: GraphModule, written: set[Node]) -> None:
         node.replace_all_uses_with(constant)
 
 
-def _join_biases(graph: Graph) -> None:
-    """Products to which something is added, as one operation."""
+def _fuse_biases(graph: Graph) -> None:
+    """Replace a batched matrix product and the addition of its bias by one operation."""
     for node in graph.nodes:
         if node.target is aten.add.Tensor and not node.kwargs:
             added, product = node.args
             if isinstance(added, Node) and isinstance(product, Node) and set(product.users) == {node}:
-                result = example(node)
-                alike = example(product).shape == result.shape and example(product).dtype == result.dtype
-                alike = alike and example(added).dtype == result.dtype
-                if product.target is aten.bmm.default and alike and postponable(product, node):
+                result = example_value(node)
+                values = example_value(product), example_value(added)
+                alike = values[0].shape == result.shape and all(value.dtype == result.dtype for value in values)
+                if product.target is aten.bmm.default and alike and can_run_at(product, node):
                     node.target, node.args = aten.baddbmm.default, (added, *product.args)
 
 
-def example(node: Node) -> Tensor:
-    """An example of a node's value."""
+def example_value(node: Node) -> Tensor:
+    """Return the value of a node in the trace; its shape, strides and dtype are those of every call."""
     return node.meta["val"]
 
 
-def _numbers(arguments: Any) -> list[int]:
+def _ints(arguments: Any) -> list[int]:
     return [int(a) for a in arguments]

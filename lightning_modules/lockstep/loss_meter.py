@@ -1,4 +1,4 @@
-"""Loss terms of a phase, added up client by client."""
+"""Sums of loss terms per client."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from lightning_modules.base import Terms
 from lightning_modules.lockstep.client_training import ClientTraining
 
-KEPT = 64
-"""Steps whose terms are kept before they are added up: one operation for all of them instead of one each."""
+FLUSH_STEPS = 64
+"""Steps whose terms are kept before they are summed, in one operation instead of one per step."""
 
 
 class LossMeter:
-    """Sums of the named loss terms of a stack of clients.
+    """Sums the named loss terms of one phase for each client of a stack.
 
     Args:
-        prefix: goes before the names.
-        clients: of the stack.
+        prefix: prepended to the names of the terms.
+        clients: number of clients.
     """
 
     def __init__(self, prefix: str, clients: int):
@@ -28,34 +28,34 @@ class LossMeter:
         self.counts: dict[str, list[int]] = {}
         self._names: Sequence[str] = ()
         self._active = 0
-        self._kept: list[Sequence[Tensor]] = []
+        self._pending: list[Sequence[Tensor]] = []
 
-    def together(self, active: int, names: Sequence[str], terms: Sequence[Tensor]) -> None:
-        """A step of the first clients: terms [active] each, or scalars of a single client."""
-        if active != self._active or len(self._kept) == KEPT:
-            self._add_up()
+    def add_stacked(self, active: int, names: Sequence[str], terms: Sequence[Tensor]) -> None:
+        """Add a step of the first `active` clients: terms [active], or scalars if there is one client."""
+        if active != self._active or len(self._pending) == FLUSH_STEPS:
+            self._flush()
         self._active, self._names = active, names
-        self._kept.append(terms)
+        self._pending.append(terms)
 
-    def alone(self, row: int, terms: Terms) -> None:
-        """A step of one client."""
+    def add_single(self, row: int, terms: Terms) -> None:
+        """Add a step of one client."""
         for name, value in terms.items():
             self._add(name, range(row, row + 1), value, 1)
 
-    def hand_over(self, row: int, member: ClientTraining) -> None:
-        """Add a client's sums to those of its earlier stages."""
-        self._add_up()
+    def add_to(self, client: ClientTraining, row: int) -> None:
+        """Add the sums of row `row` to those of a client's earlier stages."""
+        self._flush()
         for name, counts in self.counts.items():
             if counts[row]:
-                before = member.sums.get(self.prefix + name)
+                before = client.sums.get(self.prefix + name)
                 sums = self.sums[name][row]
-                member.sums[self.prefix + name] = sums if before is None else before + sums
-                member.counts[self.prefix + name] = member.counts.get(self.prefix + name, 0) + counts[row]
+                client.sums[self.prefix + name] = sums if before is None else before + sums
+                client.counts[self.prefix + name] = client.counts.get(self.prefix + name, 0) + counts[row]
 
-    def _add_up(self) -> None:
-        for name, values in zip(self._names, zip(*self._kept, strict=True), strict=False):
+    def _flush(self) -> None:
+        for name, values in zip(self._names, zip(*self._pending, strict=True), strict=False):
             self._add(name, range(self._active), torch.stack(values).sum(0), len(values))
-        self._kept = []
+        self._pending = []
 
     def _add(self, name: str, rows: range, value: Tensor, count: int) -> None:
         if name not in self.sums:

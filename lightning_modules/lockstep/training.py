@@ -14,34 +14,33 @@ from lightning_modules.phases import Stage
 
 
 class Lockstep:
-    """Trains stacks of clients, each with its own examples, order of examples and number of batches.
+    """Trains clients as stacks, each client with its own examples, order of examples and number of batches.
 
-    Equal to `loop.train` for each of them but for rounding. The clients with the most batches come first in a stack, so
-    that those which have finished leave at its end. The full batches of a stack are one traced step; a batch of another
-    size is the client's own affair.
+    Results equal those of `loop.train` up to rounding. The full batches of a stack are one traced step; a smaller batch
+    is trained by its client alone.
 
     Args:
-        module: of the architecture; works for all clients.
+        module: of the clients' architecture; computes for all of them.
     """
 
     def __init__(self, module: ClientModule):
         self.module = module
         self.traces = Traces(module)
 
-    def train(self, members: Sequence[ClientTraining]) -> None:
-        """Train clients for a round; those that are alike go together."""
-        kinds: dict[object, list[ClientTraining]] = {}
-        for member in members:
-            kinds.setdefault(member.kind, []).append(member)
-        for alike in kinds.values():
-            bind_state(self.module, alike[0].values)
+    def train(self, clients: Sequence[ClientTraining]) -> None:
+        """Train clients for a round; clients with equal stages and shapes form a stack."""
+        stacks: dict[object, list[ClientTraining]] = {}
+        for client in clients:
+            stacks.setdefault(client.stack_key, []).append(client)
+        for stack in stacks.values():
+            bind_state(self.module, stack[0].values)
             self.module.train()
-            for stage in alike[0].stages:
-                self._stage(stage, alike)
+            for stage in stack[0].stages:
+                self._train_stage(stage, stack)
             self.module.zero_grad(set_to_none=True)
 
-    def _stage(self, stage: Stage, members: Sequence[ClientTraining]) -> None:
+    def _train_stage(self, stage: Stage, clients: Sequence[ClientTraining]) -> None:
         size, smallest = self.module.training_settings.batch_size, self.module.smallest_batch
-        schedules = [schedule_batches(member, stage, size, smallest) for member in members]
-        rows = sorted(range(len(members)), key=lambda k: (-len(schedules[k].full), k))
-        Stack(self.module, self.traces, stage, [members[k] for k in rows], [schedules[k] for k in rows]).run()
+        schedules = [schedule_batches(client, stage, size, smallest) for client in clients]
+        rows = sorted(range(len(clients)), key=lambda k: (-len(schedules[k].full), k))
+        Stack(self.module, self.traces, stage, [clients[k] for k in rows], [schedules[k] for k in rows]).run()

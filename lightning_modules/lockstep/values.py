@@ -1,4 +1,4 @@
-"""All parameters and buffers of a module as a dictionary, and back."""
+"""Binding a module's parameters and buffers to a dictionary of tensors, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_modules.base import ClientModule
 
 
 def bind_state(module: ClientModule, values: dict[str, Tensor]) -> None:
-    """Make tensors the module's parameters and buffers, without copying; what it held for a round goes."""
+    """Make tensors the module's parameters and buffers without copying; anchors not among them are cleared."""
     module.clear_anchors()
     parameters = dict(module.named_parameters())
     for name, value in values.items():
@@ -19,30 +19,32 @@ def bind_state(module: ClientModule, values: dict[str, Tensor]) -> None:
             parameters[name].data = value
         else:
             owner, _, key = name.rpartition(".")
-            part = module.get_submodule(owner)
-            if key in part._buffers:
-                part._buffers[key] = value
+            submodule = module.get_submodule(owner)
+            if key in submodule._buffers:
+                submodule._buffers[key] = value
             else:  # of an anchor
-                part.register_buffer(key, value, persistent=False)
+                submodule.register_buffer(key, value, persistent=False)
 
 
 @contextmanager
 def restored_state(module: ClientModule) -> Iterator[None]:
-    """What a module comes to wear inside the block is off again at its end, and what it was made with is back.
+    """Bind the module to its former tensors again at the end of the block.
 
-    Otherwise it would be left with rows of a stack, wherever in memory these begin. The last bits of a product depend
-    on that, so that those of the next client judged here would depend on who had trained here before.
+    Otherwise it would keep rows of a stack. Their memory alignment affects the last bits of products, so results of the
+    next client on this module would depend on who trained before.
     """
     module.clear_anchors()
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    own = {name: value.detach() for name, value in named.items()}
+    before = {name: value.detach() for name, value in _state(module).items()}
     try:
         yield
     finally:
-        bind_state(module, own)
+        bind_state(module, before)
 
 
 def clone_state(module: ClientModule) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers of a module, by name; strides stay as they are."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: value.detach().clone() for name, value in named.items()}
+    """Return copies of all parameters and buffers by name, with the same strides."""
+    return {name: value.detach().clone() for name, value in _state(module).items()}
+
+
+def _state(module: ClientModule) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -1,1 +1,1 @@
-"""One file per method, named as the method."""
+"""The client side of each method: one file per method, with the name of the method."""

@@ -1,4 +1,4 @@
-"""Ditto."""
+"""Ditto: a personal model that stays near the global one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pflsim.params import Selector, load
 
 
 class Ditto(ClientModule):
-    """Beside FedAvg's w a personal model v with F(v) + λ/2·‖v − w^t‖² (Li et al. 2021, eq. 2, Algorithm 1).
+    """Trains FedAvg's w and a personal model v on F(v) + λ/2·‖v − w^t‖² (Li et al. 2021, eq. 2, Algorithm 1).
 
-    w^t is the model as received. On every mini-batch w takes FedAvg's step and v its own; w travels, v never does.
-    Judged by v.
+    w^t is the received model. On each mini-batch, w takes a FedAvg step and v takes its own step. Only w is shared.
+    Reported model: v.
 
     Args:
         net: body and head of w.
         training: the run's local training settings, for both.
-        lam: λ ≥ 0, with lr·λ ≤ 2; 0 makes v Local.
+        lam: λ ≥ 0, with lr·λ ≤ 2; with 0, v is Local's model.
 
     Notes:
-        As w^t is held fixed for the round, the order of the two steps changes nothing.
+        w^t is fixed for the round, so the order of the two steps does not matter.
     """
 
     lockstep = True
@@ -41,29 +41,29 @@ class Ditto(ClientModule):
         self.received = Anchor({"personal" + name.removeprefix("net"): name for name in self.shared_parameters()})
 
     def schedule(self) -> Schedule:
-        """Both models, on the same mini-batches."""
+        """Return one stage in which w and v train on the same mini-batches."""
         personal = Phase("personal", objective="personal_objective", trainable=Selector(("personal",)))
         return (Alternate((Phase("global"), personal), every="batch"),)
 
     def join(self, downlink: Message) -> None:
-        """A newcomer's v starts from the server's model."""
+        """Initialise w and v of a newcomer with the server's model."""
         self.receive(downlink)
         load(self.personal, self.net.state_dict())
 
     def personal_objective(self, batch: Batch) -> Terms:
-        """Cross-entropy of v and its pull towards w^t."""
+        """Return the cross-entropy of v and its penalty towards w^t."""
         inputs, labels = batch
         ce = cross_entropy(self.personal(inputs), labels)
         return {"ce": ce, "prox": proximal(self.received.pairs(self), self.lam)}
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """The personal model v."""
+        """Return scores of the personal model v."""
         return self.personal(inputs)
 
     def predict_global(self, inputs: Tensor) -> Tensor:
-        """The common model w."""
+        """Return scores of the global model w."""
         return self.net(inputs)
 
     def plain_net(self, model: Literal["personal", "global"]) -> Net:
-        """The personal model v, or w."""
+        """Return v for the personal model, w for the global one."""
         return self.personal if model == "personal" else self.net

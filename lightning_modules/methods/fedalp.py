@@ -1,4 +1,4 @@
-"""FedALP."""
+"""FedALP: a mixture of the group's and the common model, layer by layer."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from lightning_modules.base import ClientModule
 
 
 class FedALP(ClientModule):
-    """Plain SGD from what the server sent (Xie et al. 2022, Algorithm 1, ClientUpdate).
+    """Trains the received model by plain SGD (Xie et al. 2022, Algorithm 1, ClientUpdate).
 
-    Judged by what it is sent: the mixture of its group's model and the common one (eq. 9).
+    Reported model: as received, the mixture of the group's model and the common one (eq. 9).
 
     Notes:
-        The trained weights travel up, not their difference to those received, which the server knows: the same bytes.
+        The client sends the trained weights instead of their change. The server knows what it sent, and the number of
+        bytes is the same.
     """
 
     lockstep = True

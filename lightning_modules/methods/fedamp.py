@@ -1,4 +1,4 @@
-"""FedAMP."""
+"""FedAMP: attentive mixtures of the clients' models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pflsim.config.validate import non_negative, positive
 
 
 class FedAMP(ClientModule):
-    """F(w) + λ/(2α)·‖w − u_i‖² with u_i the client's own mixture (Huang et al. 2021, eq. 6). Judged after training.
+    """Minimises F(w) + λ/(2α)·‖w − u_i‖², where u_i is the client's mixture (Huang et al. 2021, eq. 6).
+
+    Reported model: personal, after local training.
 
     Args:
         net: body and head.
         training: the run's local training settings.
         lam: λ ≥ 0, with lr·λ/α ≤ 2.
-        alpha: α > 0, the same that the server mixes with.
+        alpha: α > 0, also used by the server.
 
     Notes:
-        Local training starts from u_i, as the authors' experiments do; the paper leaves the start open.
+        Local training starts from u_i, as in the authors' experiments; the paper does not specify it.
     """
 
     lockstep = True
@@ -32,5 +34,5 @@ class FedAMP(ClientModule):
         self.received = Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:
-        """Cross-entropy and the pull towards u_i."""
+        """Return the cross-entropy and the penalty towards u_i."""
         return {**super().objective(batch), "prox": proximal(self.received.pairs(self), self.coefficient)}

@@ -1,4 +1,4 @@
-"""FedAvg."""
+"""FedAvg: one model, averaged over the clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from lightning_modules.base import ClientModule
 
 
 class FedAvg(ClientModule):
-    """Plain SGD from the server's mean (McMahan et al. 2017, Algorithm 1). Judged by the server's model."""
+    """Trains the server's model by plain SGD (McMahan et al. 2017, Algorithm 1).
+
+    Reported model: global.
+    """
 
     lockstep = True
     reported_model = "global"

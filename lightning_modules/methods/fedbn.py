@@ -1,4 +1,4 @@
-"""FedBN."""
+"""FedBN: FedAvg with private normalisation layers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pflsim.params import Selector
 
 
 class FedBN(ClientModule):
-    """FedAvg without the normalisation layers, which stay with their client (Li et al. 2021, Algorithm 1).
+    """Shares all layers but the normalisation layers (Li et al. 2021, Algorithm 1).
 
-    Judged as received: the mean of the other layers with the client's own normalisation, as the paper reports it.
+    Reported model: as received, the averaged layers with the client's own normalisation layers, as in the paper.
 
     Notes:
-        Scale, shift and running statistics all stay, under every setting of `buffers`. Normalisation layers are found
-        by their class and may be of any kind; the paper has batch normalisation only.
+        Scale, shift and running statistics stay private under every setting of `buffers`. Normalisation layers of all
+        kinds are found by their class; the paper uses batch normalisation only.
     """
 
     lockstep = True

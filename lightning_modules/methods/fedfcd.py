@@ -22,26 +22,29 @@ from pflsim.params import BODY, HEAD, Selector
 
 
 class FedFCD(ClientModule):
-    """Personal body θ and head φ_i beside a received global head φ_g (Li et al. 2024, eqs. 3-10, Algorithm 1).
+    """Trains a private body θ and head φ_i with a received global head φ_g (Li et al. 2024, eqs. 3-10, Algorithm 1).
 
-    Decision: softmax(φ_g(z) + φ_i(z)) with z = f(θ; x) (eqs. 7, 8), in training and in `predict`. A round alternates
-    θ ← θ − η·∇[CE + λ/D·‖z − C̄_y‖²] (eq. 9) and φ_i ← φ_i − η·∇CE at the new θ (eq. 10). Class means of z go up, φ_g
-    and the global means C̄ come down; θ and φ_i never leave. Judged after local training.
+    The decision is softmax(φ_g(z) + φ_i(z)) with z = f(θ; x) (eqs. 7, 8), in training and in `predict`. Local training
+    alternates θ ← θ − η·∇[CE + λ/D·‖z − C̄_y‖²] (eq. 9) and φ_i ← φ_i − η·∇CE at the new θ (eq. 10). The client sends
+    class means of z and receives φ_g and the global means C̄. Reported model: personal, after local training.
 
     Args:
         net: body and head.
         training: the run's local training settings.
         lam: λ ≥ 0 of eq. 6; the paper: 1 (Fashion-MNIST) or 5 (CIFAR).
-        alternate: the two steps take turns on every batch, or epoch by epoch.
-        feature_alignment: the term of eq. 6.
-        decision_fusion: φ_g in eq. 8; without it the decision is φ_i's.
-        hierarchical: eqs. 9 and 10 in turn; without it one step on both. All three off is Local.
+        alternate: alternate the two steps by batch or by epoch.
+        feature_alignment: use the term of eq. 6.
+        decision_fusion: use φ_g in eq. 8; otherwise φ_i alone decides.
+        hierarchical: alternate eqs. 9 and 10; otherwise train θ and φ_i in one step. With all three off the method is
+            Local.
 
     Notes:
-        An example of a class without a global mean adds no alignment.
-        φ_g starts as a copy of the initial φ_i, and is never trained here. The step on φ_i makes the features anew with
-        the body in training mode, so that running statistics of BatchNorm are updated twice a batch. The class
-        means are taken once, after all local epochs; Algorithm 1 takes them in each, but sends only the last.
+        - Examples of a class without a global mean add 0 to the alignment.
+        - φ_g starts as a copy of the initial φ_i. Only the server trains it.
+        - The step on φ_i computes the features again with the body in training mode, so running statistics of BatchNorm
+          are updated twice per batch.
+        - Class means are computed once, after all local epochs. Algorithm 1 computes them in each epoch but sends only
+          the last ones.
     """
 
     lockstep = True
@@ -67,25 +70,25 @@ class FedFCD(ClientModule):
         self.global_means = Anchor()
 
     def schedule(self) -> Schedule:
-        """The body, then the head; or both at once."""
+        """Return the phases `body` and `head` in alternation, or one phase for both."""
         if not self.hierarchical:
             return (Phase(),)
         body, head = Phase("body", "objective", BODY), Phase("head", "decision_objective", HEAD)
         return (Alternate((body, head), every=self.alternate),)
 
     def receive(self, downlink: Message) -> None:
-        """Take φ_g and hold the global means."""
+        """Load φ_g and store the global means for the round."""
         super().receive(downlink)
         found = downlink.prototypes
-        self.global_means.hold({} if found is None else {"means": found.means, "held": found.counts > 0})
+        self.global_means.store({} if found is None else {"means": found.means, "held": found.counts > 0})
 
     def decide(self, features: Tensor) -> Tensor:
-        """φ_g(z) + φ_i(z), logits [B, C] (eqs. 7, 8; the softmax is the loss's)."""
+        """Return the logits φ_g(z) + φ_i(z), [B, C] (eqs. 7, 8); the loss applies the softmax."""
         local = self.net.head(features)
         return local if self.global_head is None else self.global_head(features) + local
 
     def objective(self, batch: Batch) -> Terms:
-        """Cross-entropy of the fused decision, and the alignment of features (eq. 9)."""
+        """Return the cross-entropy of the fused decision and the alignment of features (eq. 9)."""
         inputs, labels = batch
         features = self.net.body(inputs)
         terms = {"ce": cross_entropy(self.decide(features), labels)}
@@ -94,27 +97,27 @@ class FedFCD(ClientModule):
         return terms
 
     def decision_objective(self, batch: Batch) -> Terms:
-        """Cross-entropy of the fused decision on features that are held fixed (eq. 10)."""
+        """Return the cross-entropy of the fused decision on fixed features (eq. 10)."""
         inputs, labels = batch
         with torch.no_grad():
             features = self.net.body(inputs)
         return {"ce": cross_entropy(self.decide(features), labels)}
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """The fused decision."""
+        """Return the logits of the fused decision."""
         return self.decide(self.net.body(inputs))
 
     def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """The net, where nothing is fused with its own head's decision."""
+        """Return the net, or None with decision fusion."""
         return self.net if self.global_head is None else None
 
     def reply(self, shard: Shard) -> Uplink:
-        """The class means of the training examples (eq. 3), where the server has a use for them."""
+        """Return the class means of the training examples (eq. 3), or nothing if the server does not use them."""
         if self.feature_alignment or self.global_head is not None:
             return reply_means(self.net.body, shard)
         return Uplink(client=shard.client, num_examples=shard.num_examples)
 
     def _alignment(self, features: Tensor, labels: Tensor) -> Tensor:
-        """λ/B · Σ 1/D · ‖z − C̄_y‖² (eq. 6)."""
-        held = dict(self.global_means.named_buffers())
-        return self.lam * alignment(features, labels, **held) if held and self.lam else features.new_zeros(())
+        """Return λ/B · Σ 1/D · ‖z − C̄_y‖² (eq. 6)."""
+        stored = self.global_means.tensors
+        return self.lam * alignment(features, labels, **stored) if stored and self.lam else features.new_zeros(())

@@ -1,4 +1,4 @@
-"""FedGH: private bodies under a head that the server trains on class means."""
+"""FedGH: private bodies, and a head that the server trains on class means."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pflsim.params import HEAD
 
 
 class FedGH(ClientModule):
-    """Plain SGD on the whole net, whose head the server's replaces in every round (Yi et al. 2023, Figure 1).
+    """Trains the whole net by plain SGD from the server's head (Yi et al. 2023, Figure 1).
 
-    Class means of the trained body's features go up, the head comes down; the body never leaves. Judged after local
-    training: by the client's body and the head as it has trained it.
+    The client receives the head and sends class means of the trained body's features. The body stays private.
+    Reported model: personal, after local training.
 
     Notes:
-        Before round 1 the server's head is the common initial one, so that round 1 is Local's.
-        The server does not train running statistics: those of normalisation in a head stay with the client.
+        - Before round 1 the server's head is the common initial head, so round 1 equals Local.
+        - Running statistics of normalisation layers in a head stay private, since the server does not train them.
     """
 
     lockstep = True
@@ -25,9 +25,9 @@ class FedGH(ClientModule):
     compares_features = True
 
     def shared_buffers(self) -> tuple[str, ...]:
-        """None."""
+        """Return no buffers."""
         return ()
 
     def reply(self, shard: Shard) -> Uplink:
-        """The class means of the trained body; the trained head stays here."""
+        """Return the class means of the trained body."""
         return reply_means(self.net.body, shard)

@@ -1,4 +1,4 @@
-"""FedPer."""
+"""FedPer: shared base layers, private personalisation layers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pflsim.params import NET, Selector, resolve_threshold, units
 
 
 class FedPer(ClientModule):
-    """Base layers are averaged, the personalisation layers above them are private (Arivazhagan et al. 2019).
+    """Shares the base layers and keeps the personalisation layers private (Arivazhagan et al. 2019).
 
-    All layers train together by plain SGD (Algorithm 1). Judged after local training.
+    All layers train together by plain SGD (Algorithm 1). Reported model: personal, after local training.
 
     Args:
         net: body and head.
         training: the run's local training settings.
-        base: K_B, how many layers (modules with parameters) are base layers, from the input on; a count, a fraction of
-            them, or "body": all before the classifier (K_P = 1). All of them is FedAvg, none is Local.
+        base: K_B, the number of base layers (modules with parameters) counted from the input: a count, a fraction, or
+            "body" for all layers before the classifier (K_P = 1). All layers is FedAvg, none is Local.
     """
 
     lockstep = True

@@ -1,4 +1,4 @@
-"""FedProx."""
+"""FedProx: FedAvg with a proximal term."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from lightning_modules.training import Training
 
 
 class FedProx(ClientModule):
-    """F(w) + μ/2·‖w − w_g‖² with w_g the received model (Li et al. 2020, eq. 2). Judged by the server's model.
+    """Minimises F(w) + μ/2·‖w − w_g‖², where w_g is the received model (Li et al. 2020, eq. 2).
+
+    Reported model: global.
 
     Args:
         net: body and head.
@@ -23,8 +25,9 @@ class FedProx(ClientModule):
 
     def __init__(self, net: Net, training: Training, *, mu: float = 0.001):
         super().__init__(net, training)
-        self.mu, self.received = training.penalty("method.mu", mu), Anchor(self.shared_parameters())
+        self.mu = training.penalty("method.mu", mu)
+        self.received = Anchor(self.shared_parameters())
 
     def objective(self, batch: Batch) -> Terms:
-        """Cross-entropy and the proximal term."""
+        """Return the cross-entropy and the proximal term."""
         return {**super().objective(batch), "prox": proximal(self.received.pairs(self), self.mu)}

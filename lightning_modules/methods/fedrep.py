@@ -1,4 +1,4 @@
-"""FedRep."""
+"""FedRep: a shared body, and private heads that are trained first."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pflsim.params import BODY, HEAD
 
 
 class FedRep(ClientModule):
-    """First the private head h on the received body φ, then the body under the new head (Collins et al. 2021, Alg. 1).
+    """Trains the private head h on the received body φ, then the body under the new head (Collins et al. 2021, Alg. 1).
 
-    Judged after local training.
+    Reported model: personal, after local training.
 
     Args:
         net: body and head.
@@ -27,8 +27,7 @@ class FedRep(ClientModule):
         body_epochs: local epochs of the body; None: the run's local_epochs or local_steps.
 
     Notes:
-        While the head trains, the body is φ and nothing else: in evaluation mode, so that neither its running
-        statistics nor its parameters move.
+        The body is in evaluation mode while the head trains, so its running statistics do not change.
     """
 
     lockstep = True
@@ -40,17 +39,17 @@ class FedRep(ClientModule):
         self.body_epochs = None if body_epochs is None else at_least_one("method.body_epochs", body_epochs)
         if not BODY.parameters(self):
             raise SettingsError(
-                "fedrep trains the body apart from the head, and this model's body has no parameters: take another, "
-                "for example with more in model.hidden"
+                "fedrep trains body and head separately, and the body of this model has no parameters; choose a model "
+                "with hidden layers, for example model=mlp model.hidden=[100]"
             )
 
     def schedule(self) -> Schedule:
-        """The head, then the body."""
+        """Return the phases `head` and `body`."""
         head = Phase("head", objective="head_objective", trainable=HEAD, epochs=self.head_epochs)
         return (head, Phase("body", trainable=BODY, epochs=self.body_epochs))
 
     def head_objective(self, batch: Batch) -> Terms:
-        """Cross-entropy on features of the fixed body."""
+        """Return the cross-entropy on features of the fixed body."""
         inputs, labels = batch
         with torch.no_grad(), evaluating(self.net.body):
             features = self.net.body(inputs)

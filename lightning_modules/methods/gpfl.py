@@ -1,4 +1,4 @@
-"""GPFL: one body, a global and a personal path through a conditional valve."""
+"""GPFL: global and personal features of one body, by a conditional valve."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from pflsim.params import Selector
 
 
 class GPFL(ClientModule):
-    """Global and personal features of one body at once (Zhang et al. 2023, eqs. 3 to 11, Algorithm 1).
+    """Trains global and personal features of one body together (Zhang et al. 2023, eqs. 3 to 11, Algorithm 1).
 
-    CE(ψ(f^P), y) − log softmax_y cos(f^G, C) + λ·‖f^G − Ĉ_y‖ + μ/2·(‖V‖² + ‖C‖²), all parameters trained at once.
-    f^G and f^P are the body's features f through the valve V (CoV) under the conditions g and p. C (GCE) has an
-    embedding of every class; Ĉ is C as received, fixed for the round. g is the mean of Ĉ over the classes, p the mean
-    weighted by the client's class shares. Body, V and C are shared, the head ψ is private. Judged by ψ(f^P) after local
-    training.
+    Minimises CE(ψ(f^P), y) − log softmax_y cos(f^G, C) + λ·‖f^G − Ĉ_y‖ + μ/2·(‖V‖² + ‖C‖²) over all parameters. The
+    valve V (CoV) maps the body's features f to f^G under the condition g and to f^P under the condition p. C (GCE)
+    holds one embedding per class; Ĉ is the received C, fixed for the round. g is the mean of Ĉ over the classes, and p
+    is the mean weighted by the client's class shares. Body, V and C are shared; the head ψ is private. Reported model:
+    ψ(f^P), after local training.
 
     Args:
         net: body and head.
         training: the run's local training settings.
-        lam: λ ≥ 0, the pull towards the fixed embeddings. The authors: 0.01 for CNN and MLP, 0.0001 for ResNet-18.
+        lam: λ ≥ 0, penalty towards the fixed embeddings. The authors: 0.01 for CNN and MLP, 0.0001 for ResNet-18.
         mu: μ ≥ 0, weight decay of V and C. The authors: 0.1 for CNN and MLP, 0 for ResNet-18.
 
     Notes:
-        - Eq. 7 divides p by the number of classes, though the shares already sum to one; here p is the weighted mean,
-          so that for a client with all classes alike p = g.
-        - Eq. 11 prints the norms of V and C; as weight decay their squares are meant.
-        - Eq. 9 is a mean over the examples of a batch, as the other terms are.
-        - p is kept with the client until the next round, since it is judged with it.
+        - Eq. 7 divides p by the number of classes although the shares sum to one. Here p is the weighted mean, so a
+          client with equal shares has p = g.
+        - Eq. 11 prints the norms of V and C. Here they are squared, as weight decay.
+        - Eq. 9 is averaged over the examples of a batch, like the other terms.
+        - p is part of the client's state, since the reported model uses it after the round.
     """
 
     lockstep = True
@@ -54,20 +54,20 @@ class GPFL(ClientModule):
         self.register_buffer("personal", torch.zeros(net.feature_width))
 
     def schedule(self) -> Schedule:
-        """All parameters at once, the valve and the embeddings too."""
+        """Return one phase that trains all parameters, including valve and embeddings."""
         return (Phase(trainable=Selector(("",))),)
 
     def before_training(self, shard: Shard) -> None:
-        """Fix the embeddings just received, and make both conditions of them (eqs. 5 to 7)."""
+        """Store the received embeddings and compute both conditions from them (eqs. 5 to 7)."""
         received = self.embeddings.weight.detach()
         shares = torch.bincount(shard.train.y, minlength=len(received)).to(received) / max(shard.num_examples, 1)
-        self.fixed.hold({"embeddings": received, "condition": received.mean(0)})
+        self.fixed.store({"embeddings": received, "condition": received.mean(0)})
         self.personal.copy_(shares @ received)
 
     def objective(self, batch: Batch) -> Terms:
-        """The personal task, the guidance by angle and by magnitude, and the decay (eq. 11)."""
+        """Return the terms of eq. 11: personal task, angle and magnitude guidance, weight decay."""
         inputs, labels = batch
-        features, fixed = self.net.body(inputs).flatten(1), dict(self.fixed.named_buffers())
+        features, fixed = self.net.body(inputs).flatten(1), self.fixed.tensors
         guided = self.valve(features, fixed["condition"])
         angles = normalize(guided) @ normalize(self.embeddings.weight).T
         shared = (*self.valve.parameters(), *self.embeddings.parameters())
@@ -79,9 +79,9 @@ class GPFL(ClientModule):
         }
 
     def decide(self, features: Tensor) -> Tensor:
-        """ψ(f^P), logits [B, C] of flat features [B, D]."""
+        """Return the logits ψ(f^P), [B, C], of flat features [B, D]."""
         return self.net.head(self.valve(features, self.personal).view(-1, *self.net.feature_shape))
 
     def predict(self, inputs: Tensor) -> Tensor:
-        """The personal path."""
+        """Return the logits of the personal path."""
         return self.decide(self.net.body(inputs).flatten(1))

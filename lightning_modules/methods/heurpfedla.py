@@ -1,4 +1,4 @@
-"""HeurpFedLA."""
+"""HeurpFedLA: pFedLA with some units kept by the client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from lightning_modules.methods.pfedla import PFedLA
 
 
 class HeurpFedLA(PFedLA):
-    """pFedLA whose clients keep the units that they are not sent (Ma et al. 2022, Algorithm 2, line 13).
+    """Trains as pFedLA does and keeps the units that the downlink leaves out (Ma et al. 2022, Algorithm 2, line 13).
 
-    θ_i = {mixed units as received, retained units as they are after the client's own training}: what a downlink leaves
-    out stays as it is.
+    θ_i = {received mixed units, retained units after the client's own training}.
     """

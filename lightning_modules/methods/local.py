@@ -1,4 +1,4 @@
-"""Local: every client alone."""
+"""Local: every client trains alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pflsim.params import NOTHING
 
 
 class Local(ClientModule):
-    """Plain SGD on the client's own data; nothing is sent, nothing received."""
+    """Trains by plain SGD on the client's own data; nothing is sent or received."""
 
     lockstep = True
     shared = NOTHING

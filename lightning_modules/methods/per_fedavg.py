@@ -1,4 +1,4 @@
-"""Per-FedAvg."""
+"""Per-FedAvg: a global model for fast adaptation (MAML)."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from pflsim.config.validate import non_negative, positive
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 
-SMALLEST_DELTA = 1e-6
+MIN_DELTA = 1e-6
+"""Lower bound of the step δ of the finite differences."""
 
 
 class PerFedAvg(ClientModule):
-    """A common model that is good after one step of every client's own (Fallah et al. 2020, eq. 3, Algorithm 1).
+    """Minimises the loss after one local gradient step (Fallah et al. 2020, eq. 3, Algorithm 1).
 
-    With D and D' the halves of a mini-batch, w̃ = w − α·∇f(w, D), g = ∇f(w̃, D') and the outer rate β, the run's,
+    With the halves D and D' of a mini-batch, w̃ = w − α·∇f(w, D), g = ∇f(w̃, D') and the run's learning rate β:
 
         fo: w ← w − β·g
         hf: w ← w − β·(g − α·d),    d = [∇f(w + δ·g, D) − ∇f(w − δ·g, D)] / 2δ ≈ ∇²f(w, D)·g
 
-    Judged as received, after one step w − α·∇f(w) on the whole training shard.
+    Reported model: as received, after one step w − α·∇f(w) on the whole training shard.
 
     Args:
         net: body and head.
         training: the run's local training settings.
         alpha: α ≥ 0; 0 is FedAvg trained on the second halves.
-        variant: without the Hessian ("fo"), or with its product approximated by two gradients ("hf").
-        delta: δ of "hf", at least 1e-6: single precision loses the difference of the gradients below.
+        variant: without the Hessian ("fo"), or with a Hessian-vector product from two gradients ("hf").
+        delta: δ of "hf", at least 1e-6; below that, single precision loses the difference of the gradients.
 
     Notes:
-        The paper draws D, D' and the Hessian's batch D'' independently; here D and D' are the halves of one batch and
-        D'' = D, so that with δ → 0 "hf" is the exact gradient of f(w − α·∇f(w, D), D'). Of an odd batch D' is the
-        larger half; of a batch of one example D = D'. Every forward pass updates running statistics. The run's
-        lr_decay, momentum and weight decay act on the step with β alone.
+        - The paper draws D, D' and the Hessian's batch D'' independently. Here D and D' are the halves of one batch and
+          D'' = D, so for δ → 0 "hf" is the exact gradient of f(w − α·∇f(w, D), D').
+        - D' is the larger half of an odd batch. With one example D = D'.
+        - Every forward pass updates running statistics.
+        - lr_decay, momentum and weight decay of the run apply to the step with β only.
     """
 
     reported_phase = "received"
@@ -56,26 +58,27 @@ class PerFedAvg(ClientModule):
     ):
         super().__init__(net, training)
         if variant not in ("fo", "hf"):
-            raise SettingsError(f"method.variant={variant!r} is not one of: fo, hf")
-        if positive("method.delta", delta) < SMALLEST_DELTA:
+            raise SettingsError(f"method.variant={variant!r}: choose one of fo, hf")
+        if positive("method.delta", delta) < MIN_DELTA:
             raise SettingsError(
-                f"method.delta={delta} must be at least {SMALLEST_DELTA}: below, single precision loses the difference"
+                f"method.delta={delta} must be at least {MIN_DELTA}; below that, single precision loses the difference"
             )
         self.alpha, self.delta, self.variant = non_negative("method.alpha", alpha), delta, variant
 
     @property
     def smallest_batch(self) -> int:
-        """Batch normalisation must be able to measure the variance of either half."""
-        least = super().smallest_batch
-        return 2 * least if least > 1 else 1
+        """Minimum number of examples per batch: each half needs 2 with batch normalisation."""
+        per_half = super().smallest_batch
+        return 2 * per_half if per_half > 1 else 1
 
     def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
-        """The gradient g after the inner step, without or with the correction by the Hessian."""
+        """Compute g after the inner step; for "hf", subtract the Hessian-vector product."""
         inner, outer = halves(batch)
         start = [p.detach().clone() for p in parameters]
 
         def at(half: Batch, direction: Sequence[Tensor] = start, length: float = 0.0) -> tuple[Terms, Sequence[Tensor]]:
-            _place(parameters, start, direction, length)
+            """Return loss terms and gradients at start + length · direction."""
+            _set_parameters(parameters, start, direction, length)
             terms: Terms = getattr(self, phase.objective)(half)
             return terms, torch.autograd.grad(torch.stack(list(terms.values())).sum(), parameters)
 
@@ -83,16 +86,16 @@ class PerFedAvg(ClientModule):
         if self.variant == "hf":
             with torch.random.fork_rng(devices=[p.device for p in parameters[:1] if p.is_cuda]):
                 ahead = at(inner, found, self.delta)[1]
-            behind = at(inner, found, -self.delta)[1]  # with the same dropout as ahead: 1/2δ would blow a difference up
+            behind = at(inner, found, -self.delta)[1]  # same dropout as `ahead`
             scale = self.alpha / (2 * self.delta)
             found = [g - scale * (a - b) for g, a, b in zip(found, ahead, behind, strict=True)]
-        _place(parameters, start, start, 0.0)
+        _set_parameters(parameters, start, start, 0.0)
         for parameter, gradient in zip(parameters, found, strict=True):
             parameter.grad = gradient
         return {name: value.detach() for name, value in terms.items()}
 
     def before_evaluation(self, shard: Shard) -> None:
-        """One step with α on the mean loss of the training shard (eq. 3)."""
+        """Take one step with α on the mean loss of the training shard (eq. 3)."""
         n, parameters = shard.num_examples, list(self.net.parameters())
         if n < self.smallest_batch:
             return
@@ -102,18 +105,18 @@ class PerFedAvg(ClientModule):
             loss = torch.stack(list(self.objective(shard.train.batch(index)).values())).sum() * (len(index) / n)
             for total, gradient in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
                 total.add_(gradient)
-        _place(parameters, [p.detach().clone() for p in parameters], sums, -self.alpha)
+        _set_parameters(parameters, [p.detach().clone() for p in parameters], sums, -self.alpha)
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """The first ⌊B/2⌋ examples and the rest; of one example twice the same."""
+    """Return the first ⌊B/2⌋ examples and the others; both are the whole batch if it has one example."""
     inputs, labels = batch
     middle = len(labels) // 2
     rest = inputs[middle:], labels[middle:]
     return ((inputs[:middle], labels[:middle]) if middle else rest), rest
 
 
-def _place(
+def _set_parameters(
     parameters: Sequence[nn.Parameter], start: Sequence[Tensor], direction: Sequence[Tensor], length: float
 ) -> None:
     """Set parameters to start + length · direction."""

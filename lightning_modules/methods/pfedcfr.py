@@ -1,4 +1,4 @@
-"""pFedCFR: attentive mixing for the first units, the common mean for the rest."""
+"""pFedCFR: attentive mixing of the first units, the common mean of the others."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pflsim.params import UnitKind, resolve_threshold
 
 
 class PFedCFR(ClientModule):
-    """Cross-fusion rule for personalised federated learning (Yang et al., eq. 15, Algorithm 1).
+    """Minimises F(w) + Σ_{l≤r} λ/(2α)·‖w_l − ŵ_l‖² + Σ_{l>r} μ/2·‖w_l − w̄_l‖² (Yang et al., eq. 15, Algorithm 1).
 
-    L(w) = F(w) + Σ_{l≤r} λ/(2α)·‖w_l − ŵ_l‖² + Σ_{l>r} μ/2·‖w_l − w̄_l‖², where ŵ is the client's own mixture and w̄
-    the common mean, both as received. Judged after local training (Algorithm 1, output).
+    ŵ is the client's own mixture and w̄ the common mean, both as received. Reported model: personal, after local
+    training (Algorithm 1, output).
 
     Args:
         net: body and head.
         training: the run's local training settings.
-        lam: λ ≥ 0, pull towards the mixture, with lr·λ/α ≤ 2.
-        mu: μ ≥ 0, pull towards the mean, with lr·μ ≤ 2.
-        alpha: α > 0, the same that the server mixes with.
-        r: the threshold: how many units are mixed (an integer), a fraction of them, or "body".
-        unit: what a unit is: module, tensor or model.
+        lam: λ ≥ 0, penalty towards the mixture, with lr·λ/α ≤ 2.
+        mu: μ ≥ 0, penalty towards the mean, with lr·μ ≤ 2.
+        alpha: α > 0, also used by the server.
+        r: threshold: the number of mixed units (an integer), a fraction of all units, or "body".
+        unit: kind of fusion unit: module, tensor or model.
 
     Notes:
-        l ≤ r is inclusive, as in eq. 15 (Algorithm 1 says "less than"). Running statistics of normalisation layers go
-        with their unit but have no penalty term.
+        - l ≤ r is inclusive, as in eq. 15 (Algorithm 1 says "less than").
+        - Running statistics of normalisation layers are fused with their unit but have no penalty.
     """
 
     lockstep = True
@@ -54,10 +54,10 @@ class PFedCFR(ClientModule):
         self.mean = Anchor([name for u in layout[threshold:] for name in u.parameters])
 
     def objective(self, batch: Batch) -> Terms:
-        """Cross-entropy with the personalised (eq. 11) and the generic (eq. 13) penalty."""
+        """Return the cross-entropy with the personalised (eq. 11) and the generic (eq. 13) penalty."""
         terms = super().objective(batch)
-        if self.mixture.received:
+        if self.mixture.names:
             terms["personal"] = proximal(self.mixture.pairs(self), self.coefficient)
-        if self.mean.received:
+        if self.mean.names:
             terms["generic"] = proximal(self.mean.pairs(self), self.mu)
         return terms

@@ -1,4 +1,4 @@
-"""pFedHN."""
+"""pFedHN: a server-side hypernetwork generates the clients' models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from lightning_modules.base import ClientModule
 
 
 class PFedHN(ClientModule):
-    """Plain SGD from the weights that the server generates (Shamsian et al. 2021, Algorithm 1). Judged as received.
+    """Trains the generated weights by plain SGD (Shamsian et al. 2021, Algorithm 1).
+
+    Reported model: as received, since the paper's objective (eq. 3) is the loss of the generated weights.
 
     Notes:
-        The paper's objective (eq. 3) is the loss of the generated weights, which it evaluates without local training.
-        The trained weights travel up, not their difference to those received, which the server knows: the same bytes.
+        The client sends the trained weights instead of their change. The server knows what it sent, and the number of
+        bytes is the same.
     """
 
     lockstep = True

@@ -1,4 +1,4 @@
-"""pFedLA."""
+"""pFedLA: layer-wise mixtures, weighted by hypernetworks on the server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from lightning_modules.base import ClientModule
 
 
 class PFedLA(ClientModule):
-    """Plain SGD from the client's own mixture (Ma et al. 2022, Algorithm 1, ClientUpdate). Judged as received.
+    """Trains the client's mixture by plain SGD (Ma et al. 2022, Algorithm 1, ClientUpdate).
 
-    Notes:
-        The paper's objective (eq. 7) is the loss of the mixtures w̄_i, and they are the output of Algorithm 1, so the
-        judged model is the mixture as the server sends it, not the one after local training.
+    Reported model: as received, since the paper's objective (eq. 7) is the loss of the mixtures w̄_i, which are also the
+    output of Algorithm 1.
     """
 
     lockstep = True

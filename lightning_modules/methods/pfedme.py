@@ -1,4 +1,4 @@
-"""pFedMe."""
+"""pFedMe: personal models by Moreau envelopes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from lightning_modules.losses import cross_entropy, proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
-from pflsim.config.validate import at_least_one, positive, stable_pull
+from pflsim.config.validate import at_least_one, positive, stable_penalty
 from pflsim.data.federated import Shard
 from pflsim.messages import Message
 from pflsim.params import load
 
 
 class PFedMe(ClientModule):
-    """A personal model θ near a common one w, by Moreau envelopes (T Dinh et al. 2020, eq. 7, Algorithm 1).
+    """Trains a personal model θ near the global model w (T Dinh et al. 2020, eq. 7, Algorithm 1).
 
-    On every mini-batch D, K times θ ← θ − η_p·∇_θ[F(θ; D) + λ/2·‖θ − w‖²] (eq. 7, minimised approximately), then
-    w ← w − η·λ·(w − θ) (Algorithm 1, line 8). η is the run's learning rate. w travels, θ is the client's own. Judged
-    by θ after local training; the global figure is w's.
+    On each mini-batch D, K steps θ ← θ − η_p·∇_θ[F(θ; D) + λ/2·‖θ − w‖²] minimise eq. 7 approximately, followed by
+    w ← w − η·λ·(w − θ) (Algorithm 1, line 8). η is the run's learning rate. w is shared, θ is private. Reported model:
+    θ, after local training; the global model is w.
 
     Args:
         net: body and head; its parameters are w.
         training: the run's local training settings.
-        lam: λ > 0, with η_p·λ ≤ 2; large: θ stays near w.
+        lam: λ > 0, with η_p·λ ≤ 2; a larger value keeps θ nearer to w.
         inner_steps: K ≥ 1.
-        personal_lr: η_p > 0, the same in all rounds; at most 2/λ, beyond which the pull throws θ ever farther from w.
+        personal_lr: η_p > 0, constant over the rounds; at most 2/λ, above which θ diverges.
 
     Notes:
-        θ starts every round from the received w, and every mini-batch from where the last one left it, as in the
-        authors' experiments; the paper leaves the start open. Momentum and weight decay of the run act on w alone.
-        Running statistics of normalisation layers are those of θ's forward passes and belong to θ and w alike. The loss
-        terms logged are those before the last of the K steps.
+        - θ starts each round from the received w, and each mini-batch from its current value, as in the authors'
+          experiments; the paper does not specify the start.
+        - Momentum and weight decay of the run apply to w only.
+        - Running statistics of normalisation layers come from θ's forward passes and serve both θ and w.
+        - The logged loss terms are those before the last of the K steps.
     """
 
     def __init__(
@@ -45,29 +46,29 @@ class PFedMe(ClientModule):
     ):
         super().__init__(net, training)
         self.lam, self.personal_lr = positive("method.lam", lam), positive("method.personal_lr", personal_lr)
-        stable_pull("method.lam", lam, personal_lr, rate="method.personal_lr")
+        stable_penalty("method.lam", lam, personal_lr, rate="method.personal_lr")
         self.inner_steps = at_least_one("method.inner_steps", inner_steps)
         self.theta = nn.ParameterDict({name: nn.Parameter(w.detach().clone()) for name, w in _dotless(net).items()})
 
     def personal(self) -> dict[str, Tensor]:
-        """θ by the names, and in the order, of the net's parameters."""
+        """Return θ by the names, and in the order, of the net's parameters."""
         names = (name for name, _ in self.net.named_parameters())
         return {name: self.theta[key] for name, key in zip(names, _dotless(self.net), strict=True)}
 
     def receive(self, downlink: Message) -> None:
-        """Start w and θ from the server's model."""
+        """Set w and θ to the server's model."""
         super().receive(downlink)
         load(self.theta, _dotless(self.net))
 
     def objective(self, batch: Batch) -> Terms:
-        """Cross-entropy of θ and its pull towards w (eq. 7)."""
+        """Return the cross-entropy of θ and its penalty towards w (eq. 7)."""
         (inputs, labels), theta = batch, self.personal()
         scores = functional_call(self.net, theta, (inputs,))
         pairs = zip(theta.values(), self.net.parameters(), strict=True)
         return {"ce": cross_entropy(scores, labels), "prox": proximal(pairs, self.lam)}
 
     def gradients(self, batch: Batch, phase: Phase, parameters: Sequence[nn.Parameter]) -> Terms:
-        """K steps of θ; then λ·(w − θ) as the gradient of w, that of its Moreau envelope (Algorithm 1, line 8)."""
+        """Take K steps of θ, then set the gradient of w to λ·(w − θ), the Moreau envelope's (Algorithm 1, line 8)."""
         theta, terms = list(self.personal().values()), {}
         for _ in range(self.inner_steps):
             terms: Terms = getattr(self, phase.objective)(batch)
@@ -80,11 +81,11 @@ class PFedMe(ClientModule):
         return {name: value.detach() for name, value in terms.items()}
 
     def before_evaluation(self, shard: Shard) -> None:
-        """Put θ in the place of w: the personal model is θ."""
+        """Load θ into the net: the personal model is θ."""
         del shard
         load(self.net, self.personal())
 
 
 def _dotless(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters in their order, by names that a ParameterDict takes."""
+    """Return the parameters by names without dots, as ParameterDict requires."""
     return {name.replace(".", "/"): value for name, value in net.named_parameters()}

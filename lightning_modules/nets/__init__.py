@@ -1,1 +1,1 @@
-"""Networks in two parts, body and head. Plain torch modules that know nothing of clients."""
+"""Networks of a body and a head: plain torch modules that know nothing of federated learning."""

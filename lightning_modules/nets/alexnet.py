@@ -24,9 +24,9 @@ class AlexNet(Net):
         SettingsError: the inputs are no images or too small, or a setting is out of range.
 
     Notes:
-        The paper gives depths only. Filters are those of the original (64, 192, 384, 256, 256), all 3x3, the first
-        one with stride 2, max pooling 2x2. The fully connected layers have 1,024 neurons where the original has
-        4,096 (4.4 instead of 23 million parameters), and there is no dropout.
+        The paper gives depths only. The numbers of filters are those of the original (64, 192, 384, 256, 256). All
+        filters are 3x3, the first convolution has stride 2, and max pooling is 2x2. The fully connected layers have
+        1,024 instead of 4,096 neurons (4.4 instead of 23 million parameters), and there is no dropout.
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 1024):

@@ -1,4 +1,4 @@
-"""Convolutional networks of a few stages."""
+"""Convolutional networks with a few stages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lightning_modules.nets.net import Net
 class Cnn(Net):
     """Stages of convolution, ReLU and 2x2 max pooling, one fully connected layer, and the head.
 
-    As it stands the CNN of FedFCD (section 4.1.2: 5x5 convolutions of 32 and 64 filters, 512 neurons), which is also
-    taken for pFedCFR's (section IV-A: 2 convolutional and 2 fully connected layers, no widths given). With
-    `norm="batch"` it has the normalisation after the convolutions that pFedLA uses on CIFAR (section 4.1). With
-    three 3x3 convolutions it has the depth of FedALP's MNIST-CNN and CIFAR10-CNN (section 3.1).
+    The defaults are the CNN of FedFCD (section 4.1.2: 5x5 convolutions with 32 and 64 filters, 512 neurons). It is also
+    used for pFedCFR's CNN (section IV-A: 2 convolutional and 2 fully connected layers, no widths given). With
+    `norm="batch"` it has the normalisation that pFedLA uses on CIFAR (section 4.1). With three 3x3 convolutions it has
+    the depth of FedALP's MNIST-CNN and CIFAR10-CNN (section 3.1).
 
     Args:
         input_shape: [channels, height, width].
@@ -57,27 +57,27 @@ class Cnn(Net):
 
 
 class MapCnn(Net):
-    """Two convolutional stages as the body, whose features are maps, and two fully connected layers as the head.
+    """A body of two convolutional stages, whose features are maps, and a head of two fully connected layers.
 
-    The network of pFedPM for MNIST and FEMNIST (section V): the convolutions are the shared feature extraction, the
-    fully connected layers the decision module.
+    This is the network of pFedPM for MNIST and FEMNIST (section V): the body is the feature extraction module and the
+    head is the decision module.
 
     Args:
         input_shape: [channels, height, width].
         num_classes: C.
-        hidden_channels: filters of the first convolution; pFedPM-mh gives its clients 18, 20 or 22.
-        channels: filters of the second convolution, the same for all, so that all clients' features have one shape.
+        hidden_channels: filters of the first convolution; 18, 20 or 22 in pFedPM-mh.
+        channels: filters of the second convolution; equal for all clients, so that features have one shape.
         kernel: side of the filters.
         padding: zeros added on each side before a convolution.
-        strides: of the two convolutions; (1, 2) and (2, 1) give maps of one size where the image halves evenly.
+        strides: of the two convolutions; (1, 2) and (2, 1) give maps of the same size if the image halves evenly.
         hidden: width of the head's first layer.
 
     Raises:
         SettingsError: the inputs are no images or too small, or a setting is out of range.
 
     Notes:
-        The paper gives no widths but 18, 20 and 22, "the output channel numbers of the convolutional layers". If the
-        last one differed, so would the features, so only the first one may. The rest follows FedProto's network for
+        The only widths in the paper are 18, 20 and 22, "the output channel numbers of the convolutional layers". Only
+        the first convolution may differ, since features need one shape. The other widths follow FedProto's network for
         MNIST, without its dropout: 5x5 convolutions, 20 output channels, a fully connected layer of 50.
     """
 

@@ -1,4 +1,4 @@
-"""Pieces that several networks are built from, with the checks of what a user may set."""
+"""Building blocks of networks, with checks of their settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pflsim.config.validate import WIDEST
 from pflsim.errors import SettingsError
 
 Norm = Literal["none", "batch", "group"]
-LARGEST_PADDING = 100
+MAX_PADDING = 100
 
 
 def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
-    """Channels, height and width of the images a convolutional network gets.
+    """Return channels, height and width of the input images of a convolutional network.
 
     Raises:
-        SettingsError: the inputs are no images [channels, height, width], or too small.
+        SettingsError: the inputs are not images [channels, height, width], or are too small.
     """
     if len(input_shape) != 3:
         raise SettingsError(
@@ -36,10 +36,10 @@ def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> 
 
 
 def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
-    """Layer widths as a list.
+    """Return layer widths as a list.
 
     Raises:
-        SettingsError: one of them is not a positive whole number, or beyond `WIDEST`.
+        SettingsError: a width is not a positive whole number, or is above `WIDEST`.
     """
     if any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
         raise SettingsError(f"model {model}: {name} must be positive whole numbers, got {list(values)}")
@@ -49,13 +49,13 @@ def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
 
 
 def norm2d(model: str, kind: str, channels: int) -> nn.Module:
-    """A normalisation layer for feature maps; for "none" a layer that does nothing.
+    """Return a normalisation layer for feature maps; for "none" the identity.
 
-    "group" takes the greatest common divisor of 32 and the channels as groups, halved where a group would be a single
-    channel (which has no spread on maps of one pixel).
+    The number of groups for "group" is the greatest common divisor of 32 and the channels. It is halved if each group
+    would be a single channel, whose variance is 0 on maps of one pixel.
 
     Raises:
-        SettingsError: `kind` is none of the three.
+        SettingsError: `kind` is not one of none, batch and group.
     """
     if kind == "none":
         return nn.Identity()
@@ -77,7 +77,7 @@ def conv_stages(
     norm: str,
     strides: Sequence[int] = (),
 ) -> tuple[dict[str, nn.Module], tuple[int, int, int]]:
-    """Stages of convolution, normalisation, ReLU and 2x2 max pooling, as named layers.
+    """Return stages of convolution, normalisation, ReLU and 2x2 max pooling as named layers.
 
     Args:
         model: the network's name, for errors.
@@ -86,7 +86,7 @@ def conv_stages(
         kernel: side of the convolutions' filters.
         padding: zeros added on each side before a convolution.
         norm: none, batch or group.
-        strides: of each stage's convolution; none given: all 1.
+        strides: of each stage's convolution; empty: all 1.
 
     Returns:
         The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
@@ -102,8 +102,8 @@ def conv_stages(
         raise SettingsError(f"model {model}: strides={strides} must be {len(channels)} numbers, one per convolution")
     if padding < 0:
         raise SettingsError(f"model {model}: padding must not be negative, got {padding}")
-    if padding > LARGEST_PADDING:
-        raise SettingsError(f"model {model}: padding must be at most {LARGEST_PADDING}, got {padding}")
+    if padding > MAX_PADDING:
+        raise SettingsError(f"model {model}: padding must be at most {MAX_PADDING}, got {padding}")
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):

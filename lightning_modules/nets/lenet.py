@@ -15,8 +15,8 @@ from lightning_modules.nets.net import Net
 class LeNet(Net):
     """Stages of convolution, ReLU and 2x2 max pooling, several fully connected layers with ReLU, and the head.
 
-    As it stands the network of pFedHN's experiments (Shamsian et al. 2021), which pFedLA takes over (section 4.1) with,
-    on CIFAR, BatchNorm after the convolutions (`norm="batch"`).
+    The defaults are the network of pFedHN's experiments (Shamsian et al. 2021). pFedLA uses it too (section 4.1), with
+    BatchNorm after the convolutions on CIFAR (`norm="batch"`).
 
     Args:
         input_shape: [channels, height, width].
@@ -31,8 +31,8 @@ class LeNet(Net):
         SettingsError: the inputs are no images or too small, or a setting is out of range.
 
     Notes:
-        pFedLA gives no widths, but its Table 3 gives these away: what a client saves by keeping units is to the digit
-        10.58% (conv2), 79.26% (fc1) and 0.70% (head) of this network on CIFAR-10, and 71.73% and 0.99% on EMNIST.
+        pFedLA gives no widths, but the savings in its Table 3 match this network to the digit: 10.58% (conv2), 79.26%
+        (fc1) and 0.70% (head) on CIFAR-10, and 71.73% and 0.99% on EMNIST.
     """
 
     def __init__(

@@ -15,13 +15,13 @@ from lightning_modules.nets.net import Net
 class Mlp(Net):
     """Fully connected layers with ReLU; inputs of any shape are flattened.
 
-    The MLP 784-100-10 of FedFCD (section 4.1.2), the DNN of 2 fully connected layers of pFedCFR (section IV-A), the
-    MNIST-NN of FedALP (section 3.1), by their widths.
+    With matching widths this is the MLP 784-100-10 of FedFCD (section 4.1.2), the DNN of 2 fully connected layers of
+    pFedCFR (section IV-A) and the MNIST-NN of FedALP (section 3.1).
 
     Args:
         input_shape: shape of one example.
         num_classes: C.
-        hidden: widths of the hidden layers; none makes it softmax regression.
+        hidden: widths of the hidden layers; empty for softmax regression.
 
     Raises:
         SettingsError: a width is not a positive whole number.

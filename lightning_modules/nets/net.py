@@ -1,4 +1,4 @@
-"""What every network here is: a body that makes features and a head that makes logits of them."""
+"""Base class of all networks: a body that computes features and a head that computes logits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """A body and a head, registered in the order of the forward pass (fusion units are taken in that order).
+    """A body and a head, registered in the order of the forward pass, which is also the order of fusion units.
 
-    A network's class takes `(input_shape, num_classes)` and, by keyword, its own settings. It draws its weights from
-    torch's global generator, as torch.nn does; nothing else here draws.
+    Subclasses take `(input_shape, num_classes)` and their own settings as keywords. Initial weights are drawn from
+    torch's global generator, as in torch.nn; nothing else draws random numbers.
 
     Args:
         body: [B, *input_shape] → features [B, *feature_shape].
@@ -29,9 +29,9 @@ class Net(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """D, the width of flattened features."""
+        """Width D of flattened features."""
         return math.prod(self.feature_shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs [B, *input_shape] → logits [B, C]."""
+        """Map inputs [B, *input_shape] to logits [B, C]."""
         return self.head(self.body(x))

@@ -1,4 +1,4 @@
-"""The relation module: how well an example's features go with a class's."""
+"""The relation module: how well an example's features match a class's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pflsim.errors import SettingsError
 
 
 class RelationModule(nn.Module):
-    """Scores in (0, 1) of all pairs of an example and a class: g(concat(z_s, c_j)) (pFedPM eq. 13, section V).
+    """Scores all pairs of an example and a class in (0, 1): g(concat(z_s, c_j)) (pFedPM eq. 13, section V).
 
-    For feature maps one 3x3 convolution over both maps, concatenated on their channels, and two fully connected layers;
-    for flat features three fully connected layers over both vectors. Batch normalisation and ReLU after the first
-    layer, as in the blocks of the relation network (Sung et al. 2018), and a sigmoid at the end.
+    Feature maps go through a 3x3 convolution over both maps, concatenated along channels, and two fully connected
+    layers. Flat features go through three fully connected layers over both vectors. Batch normalisation and ReLU follow
+    the first layer, as in the relation network (Sung et al. 2018), and a sigmoid follows the last one.
 
     Args:
         feature_shape: shape of one example's features, and of a class's: [channels, height, width] or [width].
@@ -26,10 +26,11 @@ class RelationModule(nn.Module):
         SettingsError: features of another shape, or a width that is not positive.
 
     Notes:
-        The paper gives no widths. The convolution has as many filters as the features have channels and keeps their
-        size. Without the normalisation the module of some clients ends at 0 for every pair and stays there. The first
-        layer is linear, so it is applied to examples and classes apart and added up for every pair, which is the layer
-        on the concatenation without computing it B·C times.
+        - The paper gives no widths. The convolution has as many filters as the features have channels, and keeps their
+          size.
+        - Without normalisation, the module of some clients converges to 0 for every pair.
+        - The first layer is linear, so it is applied to examples and classes separately, and the results are added for
+          each pair. This equals the layer on the concatenation, without computing it B·C times.
     """
 
     def __init__(self, feature_shape: tuple[int, ...], *, hidden: int = 50):
@@ -54,12 +55,12 @@ class RelationModule(nn.Module):
         )
 
     def forward(self, features: Tensor, classes: Tensor) -> Tensor:
-        """Features of examples [B, *feature_shape] and of classes [C, *feature_shape] → scores [B, C]."""
-        mine, other = self.first.weight.chunk(2, dim=1)
+        """Map features of examples [B, *feature_shape] and of classes [C, *feature_shape] to scores [B, C]."""
+        example_weight, class_weight = self.first.weight.chunk(2, dim=1)
         if isinstance(self.first, nn.Conv2d):
-            examples = functional.conv2d(features, mine, padding=1)
-            means = functional.conv2d(classes, other, padding=1)
+            examples = functional.conv2d(features, example_weight, padding=1)
+            means = functional.conv2d(classes, class_weight, padding=1)
         else:
-            examples, means = functional.linear(features, mine), functional.linear(classes, other)
+            examples, means = functional.linear(features, example_weight), functional.linear(classes, class_weight)
         pairs = (examples[:, None] + means[None]).flatten(0, 1)  # [B·C, ...]
         return self.rest(self.norm(pairs)).view(len(features), len(classes))

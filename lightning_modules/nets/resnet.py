@@ -17,17 +17,18 @@ Norms = Callable[[int], nn.Module]
 
 
 class ResNet18(Net):
-    """ResNet-18 with a stem for small images: a 3x3 convolution of stride 1 and no max pooling.
+    """ResNet-18 (He et al. 2016) with a stem for small images: a 3x3 convolution of stride 1 and no max pooling.
 
-    He et al. 2016; used for CIFAR by pFedCFR (Table III), FedFCD (section 4.1.2) and pFedPM (section V). Everything
-    after the stem is torchvision's, names included (its `fc` is the head here): 62 parameter tensors.
+    pFedCFR (Table III), FedFCD (section 4.1.2) and pFedPM (section V) use it for CIFAR. Layers and names after the stem
+    are torchvision's, except that its `fc` is the head here. It has 62 parameter tensors.
 
     Args:
         input_shape: [channels, height, width], at least 8x8 pixels.
         num_classes: C.
         width: channels of the stem and the first stage; the others have 2, 4 and 8 times as many, D = 8 · width.
         norm: batch or group.
-        strides: of the four stages; the features are averaged over the image, so they keep their shape (pFedPM-mh).
+        strides: of the four stages. Features are averaged over the image, so their shape does not depend on strides
+            (pFedPM-mh).
 
     Raises:
         SettingsError: the inputs are no images or too small, or a setting is out of range.
@@ -68,8 +69,8 @@ class ResNet18(Net):
 
 
 def _stage(inputs: int, outputs: int, *, stride: int, norms: Norms) -> nn.Sequential:
-    """Two basic blocks; the first one changes size and channels."""
-    from torchvision.models.resnet import BasicBlock  # only this network needs torchvision
+    """Return two basic blocks, the first of which changes size and channels."""
+    from torchvision.models.resnet import BasicBlock  # slow to import, and only used here
 
     downsample = None
     if stride != 1 or inputs != outputs:

@@ -1,4 +1,4 @@
-"""GPFL's conditional valve: features transformed as a condition says."""
+"""GPFL's conditional valve: features transformed under a condition."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch.nn import functional
 
 
 class ConditionalValve(nn.Module):
-    """ReLU((γ + 1)·f + β) with γ and β made of a condition (GPFL eqs. 3, 4).
+    """Computes ReLU((γ + 1)·f + β), where γ and β depend on a condition (GPFL eqs. 3, 4).
 
-    γ and β each come from a generator of their own: a fully connected layer, ReLU, layer normalisation.
+    γ and β each have their own layers: fully connected, ReLU, layer normalisation.
 
     Args:
         width: D, of the features and of the condition.
@@ -21,5 +21,5 @@ class ConditionalValve(nn.Module):
         self.beta = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
 
     def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-        """Features [B, D] under a condition [D] → [B, D]."""
+        """Map features [B, D] and a condition [D] to [B, D]."""
         return functional.relu((self.gamma(condition) + 1) * features + self.beta(condition))

@@ -1,140 +1,238 @@
-"""From config files and overrides to the settings of a run, or of all runs of a sweep."""
+"""From config files and overrides to the settings of a run, or of all runs of a sweep. Only this module uses Hydra."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import make_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from hydra.errors import OverrideParseException
-from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
-from pflsim.config.components import COMPONENTS
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.config.help import groups_in
-from pflsim.config.names import shortened
-from pflsim.config.override_errors import ConfigError, check_groups, explain, first_line
-from pflsim.config.plain import settings_from
-from pflsim.config.schemas import PartsSearchPath, PartsSource, unconverted
+from pflsim.config.names import nearest, shortened, unknown_key
+from pflsim.config.plain import dotted, settings_from
+from pflsim.config.quick import QUICK, is_quick, quick_overrides
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """The config of one run, and where it comes from.
+
+    Args:
+        config: with all defaults; `${...}` is not resolved.
+        keys: keys that the command line sets.
+        folders: config folders, the first one first.
+    """
+
+    config: DictConfig
+    keys: frozenset[str]
+    folders: tuple[Path, ...]
+
+
 @contextmanager
 def composing(folders: Sequence[Path]) -> Iterator[None]:
-    """Make Hydra look into the folders, the first one first, inside the block."""
+    """Initialize Hydra with the first folder, inside the block; `composed` adds the others."""
     for folder in folders:
         if not folder.is_dir():
             raise SettingsError(f"--config-dir {folder}: there is no such folder")
-    PartsSearchPath.folders = tuple(folders)
-    Plugins.instance().register(PartsSource)
-    Plugins.instance().register(PartsSearchPath)
-    root = make_dataclass("Settings", [(part, Any, MISSING) for part in COMPONENTS], bases=(unconverted(Settings),))
-    ConfigStore.instance().store(name="schema", node=root)
     with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
         yield
 
 
-def composed(overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
-    """The config of one run.
+def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
+    """Return the config of one run.
 
     Raises:
-        SettingsError: an override or a file that does not fit; says which, and what would.
+        SettingsError: an override or a file is wrong; the message names it and lists the choices.
     """
-    asked = parse(overrides)
-    check_groups(asked, groups_in(folders), CONFIGS)
+    asked, groups = parse(overrides), groups_in(folders)
+    quick, asked = is_quick(asked), [override for override in asked if override.key_or_group != QUICK]
+    _check_groups(asked, groups)
+    for override in asked:
+        if override.is_sweep_override():
+            raise SettingsError(f"{override.input_line}: several values need --multirun")
+    if quick:
+        experiment = [override for override in asked if override.key_or_group == "experiment"]
+        listed = _compose(experiment, folders, groups)[0].get(QUICK, [])
+        asked = [*parse(quick_overrides(listed, asked)), *asked]
+    content, choices = _compose(asked, folders, groups)
+    content.pop(QUICK, None)
+    if "names" in content:
+        raise SettingsError("\n".join(unknown_key(key, []) for key in dotted({"names": content["names"]})))
+    names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
+    names |= {QUICK: "true"} if quick else {}
+    keys, made = frozenset(str(o.key_or_group) for o in asked), {**content, "names": names}
     try:
-        config = compose("config", list(overrides), return_hydra_config=True)
-        choices = config.hydra.runtime.choices
-        names = {
-            group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]
-        }
-        with open_dict(config):
-            del config["hydra"]
-            config.names = names
-        return config
-    except ConfigError as error:
-        raise SettingsError(explain(asked, error, groups_in(folders))) from error
+        made = _with_defaults(made)
+    except SettingsError as error:
+        raise _located(error, names, keys, folders) from error
+    return Composition(OmegaConf.create(made), keys, tuple(folders))
 
 
 def configs(
     overrides: Sequence[str], multirun: bool, folders: Sequence[Path]
-) -> tuple[Sequence[Sequence[str]], list[DictConfig]]:
-    """The overrides of every run that is asked for, and its config.
+) -> tuple[Sequence[Sequence[str]], list[Composition]]:
+    """Return the overrides of every requested run, and its config.
 
     Raises:
-        SettingsError: as of `composed` and `sweep`.
+        SettingsError: see `composed` and `sweep`.
     """
     with composing(folders):
         jobs = sweep(overrides, folders) if multirun else [overrides]
         return jobs, [composed(job, folders) for job in jobs]
 
 
-def as_yaml(config: DictConfig, resolve: bool = False) -> str:
-    """A config as `--cfg job` prints it, with every `${...}` filled in if that is asked for."""
-    return OmegaConf.to_yaml(config, resolve=resolve)
+def as_yaml(composition: Composition, resolve: bool = False) -> str:
+    """Return a config as `--cfg job` prints it, on request with every `${...}` resolved.
+
+    Raises:
+        SettingsError: a setting is wrong; not checked while a required one is missing.
+    """
+    if not OmegaConf.missing_keys(composition.config):
+        plain(composition)
+    return OmegaConf.to_yaml(composition.config, resolve=resolve)
 
 
-def plain(config: DictConfig) -> Settings:
-    """The settings of a run, with every `${...}` filled in."""
+def plain(composition: Composition) -> Settings:
+    """Return the settings of a run, with every `${...}` resolved.
+
+    Raises:
+        SettingsError: see `settings_from`; the message names the file of a setting that is not on the command line.
+    """
     try:
-        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    except MissingMandatoryValue as error:
-        key = error.full_key
-        raise SettingsError(f"{key} has no default; give it a value: {key}=...") from error
+        values = OmegaConf.to_container(composition.config, resolve=True)
     except OmegaConfBaseException as error:
-        raise SettingsError(f"{error.full_key}: {first_line(error)}") from error
-    return settings_from(typing.cast(Mapping[str, Any], values))
+        raise SettingsError(f"{error.full_key}: {_message(error)}") from error
+    try:
+        return settings_from(typing.cast(Mapping[str, Any], values))
+    except SettingsError as error:
+        raise _located(error, composition.config.names, composition.keys, composition.folders) from error
 
 
 def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
-    """The overrides of every run of a sweep: all combinations of the values given, the last one changing fastest."""
+    """Return the overrides of every run of a sweep: all combinations of the values, the last key changing fastest.
+
+    Raises:
+        SettingsError: an override is wrong.
+    """
     asked = parse(overrides)
-    check_groups(asked, groups_in(folders), CONFIGS)
+    _check_groups(asked, groups_in(folders))
     choices = []
     for override in asked:
-        if override.is_sweep_override() and not override.is_discrete_sweep():
-            raise SettingsError(f"{override.input_line}: a sweep takes a list of values: {override.key_or_group}=1,2,3")
-        values = override.sweep_string_iterator() if override.is_sweep_override() else None
-        choices.append(
-            [str(override.input_line)] if values is None else [f"{override.get_key_element()}={v}" for v in values]
-        )
+        if not override.is_sweep_override():
+            choices.append([str(override.input_line)])
+        elif override.is_discrete_sweep():
+            choices.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        else:
+            raise SettingsError(f"{override.input_line}: expected a list of values, {override.key_or_group}=1,2,3")
     return [list(job) for job in itertools.product(*choices)]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Read the overrides of the command line.
+    """Parse the overrides of the command line.
 
     Raises:
-        SettingsError: one is not written as key=value.
+        SettingsError: one is not of the form KEY=VALUE.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     found = []
     for text in overrides:
+        form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
         try:
             (override,) = parser.parse_overrides([text])
-        except (
-            OverrideParseException,
-            ValueError,
-            RecursionError,
-        ) as error:  # more digits, or brackets, than can be read
+        except (OverrideParseException, ValueError, RecursionError) as error:  # also too many digits or brackets
             why = str(getattr(error, "message", error)).partition("\n")[0]
-            raise SettingsError(f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME ({why})") from error
+            raise SettingsError(f"{form} ({why})") from error
         if not override.key_or_group:
-            raise SettingsError(f"{text!r} is not of the form KEY=VALUE or GROUP=NAME (there is no KEY)")
+            raise SettingsError(f"{form} (KEY is missing)")
         if override.is_hydra_override():
-            raise SettingsError(f"{text}: Hydra only composes the settings here; it has none of its own")
+            raise SettingsError(f"{text}: settings of Hydra itself are not supported")
         found.append(override)
     return found
+
+
+def _compose(
+    overrides: Sequence[Override], folders: Sequence[Path], groups: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """Return the content of the config files with overrides, and the chosen option of each group."""
+    extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
+    # The files hold no defaults, so Hydra would refuse most keys; `settings_from` refuses the unknown ones.
+    lines = [(str(o.input_line), o.key_or_group in groups) for o in overrides]
+    texts = [line if is_group else f"++{line.lstrip('+')}" for line, is_group in lines]
+    try:
+        config = compose("config", [f"hydra.searchpath=[{extra}]", *texts], return_hydra_config=True)
+        choices = config.hydra.runtime.choices
+        content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise SettingsError(_message(error)) from error
+    del content["hydra"]
+    return content, choices
+
+
+def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a deleted setting, and a GROUP=NAME without a file."""
+    entries = OmegaConf.load(CONFIGS / "config.yaml").defaults
+    defaults = {str(key) for entry in entries if isinstance(entry, DictConfig) for key in entry}
+    for override in overrides:
+        group, line = override.key_or_group, override.input_line
+        if override.is_delete() and group not in groups:
+            raise SettingsError(f"{line}: a setting cannot be deleted; leave it out to use its default")
+        if group not in groups or override.is_sweep_override():
+            continue
+        name = override.value()
+        if not isinstance(name, str) or name not in groups[group]:
+            raise SettingsError(f"{line}: there is no {group} of that name; {nearest(str(name), groups[group])}")
+        if group not in defaults and not (override.is_add() or override.is_force_add()):
+            raise SettingsError(f"{line}: write +{group}={name}, because {group} is not in the defaults")
+
+
+def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with every default, in the order of `Settings` and of the signatures."""
+    values = {**asdict(Settings()), **given}
+    for key, default in asdict(Settings()).items():
+        node = values[key]
+        if key in COMPONENTS and isinstance(node, Mapping) and node:
+            default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
+            for name, parameter in settings_of(targets_of(node, key), key).items():
+                default[name] = "???" if parameter.required else parameter.default
+        if isinstance(default, dict) and isinstance(node, Mapping):
+            values[key] = {**default, **node}
+    return values
+
+
+def _located(
+    error: SettingsError, names: Mapping[str, str], keys: frozenset[str], folders: Sequence[Path]
+) -> SettingsError:
+    """Name the config file before each problem with a setting that is not on the command line."""
+    lines = []
+    for line in str(error).splitlines():
+        key = typing.cast(re.Match[str], re.match(r"[\w.]*", line))[0]
+        files = [folder / group / f"{name}.yaml" for group, name in names.items() for folder in folders]
+        last = re.compile(rf"\b{key.rpartition('.')[2]}\b\W*:")
+        found = [file for file in files if file.is_file() and last.search(file.read_text(encoding="utf-8"))]
+        lines.append(line if not key or key in keys or not found else f"{found[0]}: {line}")
+    return SettingsError("\n".join(lines))
+
+
+def _message(error: Exception) -> str:
+    """Return the first line of an error; of a YAML error the file, the line and the problem."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}: line {error.problem_mark.line + 1}: {error.problem}"
+    return str(error).partition("\n")[0]

@@ -1,58 +1,74 @@
-"""What `python launch.py --help` says, put together from the config folders and the settings themselves."""
+"""The text of `python launch.py --help`, made from the config folders and `Settings`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
+from pflsim.config.names import shortened
+from pflsim.config.settings import Settings
 from pflsim.config.signatures import find_source
 
 COMMANDS = ("submit", "status", "logs", "stop", "fetch")
-"""First words of a command line that is about a job on a cluster."""
+"""First words of command lines about a job on a cluster."""
+GROUPS = ("method", "data", "partition", "split", "model", "placement")
+"""Groups in the order of the help; the others need a +."""
 
-TEXT = """pflsim: personalised federated learning, simulated. Every client trains its own model; the report
-says how well each of them does.
+TEXT = """pflsim simulates personalised federated learning: each client trains its own model.
 
-usage: python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]
-
-Groups (GROUP=NAME takes the file configs/GROUP/NAME.yaml):
-{groups}
-
-Settings with their defaults:
-{settings}
-  A part's own settings are written after its group: method.alpha=0.5, data.root=DIR. `--cfg job` shows those of the
-  parts that are chosen: python launch.py method=fedprox data=mnist --cfg job
-
-A run that was stopped, or failed, goes on where it was saved, with the same result:
-  python launch.py resume=last              the run below runs/ that was started last; or resume=FOLDER
-
-On a cluster (each has its own --help):
-  python launch.py submit [options] [GROUP=NAME ...] [KEY=VALUE ...]    run there what would run here, as a job
-  python launch.py status [ID], logs ID, stop ID, fetch ID [FOLDER]     see, follow and stop it, bring its run back
-
-Options:
-  -m, --multirun      run every combination of comma-separated values, one after the other
-  --config-dir DIR    look for groups in DIR too (DIR/method/mine.yaml is method=mine); may be repeated
-  --cfg job           print the whole config and stop; --resolve fills in the ${{...}}
-  -h, --help          print this
+Usage:
+  python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]    run an experiment
+  python launch.py resume=last                                   continue the latest run below runs/, or resume=FOLDER
+  python launch.py COMMAND --help                                describe one of the commands below
 
 Examples:
-  python launch.py                                              pFedCFR on handwritten digits, 10 clients, 20 rounds
-  python launch.py method=fedavg clients=20 rounds=50 lr=0.05   another method, on more clients
-  python launch.py data=mnist data.root=DIR model=dnn           data from files
-  python launch.py -m method=local,fedavg,pfedcfr seed=0,1,2    nine runs
-  python launch.py +experiment=pfedcfr_table2_mnist             a table of a paper
+  python launch.py                                               pFedCFR on handwritten digits, 10 clients, 20 rounds
+  python launch.py method=fedavg clients=20 rounds=50 lr=0.05    another method and more clients
+  python launch.py data=mnist data.root=DIR model=dnn            data from files in DIR
+  python launch.py -m method=local,fedavg,pfedcfr seed=0,1,2     nine runs
+  python launch.py +experiment=pfedcfr_table2_mnist              a table of a paper
+  python launch.py +experiment=pfedcfr_table2_mnist quick=true   the same, scaled down to minutes
+  python launch.py compare runs                                  the results of all runs below runs/, as a table
+
+Options:
+  -m, --multirun      run all combinations of comma-separated values, one after the other
+  --config-dir DIR    look for groups in DIR too: DIR/method/mine.yaml is method=mine; may be repeated
+  --cfg job           print the whole config and exit; --resolve replaces ${{...}} by its value
+  -h, --help          print this help
+
+Commands that read run folders:
+  compare             print the results of several runs as a table, with differences and intervals
+  report              write an HTML or Markdown report of one or more runs
+  export              export trained client models
+
+Commands for a cluster:
+  submit              run an experiment on a Ray cluster, as a job
+  status, logs, stop  show a job, follow its output, stop it
+  fetch               copy the run folder of a job to this machine
+
+Groups (GROUP=NAME selects configs/GROUP/NAME.yaml):
+{groups}
+
+Settings and their defaults (KEY=VALUE):
+{settings}
+
+Settings of the selected components are written as GROUP.KEY, for example method.mu=0.1 or data.root=DIR.
+List them with: python launch.py method=fedprox data=mnist --cfg job
 """
 
 
 def usage(folders: Iterable[Path]) -> str:
-    """The help text, with what the config folders offer."""
-    return TEXT.format(groups=_groups(list(folders)), settings="\n".join(_settings("Settings", "")))
+    """Return the help text, with the groups that the config folders contain."""
+    lines = [f"  {f'{key}={_written(value)}':<32} {about}" for key, value, about in documented(Settings())]
+    return TEXT.format(groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines))
 
 
 def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:
-    """The config groups and their names, as files on disk."""
+    """Return the config groups and the names in each."""
     found: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.glob("*/*.yaml"):
@@ -60,37 +76,29 @@ def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
-def _groups(folders: Sequence[Path]) -> str:
-    found = groups_in(folders)
-    first = [g for g in ("method", "data", "partition", "split", "model", "placement") if g in found]
-    lines = []
-    for group in [*first, *(g for g in found if g not in first)]:
-        extra = "" if group in first else "+"
-        lines.append(f"  {extra + group:<11} {', '.join(found[group])}")
-    return "\n".join(lines)
-
-
-def _settings(name: str, prefix: str) -> list[str]:
-    """A line for each field of a settings class: key, default and what its docstring says."""
+def documented(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield key, default and help text of every setting of a run."""
     source = find_source("pflsim.config.settings")
     assert source is not None
-    body = next(s.body for s in source.tree.body if isinstance(s, ast.ClassDef) and s.name == name)
-    lines = []
-    for field, after in zip(body, [*body[1:], None], strict=True):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        kind, key = ast.unparse(field.annotation), prefix + field.target.id
-        if kind.startswith("dict"):
-            continue
-        if isinstance(field.value, ast.Call) and kind[0].isupper():
-            lines += _settings(kind, f"{key}.")
-            continue
-        about = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-        lines.append(f"  {key + '=' + _default(field.value):<32} {about}".rstrip())
-    return lines
+    body = next(s.body for s in source.tree.body if isinstance(s, ast.ClassDef) and s.name == type(settings).__name__)
+    texts: dict[str, str] = {}
+    for statement, after in zip(body, body[1:], strict=False):
+        match statement, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                texts[name] = text
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if is_dataclass(value):
+            yield from documented(value, f"{prefix}{f.name}.")
+        elif not isinstance(value, dict):
+            yield prefix + f.name, value, texts.get(f.name, "")
 
 
-def _default(value: ast.expr | None) -> str:
-    if not isinstance(value, ast.Constant):
-        return "[]"
-    return "null" if value.value is None else str(value.value)
+def _groups(found: dict[str, list[str]]) -> Iterator[str]:
+    for group in [*(g for g in GROUPS if g in found), *(g for g in found if g not in GROUPS)]:
+        name = group if group in GROUPS else f"+{group}"
+        yield textwrap.fill(", ".join(found[group]), 110, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else shortened(value)

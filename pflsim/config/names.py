@@ -1,47 +1,56 @@
-"""Which name was meant."""
+"""Suggestions for names that do not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+RENAMED = {"tracking.views_every": "tracking.diagnostics_every"}
+"""Old key of a setting to the new one; the error about the old key gives the new one."""
+
 
 def shortened(value: object, most: int = 80) -> str:
-    """A value as it is told in a message; the middle of a long one is left out."""
-    text = repr(value)
+    """Return a value for a message, as YAML writes it; a long one loses its middle."""
+    text = {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
 
 
 def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """The valid names most like a given one, the likeliest first; [] when none is near.
+    """Return the valid names most similar to a name, best first; [] if there are none.
 
-    A dotted name is also near one that ends like it: `alpha` is near `method.alpha`.
+    A dotted name is also similar to one with the same end: `alpha` to `method.alpha`.
     """
     names = sorted(set(valid))
-    last = name.rpartition(".")[2]
-    same = [n for n in names if n.rpartition(".")[2] == last]
-    spelled = get_close_matches(name, names, n=count, cutoff=0.6)
     ends: dict[str, list[str]] = {}
-    for n in names:
-        ends.setdefault(n.rpartition(".")[2], []).append(n)
-    alike = [n for end in get_close_matches(last, ends, n=count, cutoff=0.7) for n in ends[end]]
-    return list(dict.fromkeys([*same, *spelled, *alike]))[:count]
+    for known in names:
+        ends.setdefault(known.rpartition(".")[2], []).append(known)
+    last = name.rpartition(".")[2]
+    level = [known for known in names if ("." in known) == ("." in name)]
+    spelled = get_close_matches(name, level, n=count, cutoff=0.85 if "." in name else 0.6)
+    alike = [known for end in get_close_matches(last, ends, n=count, cutoff=0.7) for known in ends[end]]
+    return list(dict.fromkeys([*ends.get(last, []), *spelled, *alike]))[:count]
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the near ones, then all that are valid."""
+    """Return the end of a message about an unknown name: the similar names, then all valid ones."""
     names = sorted(set(valid))
     near = close_to(name, names)
     asked = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{asked}valid: {', '.join(names) or 'none'}"
 
 
-def unknown_key(key: str, keys: Iterable[str], groups: Iterable[str]) -> str:
-    """The message about a dotted key that is no setting: what was meant, and what else there is beside it."""
-    known = list(keys)
-    near = close_to(key, [*known, *groups])
-    part = key.partition(".")[0]
-    beside = [k for k in known if k.startswith(f"{part}.") and not k.endswith("_")]
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return the message about a key that is no setting.
+
+    Args:
+        key: dotted.
+        known: the keys of all settings, and the names of groups.
+    """
+    if key in RENAMED:
+        return f"{key} is now called {RENAMED[key]}"
+    known = list(known)
+    near, group = close_to(key, known), key.partition(".")[0]
+    inside = [name for name in known if name.startswith(f"{group}.") and not name.endswith("_")]
     asked = f" Did you mean {' or '.join(near)}?" if near else ""
-    listed = f" The settings of {part}: {', '.join(beside)}." if beside else ""
+    listed = f" The settings of {group}: {', '.join(inside)}." if inside else ""
     return f"{key}: no such setting.{asked}{listed} All settings: python launch.py --cfg job"

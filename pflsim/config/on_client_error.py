@@ -1,4 +1,4 @@
-"""What the settings say about a client that fails."""
+"""The setting `on_client_error`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Literal
 from pflsim.errors import SettingsError
 
 Rule = Literal["retry", "drop", "abort"]
-TRIES = 3
-"""How often what no client can be left out for (the server, an actor that starts) is tried again with the rule drop."""
+DEFAULT_RETRIES = 3
+"""Retries of `retry` without a number; with the rule drop, of what is not a client (server, a starting actor)."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnError:
-    """The rule of `on_client_error`.
+    """What to do when a client fails.
 
     Args:
-        rule: try again and then end the run, go on without the client in that round, or end the run.
-        tries: how often retry tries again.
+        rule: retry, then end the run; drop the client from the round; or end the run.
+        tries: maximum number of retries.
     """
 
     rule: Rule
@@ -27,19 +27,19 @@ class OnError:
 
     @classmethod
     def of(cls, text: str) -> OnError:
-        """Read `retry(n)`, `drop` or `abort`; `retry` alone is three times.
+        """Parse `retry(N)`, `retry`, `drop` or `abort`.
 
         Raises:
-            SettingsError: it is none of these.
+            SettingsError: the text is none of these.
         """
         if text in ("drop", "abort"):
             return cls(text)
         found = re.fullmatch(r"retry(?:\((\d{1,6})\))?", str(text))
         if found is None:
-            raise SettingsError(f"on_client_error={text}: expected retry(n) with a whole number n, drop or abort")
-        return cls("retry", TRIES if found[1] is None else int(found[1]))
+            raise SettingsError(f"on_client_error={text}: expected retry(N) with a whole number N, drop or abort")
+        return cls("retry", DEFAULT_RETRIES if found[1] is None else int(found[1]))
 
     @property
     def tries_without_drop(self) -> int:
-        """How often something is tried again that no client can be left out for."""
-        return TRIES if self.rule == "drop" else self.tries
+        """Maximum number of retries of what is not a client and cannot be dropped."""
+        return DEFAULT_RETRIES if self.rule == "drop" else self.tries

@@ -1,40 +1,52 @@
-"""From plain mappings, as a config file gives them, to `Settings`."""
+"""From nested mappings, as config files give them, to `Settings`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from pflsim.config.annotations import type_mismatch
-from pflsim.config.components import COMPONENTS, check_part
-from pflsim.config.names import nearest, shortened
+from pflsim.config.components import COMPONENTS, check_component, keys_of
+from pflsim.config.names import unknown_key
 from pflsim.config.settings import Settings
+from pflsim.config.typecheck import checked
 from pflsim.errors import SettingsError
 
 Schema = TypeVar("Schema")
 
 
 def settings_from(config: Mapping[str, Any]) -> Settings:
-    """Build the settings of a run; what is not given has its default, except the parts.
+    """Return the settings of a run, checked: names, types, bounds, choices, and the arguments of components.
 
     Args:
-        config: values by key, nested as `Settings` is.
+        config: values by key, nested as `Settings` is. A missing value has its default; a component is required.
 
     Raises:
-        SettingsError: an unknown key, a value of another type, a part that is missing or does not fit its target.
+        SettingsError: lists all problems, one per line.
     """
-    settings = _fill(Settings, config, "")
-    for part in COMPONENTS:
-        node = getattr(settings, part)
+    problems: list[str] = []
+    settings = _build(Settings, config, "", problems, config)
+    for component in COMPONENTS:
+        node = config.get(component)
         if not isinstance(node, Mapping) or not node:
-            raise SettingsError(f"{part} is not chosen; give {part}=NAME (the names: python launch.py --help)")
-        check_part(node, part)
+            problems.append(f"{component} is not set; give {component}=NAME (python launch.py --help lists the names)")
+            continue
+        with _collected(problems):
+            setattr(settings, component, check_component(node, component))
+    if problems:
+        raise SettingsError("\n".join(problems))
     return settings
 
 
+def known_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys of all settings, those of the components that a config selects included."""
+    own = [key for key in dotted(asdict(Settings())) if key not in (*COMPONENTS, "names")]
+    return own + [key for component in COMPONENTS for key in keys_of(config.get(component), component)]
+
+
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key; an empty mapping is a value."""
+    """Return nested values by dotted key; an empty mapping is a value."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -44,21 +56,33 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _fill(schema: type[Schema], config: Mapping[str, Any], prefix: str) -> Schema:
-    """An instance of a dataclass from a mapping, its nested dataclasses too."""
-    known = {f.name: f for f in fields(schema)}  # type: ignore[arg-type]
-    for name in config:
-        if name not in known:
-            raise SettingsError(f"{prefix}{name}: no such setting; {nearest(str(name), known)}")
-    hints = get_type_hints(schema)
-    values = {}
-    for name, value in config.items():
-        make = known[name].default_factory
-        nested = isinstance(make, type) and is_dataclass(make)
-        if nested and not isinstance(value, Mapping):
-            raise SettingsError(f"{prefix}{name}={value!r}: expected {prefix}{name}.KEY=VALUE")
-        expected = None if nested else type_mismatch(hints[name], value)
-        if expected is not None and not (name == "seed" and type(value) is int):  # no count: it has bounds of its own
-            raise SettingsError(f"{prefix}{name}={shortened(value)}: expected {expected}")
-        values[name] = _fill(make, value, f"{prefix}{name}.") if nested else value  # type: ignore[arg-type]
-    return schema(**values)
+def _build(
+    schema: type[Schema], values: Mapping[str, Any], prefix: str, problems: list[str], config: Mapping[str, Any]
+) -> Schema:
+    """Return an instance of a dataclass from a mapping; what is wrong is added to the problems."""
+    hints = get_type_hints(schema, include_extras=True)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key, kind = f"{prefix}{name}", hints.get(name)
+        if kind is None:
+            names = [*known_keys(config), *get_type_hints(Settings)]
+            problems += [unknown_key(one, names) for one in dotted({key: value})]
+        elif key in COMPONENTS:
+            found[name] = value
+        elif not is_dataclass(kind):
+            with _collected(problems):
+                found[name] = checked(key, kind, value)
+        elif isinstance(value, Mapping):
+            found[name] = _build(kind, value, f"{key}.", problems, config)  # type: ignore[arg-type]
+        else:
+            problems.append(f"{key}={value!r}: expected {key}.KEY=VALUE")
+    return schema(**found)
+
+
+@contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    """Add an error of the block to the problems, instead of raising it."""
+    try:
+        yield
+    except SettingsError as error:
+        problems.append(str(error))

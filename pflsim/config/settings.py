@@ -1,112 +1,116 @@
-"""The settings of a run, as plain dataclasses: the schema that the command line and the YAML files are checked against.
+"""The settings of a run as dataclasses: types, bounds, defaults and help.
 
-Parts (method, data, partition, split, model) are mappings that name a class or function under `_target_` and give its
-keyword-only arguments; the defaults of those live in the signatures (see `pflsim.config.components`).
+The text below a field is its help. Components (method, data, partition, split, model) are mappings that name a class or
+function under `_target_` and give its keyword-only arguments; the signatures hold the defaults of those.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pflsim.config.validate import Bounds
+
+Count = Annotated[int, Bounds(1)]
+CountOrZero = Annotated[int, Bounds(0)]
+Epochs = Annotated[int, Bounds(1, 1_000_000)]
+Probability = Annotated[float, Bounds(0, 1)]
 
 
 @dataclass
 class Placement:
-    """Where clients live. Nothing here changes a result, except `threads`, `device` and `cpu_actors`."""
+    """Where clients run. Only `threads`, `device` and `cpu_actors` can change the last bits of a result."""
 
-    clients_per_actor: int | str = "auto"
-    """Clients per actor: a number, or "auto" (one while actors fit, else packed evenly by work)."""
-    actors: int | None = None
-    """Exactly this many client actors, instead of clients_per_actor."""
-    cpus: int | None = None
-    """CPUs that Ray may use, on a cluster the most of those that are free; null: all."""
-    gpus: int = 0
-    """GPUs that Ray may use; clients train on them when above 0."""
-    actors_per_gpu: int | str = 1
-    """How many client actors may share a GPU, each with as large a part of its memory; "auto": as many as fit, by what
-    one client takes in a short dry run before the first round."""
-    cpu_actors: int = 0
-    """So many client actors on CPUs beside those on GPUs. Which client is on which device then decides the last digits
-    of the results; it follows from the settings and the seed, and from nothing that a machine does."""
-    gpu_speed: float = 8.0
-    """With cpu_actors: how many times as fast as an actor on a CPU one on a GPU is reckoned, for dividing the work. The
-    default is a guess; time a round with cpu_actors=0 on both to set it."""
+    clients_per_actor: Literal["auto"] | Count = "auto"
+    """Clients per actor; auto: one while CPUs or GPUs last, then evenly by work."""
+    actors: Count | None = None
+    """Number of client actors, instead of clients_per_actor."""
+    cpus: Count | None = None
+    """Maximum number of CPUs that Ray uses; null: all."""
+    gpus: CountOrZero = 0
+    """Number of GPUs that Ray uses; above 0, clients train on GPUs."""
+    actors_per_gpu: Literal["auto"] | Annotated[int, Bounds(1, 1000)] = 1
+    """Client actors that share a GPU and its memory; auto: measure one client before round 1."""
+    cpu_actors: CountOrZero = 0
+    """Client actors on CPUs beside those on GPUs; this changes the last bits of results."""
+    gpu_speed: Annotated[float, Bounds(above=0, most=1e6)] = 8.0
+    """With cpu_actors: speed of a GPU actor relative to a CPU actor, to divide the clients."""
     cpu_fallback: bool = False
-    """Where there are fewer GPUs than asked for: true trains everything on CPUs, and says so; false is an error."""
-    device: str = "auto"
-    """auto (cuda where gpus > 0, else cpu), cpu or cuda."""
-    threads: int = 1
-    """Torch threads per client computation, the same inline and under Ray. Another number may change the last bits."""
-    strategy: str = "pack"
-    """On a cluster: pack fills one node after the other, the driver's first; spread uses all nodes alike."""
-    nodes: int | None = None
-    """On a cluster: begin when so many nodes are there, the driver's included; null: with those that are."""
-    wait_s: float = 5.0
-    """On a cluster: how many seconds to wait for nodes and for room on them, before giving up."""
+    """If GPUs are missing: true trains on CPUs and warns; false is an error."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto (cuda if gpus > 0, else cpu), cpu or cuda."""
+    threads: Annotated[int, Bounds(1, 256)] = 1
+    """Torch threads per client computation; another number can change the last bits of results."""
+    strategy: Literal["pack", "spread"] = "pack"
+    """On a cluster: pack fills one node after the other, spread uses all nodes equally."""
+    nodes: Count | None = None
+    """On a cluster: wait for this many nodes, including the driver's; null: start with those present."""
+    wait_s: Annotated[float, Bounds(0, 86_400)] = 5.0
+    """On a cluster: maximum time to wait for nodes and resources, in seconds."""
     elastic: bool = False
-    """On a cluster: use nodes that join from the next round on."""
-    object_store_mb: int | None = None
-    """Size of Ray's shared memory store on this machine, in MiB; null: as the data and the messages need."""
+    """On a cluster: use nodes that join during the run, from the next round on."""
+    object_store_mb: Annotated[int, Bounds(75)] | None = None
+    """Size of Ray's object store on this machine, in MiB (at least 75); null: computed from data and messages."""
 
 
 @dataclass
 class Eval:
-    """Who is evaluated when."""
+    """When and on which clients the models are evaluated."""
 
-    every: int = 1
-    """Evaluate every so many rounds; the last round always."""
-    on: str = "all"
-    """all clients, or participants of the round."""
+    every: Count = 1
+    """Evaluate every N rounds, and after the last one."""
+    on: Literal["all", "participants"] = "all"
+    """all clients, or only the participants of the round."""
     received: bool = False
-    """Judge the personal model both as the server sends it and after local training, whichever the method reports."""
-    batch_size: int | None = None
+    """Evaluate the personal model both as received and after local training."""
+    batch_size: Count | None = None
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
-    holdout_clients: int = 0
-    """The last so many clients take no part in training; they join after the last round and are judged as newcomers."""
-    finetune_epochs: int = 1
-    """Local epochs of a newcomer before it is judged again."""
+    holdout_clients: CountOrZero = 0
+    """Exclude the last N clients from training; evaluate them as newcomers after the last round."""
+    finetune_epochs: Annotated[int, Bounds(0, 1_000_000)] = 1
+    """Local epochs of a newcomer before its second evaluation."""
 
 
 @dataclass
 class Checkpoint:
     """When the state of a run is saved."""
 
-    every: int = 0
-    """Save after every so many rounds; the last round always."""
-    minutes: float = 10
-    """Save also at the end of a round when the last save, or the start, is so many minutes ago; 0: not for that."""
-    keep: int = 1
-    """How many checkpoints to keep, the newest ones; the one with the best mean validation accuracy stays as well."""
+    every: CountOrZero = 0
+    """Save a checkpoint every N rounds, and after the last one; 0: after the last one only."""
+    minutes: Annotated[float, Bounds(0)] = 10.0
+    """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
+    keep: Count = 1
+    """Number of newest checkpoints to keep; the one with the best validation accuracy stays too."""
 
 
 @dataclass
 class Faults:
-    """Absence and slowness that belong to the simulation, drawn from the seed for every client and round."""
+    """Simulated dropouts and stragglers, drawn from the seed for every client and round."""
 
-    dropout: float = 0.0
-    """Probability that a client of the round gets its message and is then not heard of; its state stays as it was."""
-    straggler: float = 0.0
-    """Probability that a client of the round does a share of its local work only."""
-    straggler_work: float = 0.5
-    """That share, in (0, 1): of each stretch of its training the first so many mini-batches, at least one."""
+    dropout: Probability = 0.0
+    """Probability that a client does not reply in a round; its state stays unchanged."""
+    straggler: Probability = 0.0
+    """Probability that a client does only a part of its local work in a round."""
+    straggler_work: Annotated[float, Bounds(above=0, below=1)] = 0.5
+    """Fraction of its mini-batches that a straggler trains on, in (0, 1)."""
 
 
 @dataclass
 class Trace:
-    """Which messages are written out for checking."""
+    """Messages written to disk for inspection."""
 
-    rounds: list[int] = field(default_factory=list)
-    """Rounds (from 1) whose downlinks, uplinks and server numbers are written as safetensors."""
+    rounds: list[Annotated[int, Bounds(0)]] = field(default_factory=list)
+    """Rounds (from 1) whose messages and server state are written as safetensors."""
 
 
 @dataclass
 class Tracking:
-    """What is written for looking at. Nothing here changes a result."""
+    """Additional records. Nothing here changes a result."""
 
-    diagnostics_every: int = 10
-    """Matrices (weights between clients, similarity of prototypes, confusion) every so many rounds; the last always."""
+    diagnostics_every: Count = 10
+    """Write matrices (fusion weights, prototype similarity, confusion) every N rounds, and after the last one."""
     per_client: bool = False
-    """Curves of every client in TensorBoard: accuracy and drift. They are in per_client.csv in any case."""
+    """Write accuracy and drift of every client to TensorBoard; per_client.csv has both anyway."""
 
 
 @dataclass
@@ -119,47 +123,49 @@ class Settings:
     split: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    """What the parts were called on the command line: group to option. Filled in; only for names and records."""
-    clients: int = 10
-    rounds: int = 20
-    fraction: float = 1.0
-    """Share of the clients that take part in a round, in (0, 1]."""
-    local_epochs: int | None = None
-    """Local epochs a round (default 1, when local_steps is not given either)."""
-    local_steps: int | None = None
-    """Local mini-batch steps a round, instead of local_epochs."""
-    batch_size: int = 20
-    lr: float = 0.1
-    lr_decay: float = 1.0
-    """The learning rate of round t is lr · lr_decay^(t−1)."""
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    buffers: str = "aggregate"
+    """The option chosen for each group on the command line; filled in, for names and records only."""
+    clients: Annotated[int, Bounds(1, 1_000_000)] = 10
+    """Number of clients."""
+    rounds: Annotated[int, Bounds(1, 100_000)] = 20
+    """Number of communication rounds."""
+    fraction: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    """Fraction of the clients that participate in a round, in (0, 1]."""
+    local_epochs: Epochs | None = None
+    """Local epochs per round; null: 1, or local_steps."""
+    local_steps: Epochs | None = None
+    """Local mini-batch steps per round, instead of local_epochs."""
+    batch_size: Count = 20
+    """Mini-batch size of local training."""
+    lr: Annotated[float, Bounds(above=0, most=1e30)] = 0.1
+    """Learning rate of local SGD."""
+    lr_decay: Annotated[float, Bounds(above=0)] = 1.0
+    """Decay of the learning rate: round t uses lr · lr_decay^(t−1)."""
+    momentum: Annotated[float, Bounds(0, below=1)] = 0.0
+    """Momentum of local SGD, in [0, 1)."""
+    weight_decay: Annotated[float, Bounds(0, 1e30)] = 0.0
+    """L2 penalty of local SGD."""
+    buffers: Literal["aggregate", "local", "recalibrate"] = "aggregate"
     """Running statistics of normalisation layers: aggregate, local or recalibrate."""
-    init: str = "same"
-    """Initial values of what is never shared: the same for all clients, or per_client. What is shared starts equal."""
-    lockstep: bool | str = "auto"
-    """Train clients of one architecture together, stacked, their step traced: auto (where the method can), true (must)
-    or false (one by one). The results are the same but for rounding, and the same on every placement."""
-    lockstep_clients: int | None = None
-    """How many clients make a stack; null: about 5 taking part on a CPU (1 with convolutions), 64 on a GPU."""
-    seed: int = 0
+    init: Literal["same", "per_client"] = "same"
+    """Initial values of parameters that are never shared: same for all clients, or per_client."""
+    lockstep: bool | Literal["auto"] = "auto"
+    """Train clients of one architecture as a stack: true, false or auto; results differ by rounding only."""
+    lockstep_clients: Count | None = None
+    """Clients per stack; null: about 5 on a CPU (1 with convolutions), 64 on a GPU."""
+    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
+    """Seed of all random streams."""
     on_client_error: str = "retry(3)"
-    """When a client raises an error or its actor dies: retry(n) tries n times more, then ends the run; drop goes on
-    without the client in that round; abort ends the run."""
-    on_nonfinite: str = "abort"
-    """When a client's loss or message is not finite: abort ends the run, drop goes on without the client in that round,
-    keep lets it be fused."""
-    executor: str = "ray"
+    """If a client fails or its actor dies: retry(N) times, then abort; drop it from the round; or abort."""
+    on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
+    """If a client's loss or message is not finite: abort, drop the client from the round, or keep it."""
+    executor: Literal["ray", "inline"] = "ray"
     """ray (clients on actors) or inline (everything in this process)."""
-    progress: str = "auto"
-    """What the terminal shows: live (a display that stays up to date), plain (a line a round), quiet (the result only),
-    auto (live on a terminal, else plain)."""
+    progress: Literal["auto", "live", "plain", "quiet"] = "auto"
+    """Terminal output: live display, plain (one line per round), quiet (result only); auto: live or plain."""
     ray_address: str | None = None
-    """A Ray cluster to join: auto (the one this machine is a node of) or HOST:PORT; null: a Ray of our own, here."""
+    """Ray cluster to join: auto or HOST:PORT; null: start Ray on this machine."""
     run_dir: str | None = None
-    """Folder of the run; null: runs/<date-time>-<method>-<data>-s<seed>. With a URL (s3://...) the run works there too
-    and is kept the same at the URL, through fsspec."""
+    """Run folder; null: runs/<date-time>-<method>-<data>-s<seed>; a URL (s3://...) adds a remote copy."""
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -1,14 +1,12 @@
-"""The settings of a class or function, read from its source without importing it.
+"""Reads the settings of a class or function from its source, without importing it.
 
-A setting is a keyword-only parameter. Reading the source keeps the command line quick (nothing of torch is loaded to
-check a key) and free of side effects.
+A setting is a keyword-only parameter. The command line stays fast, because it checks settings without importing torch.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any, Literal
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 
-Callable = ast.FunctionDef | ast.ClassDef
+Definition = ast.FunctionDef | ast.ClassDef
 BASIC = {"int": int, "float": float, "str": str, "bool": bool, "Any": Any}
 GENERIC = {"list": list, "tuple": tuple, "dict": dict, "List": list, "Tuple": tuple, "Dict": dict, "Sequence": list}
 
@@ -30,9 +28,9 @@ class Parameter:
     """One setting of a callable.
 
     Args:
-        annotation: its type: int, float, str, bool, None, list[...], tuple[...], dict[...], Literal[...], and unions.
-        default: the literal in the signature; None and meaningless where `required`.
-        required: whether a value must be given.
+        annotation: int, float, str, bool, None, list[...], tuple[...], dict[...], Literal[...], or a union of these.
+        default: the literal in the signature; None if `required`.
+        required: whether the parameter has no default.
     """
 
     annotation: Any
@@ -49,21 +47,22 @@ class Source:
     tree: ast.Module
 
 
-def signature_of(target: str) -> dict[str, Parameter]:
+def signature_of(target: str, key: str = "_target_") -> dict[str, Parameter]:
     """Read the keyword-only parameters of a class or function, in the order of its signature.
 
-    A class without an `__init__` of its own has that of its bases, the first one found.
+    A class without its own `__init__` has the one of the first base that has one.
 
     Args:
         target: "package.module.Name".
+        key: dotted name of the setting that holds the target, for messages.
 
     Raises:
-        SettingsError: there is no such target, or a parameter has no type, or a type or a default that a setting cannot
-            have.
+        SettingsError: the target does not exist, or a parameter has no type, an unsupported type, or a default that is
+            not a literal.
     """
     found = find(target)
-    if found is None or not isinstance(found[1], Callable):
-        raise SettingsError(unknown_target(target))
+    if found is None or not isinstance(found[1], Definition):
+        raise SettingsError(unknown_target(target, key))
     source, function = _function(*found)
     if function is None:
         return {}
@@ -72,49 +71,8 @@ def signature_of(target: str) -> dict[str, Parameter]:
     return {a.arg: _parameter(source, target, a, default) for a, default in pairs}
 
 
-def gives(target: str) -> frozenset[str] | None:
-    """What a call of a class or function gives, by the full names of its type and of that type's bases.
-
-    Of a function it is the type that the signature says it returns, of a class the class itself. A type with arguments
-    is written out: "list[numpy.ndarray]".
-
-    Args:
-        target: "package.module.Name".
-
-    Returns:
-        The names, without the bases of what is not written in Python; empty where a function does not say what it
-        returns; None where a type or a base is computed.
-
-    Raises:
-        SettingsError: there is no such target.
-    """
-    found = find(target)
-    if found is None or not isinstance(found[1], Callable):
-        raise SettingsError(unknown_target(target))
-    source, node = found
-    if isinstance(node, ast.ClassDef):
-        return _lineage(source, node)
-    returned = node.returns if isinstance(node, ast.FunctionDef) else None
-    return frozenset() if returned is None else _names(source, returned)
-
-
-def choices_of(annotation: Any) -> tuple[Any, ...] | None:
-    """The values a type lists (`Literal`, alone or with None), or None where it lists none."""
-    if typing.get_origin(annotation) is Literal:
-        return typing.get_args(annotation)
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return None
-    chosen: list[Any] = []
-    for member in typing.get_args(annotation):
-        values = (None,) if member is type(None) else choices_of(member)
-        if values is None:
-            return None
-        chosen.extend(values)
-    return tuple(chosen)
-
-
 def find(dotted: str) -> tuple[Source, ast.AST] | None:
-    """Find where a dotted name is defined, through imports, or None."""
+    """Return where a dotted name is defined, following imports, or None."""
     parts = dotted.split(".")
     for length in range(len(parts) - 1, 0, -1):
         source = find_source(".".join(parts[:length]))
@@ -124,48 +82,43 @@ def find(dotted: str) -> tuple[Source, ast.AST] | None:
 
 
 def find_source(module: str) -> Source | None:
-    """Read the source of a module, without importing it or its packages; None where there is none. Python's own modules
-    are never read: nothing in them is a part, and `typing` is long.
+    """Read the source of a module without importing it or its packages; None if it has no Python source.
+
+    The standard library is never read: it contains no components, and `typing` is long.
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
-    places: Sequence[str] | None = None
+    folders: Sequence[str] | None = None
     path = None
     for part in module.split("."):
         if not part.isidentifier():
             return None
-        spec = PathFinder.find_spec(part, places) or (_other_finders(part) if places is None else None)
+        spec = PathFinder.find_spec(part, folders) or (_other_finders(part) if folders is None else None)
         if spec is None:
             return None
-        places, path = list(spec.submodule_search_locations or ()), spec.origin
+        folders, path = list(spec.submodule_search_locations or ()), spec.origin
     if path is None or not path.endswith(".py"):
         return None
     return Source(module, Path(path), _parse(path, Path(path).stat().st_mtime_ns))
 
 
-def unknown_target(target: str) -> str:
-    """Say that a target does not exist, with the nearest names that do."""
+def unknown_target(target: str, key: str = "_target_") -> str:
+    """Return the message about a target that does not exist, with the most similar names that do."""
     module, _, name = target.rpartition(".")
-    if module.partition(".")[0] in sys.stdlib_module_names:
-        return (
-            f"_target_ {target!r}: nothing in Python's own modules is a part; a target is written package.module.Name"
-        )
-    if not module:
-        return f"_target_ {target!r}: a target is written package.module.Name"
-    source = find_source(module)
+    source = find_source(module) if module else None
     if source is not None:
-        names = [s.name for s in _statements(source.tree.body) if isinstance(s, Callable) and s.name[:1] != "_"]
-        return f"_target_ {target!r}: module {module} has no class or function {name!r}; {nearest(name, names)}"
+        names = [s.name for s in _statements(source.tree.body) if isinstance(s, Definition) and s.name[:1] != "_"]
+        return f"{key}={target}: module {module} has no class or function {name!r}; {nearest(name, names)}"
     package, _, last = module.rpartition(".")
     parent = find_source(package) if package else None
     if parent is None or parent.path.name != "__init__.py":
-        return f"_target_ {target!r}: there is no module {module!r}; a target is written package.module.Name"
+        return f"{key}={target}: expected package.module.Name of a module outside the standard library"
     modules = [p.stem for p in parent.path.parent.glob("*.py") if p.stem != "__init__"]
-    return f"_target_ {target!r}: there is no module {last!r} in {package}; {nearest(last, modules)}"
+    return f"{key}={target}: there is no module {last!r} in {package}; {nearest(last, modules)}"
 
 
 def _other_finders(part: str) -> Any:
-    """Ask the import system for a top-level name (editable installs have a finder of their own); imports nothing."""
+    """Ask the other finders for a top-level name, without importing it: editable installs have their own finder."""
     for finder in sys.meta_path:
         spec = finder.find_spec(part, None) if finder is not PathFinder else None
         if spec is not None:
@@ -183,7 +136,7 @@ def _parse(path: str, changed: int) -> ast.Module:
 
 
 def _statements(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements of a module, with those inside `if` and `try`."""
+    """Return the statements of a module, including those inside `if` and `try`."""
     found: list[ast.stmt] = []
     for statement in body:
         found.append(statement)
@@ -193,7 +146,7 @@ def _statements(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | None:
-    """Find `path[0].path[1]...` as it is known inside a module; the last definition holds."""
+    """Return the definition of `path[0].path[1]...` inside a module; the last one wins."""
     head, rest = path[0], path[1:]
     for statement in reversed(_statements(source.tree.body)):
         match statement:
@@ -215,7 +168,7 @@ def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | Non
 
 
 def _absolute(source: Source, statement: ast.ImportFrom) -> str:
-    """The full name of the module that a `from ... import` names."""
+    """Return the full name of the module of a `from ... import`."""
     if not statement.level:
         return statement.module or ""
     parts = source.name.split(".")
@@ -225,7 +178,7 @@ def _absolute(source: Source, statement: ast.ImportFrom) -> str:
 
 
 def _function(source: Source, node: ast.AST) -> tuple[Source, ast.FunctionDef | None]:
-    """The function that a call of the node runs: itself, or a class's `__init__`, own or inherited."""
+    """Return the function that a call runs: the function itself, or the `__init__` of a class or its bases."""
     if isinstance(node, ast.FunctionDef):
         return source, node
     assert isinstance(node, ast.ClassDef)
@@ -242,65 +195,8 @@ def _function(source: Source, node: ast.AST) -> tuple[Source, ast.FunctionDef | 
     return source, None
 
 
-def _names(source: Source, node: ast.expr) -> frozenset[str] | None:
-    """The full names of the type that an expression means, and of its bases; None where it is computed."""
-    match node:
-        case ast.Constant(value=str() as text):
-            return _names(source, ast.parse(text, mode="eval").body)
-        case ast.Constant(value=None):
-            return frozenset({"None"})
-        case ast.Subscript(value=outer, slice=inner):
-            elements = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            return frozenset({f"{_full_name(source, outer)}[{', '.join(_full_name(source, e) for e in elements)}]"})
-    path = _dotted(node)
-    if not path:
-        return None
-    found = _locate(source, path)
-    if found is not None and isinstance(found[1], ast.ClassDef):
-        return _lineage(found[0], found[1])
-    if found is not None and isinstance(found[1], ast.expr):
-        return _names(found[0], found[1])
-    return frozenset({_full_name(source, node)})
-
-
-def _lineage(source: Source, node: ast.ClassDef) -> frozenset[str] | None:
-    """The full names of a class and of all its bases; None where one of them is computed."""
-    names = {f"{source.name}.{node.name}"}
-    for base in node.bases:
-        more = _names(source, base.value if isinstance(base, ast.Subscript) else base)
-        if more is None:
-            return None
-        names |= more
-    return frozenset(names)
-
-
-def _full_name(source: Source, node: ast.expr) -> str:
-    """The name of a type as it would be imported: `numpy.ndarray` for `np.ndarray`."""
-    if isinstance(node, ast.Subscript):
-        (name,) = _names(source, node) or ("",)
-        return name
-    path = _dotted(node)
-    if not path:
-        return ast.unparse(node)
-    found = _locate(source, path)
-    if found is not None and isinstance(found[1], ast.ClassDef):
-        return f"{found[0].name}.{found[1].name}"
-    return ".".join([*_imported(source, path[0]), *path[1:]])
-
-
-def _imported(source: Source, head: str) -> list[str]:
-    """What a name of a module was imported as, or itself."""
-    for statement in reversed(_statements(source.tree.body)):
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            for alias in statement.names:
-                if (alias.asname or alias.name) == head:
-                    module = [_absolute(source, statement)] if isinstance(statement, ast.ImportFrom) else []
-                    return [*module, alias.name]
-    return [head]
-
-
 def _dotted(node: ast.AST) -> list[str]:
-    """["a", "b", "C"] for `a.b.C`, [] for anything else."""
+    """Return ["a", "b", "C"] for `a.b.C`, [] for other expressions."""
     if isinstance(node, ast.Name):
         return [node.id]
     if isinstance(node, ast.Attribute):
@@ -312,7 +208,7 @@ def _dotted(node: ast.AST) -> list[str]:
 def _parameter(source: Source, target: str, argument: ast.arg, default: ast.expr | None) -> Parameter:
     where = f"parameter {argument.arg!r} of {target}"
     if argument.annotation is None:
-        raise SettingsError(f"{where} has no type; a setting needs one")
+        raise SettingsError(f"{where} has no type; annotate it")
     annotation = _type(source, argument.annotation, where)
     if default is None:
         return Parameter(annotation, None, True)
@@ -320,19 +216,19 @@ def _parameter(source: Source, target: str, argument: ast.arg, default: ast.expr
 
 
 def _literal(source: Source, node: ast.AST, where: str) -> Any:
-    """The value of a default: a literal, or a constant of a module that is one."""
+    """Return the value of a default: a literal, or a module's constant that is a literal."""
     try:
         return ast.literal_eval(typing.cast(ast.expr, node))
     except ValueError:
         path = _dotted(node)
         found = _locate(source, path) if path else None
-        if found is None or isinstance(found[1], Callable):
+        if found is None or isinstance(found[1], Definition):
             raise SettingsError(f"{where}: the default {ast.unparse(node)!r} is not a literal") from None
         return _literal(*found, where)
 
 
 def _type(source: Source, node: ast.AST, where: str) -> Any:
-    """The type that an annotation means."""
+    """Return the type of an annotation."""
     match node:
         case ast.Constant(value=None):
             return type(None)
@@ -350,7 +246,7 @@ def _type(source: Source, node: ast.AST, where: str) -> Any:
     if path[-1:] and path[-1] in BASIC and len(path) > 1:
         return BASIC[path[-1]]
     found = _locate(source, path) if path else None
-    if found is None or isinstance(found[1], Callable):
+    if found is None or isinstance(found[1], Definition):
         raise SettingsError(f"{where} has the type {ast.unparse(node)!r}, which a setting cannot have")
     return _type(*found, where)
 

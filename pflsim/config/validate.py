@@ -1,103 +1,100 @@
-"""Checks of single settings, for constructors."""
+"""Bounds of numbers: in the annotations of settings, and as checks in constructors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from pflsim.errors import SettingsError
 
 WIDEST = 1_000_000
-"""Of a layer, or of anything else that there are so many of."""
+"""Largest width of a layer."""
+
+Number = TypeVar("Number", int, float)
 
 
-def positive(name: str, value: float) -> float:
-    """Return value.
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An interval of finite numbers.
 
-    Raises:
-        SettingsError: it is not a finite number above 0.
-    """
-    if not (math.isfinite(value) and value > 0):
-        raise SettingsError(f"{name}={value} must be a finite number above 0")
-    return value
-
-
-def non_negative(name: str, value: float) -> float:
-    """Return value.
-
-    Raises:
-        SettingsError: it is not a finite number of at least 0.
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise SettingsError(f"{name}={value} must be a finite number of at least 0")
-    return value
-
-
-def stable_pull(name: str, value: float, lr: float, momentum: float = 0.0, rate: str = "lr") -> float:
-    """Return value, the strength c of a pull c/2·‖w − a‖² that SGD trains with.
-
-    A step multiplies w − a by 1 − lr·c. Beyond lr·c = 2, with momentum 2·(1 + momentum), the distance grows with every
-    step, to NaN in the end.
+    In an annotation it limits a setting: `Annotated[float, Bounds(0, below=1)]`. A constructor calls it to check an
+    argument: `positive("method.sigma", sigma)`.
 
     Args:
-        name: of the setting.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        pairs = (">=", self.least), (">", self.above), ("<=", self.most), ("<", self.below)
+        return " and ".join(f"{sign} {bound}" for sign, bound in pairs if math.isfinite(bound))
+
+    def __call__(self, name: str, value: Number) -> Number:
+        """Return the value.
+
+        Args:
+            name: key of the setting, for the message.
+            value: number to check.
+
+        Raises:
+            SettingsError: the value is outside the bounds, infinite or NaN.
+        """
+        if value not in self:
+            raise SettingsError(f"{name}={value}: expected a number {self}")
+        return value
+
+
+positive = Bounds(above=0)
+non_negative = Bounds(0)
+chance = Bounds(0, below=1)
+at_least_one = Bounds(1)
+at_least_zero = non_negative
+
+
+def stable_penalty(name: str, value: float, lr: float, momentum: float = 0.0, rate: str = "lr") -> float:
+    """Return the strength c of a penalty c/2·‖w − a‖² after checking that SGD converges on it.
+
+    A step multiplies w − a by 1 − lr·c. If lr·c exceeds 2·(1 + momentum), the distance grows with every step and
+    training ends in NaN.
+
+    Args:
+        name: key of the setting.
         value: c.
-        lr: the highest learning rate that it meets.
-        momentum: of SGD.
-        rate: what the learning rate is called.
+        lr: highest learning rate of the run.
+        momentum: momentum of SGD.
+        rate: key of the learning rate.
 
     Raises:
-        SettingsError: it is not a finite number of at least 0, or the distance would grow.
+        SettingsError: c is negative or not finite, or lr·c exceeds the bound.
     """
     non_negative(name, value)
     bound = 2 * (1 + momentum)
     if lr * value > bound:
         raise SettingsError(
-            f"{name}={value:.6g} pulls too hard: {rate}*{name} = {lr * value:.4g} is above {bound:g}, so every step "
-            f"ends farther from the anchor than it began; at {rate}={lr:.4g} it may be at most {bound / lr:.4g}"
+            f"{name}={value:.6g} makes training diverge: {rate}*{name} = {lr * value:.4g} is above {bound:g}, "
+            f"the limit of SGD; at {rate}={lr:.4g} use at most {bound / lr:.4g}"
         )
     return value
 
 
-def chance(name: str, value: float) -> float:
-    """Return value.
-
-    Raises:
-        SettingsError: it is not a number of at least 0 and below 1.
-    """
-    if not 0 <= value < 1:
-        raise SettingsError(f"{name}={value} must be a number of at least 0 and below 1")
-    return value
-
-
-def at_least_one(name: str, value: int) -> int:
-    """Return value.
-
-    Raises:
-        SettingsError: it is not a whole number of at least 1.
-    """
-    if value < 1:
-        raise SettingsError(f"{name}={value} must be a whole number of at least 1")
-    return value
-
-
-def at_least_zero(name: str, value: int) -> int:
-    """Return value.
-
-    Raises:
-        SettingsError: it is not a whole number of at least 0.
-    """
-    if value < 0:
-        raise SettingsError(f"{name}={value} must be a whole number of at least 0")
-    return value
-
-
 def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """Return values as a tuple.
+    """Return layer widths as a tuple.
 
     Raises:
-        SettingsError: one of them is not a whole number of at least 1, or beyond `WIDEST`.
+        SettingsError: a width is below 1 or above `WIDEST`.
     """
-    if any(not 1 <= value <= WIDEST for value in values):
-        raise SettingsError(f"{name}={list(values)}: widths are whole numbers of at least 1 and at most {WIDEST}")
+    for value in values:
+        Bounds(1, WIDEST)(name, value)
     return tuple(values)

@@ -1,1 +1,1 @@
-"""Data sets, partitions over clients, splits, and the federated view of them."""
+"""Data sets, partitions over clients, and splits into training, validation and test examples."""

@@ -1,4 +1,4 @@
-"""What an example is, whatever its row: content digests, an order that comes from them, and the hash of a partition."""
+"""Content digests of examples, an order of rows that depends only on content, and the hash of a partition."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Digests = np.ndarray
 
 
 def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
-    """Digest the content of rows: stored values, label and writer. The same on every machine.
+    """Digest the stored values, label and writer of rows. The result is the same on every machine.
 
     Args:
         dataset: the data set.
-        rows: row numbers, or a slice of them.
+        rows: row numbers or a slice.
 
     Returns:
         [n, 2] uint64.
@@ -27,15 +27,15 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     x = x if x.dtype == np.uint8 else x.astype("<f4", copy=False)
     writers = dataset.writers if dataset.writers is not None else np.full_like(dataset.y, -1)
     tags = np.stack([dataset.y, writers], axis=1)[rows].astype("<i8")
-    parts = [hashlib.blake2b(a.data, digest_size=16, key=t.tobytes()).digest() for a, t in zip(x, tags, strict=True)]
-    return np.frombuffer(b"".join(parts), dtype="<u8").reshape(-1, 2)
+    digests = [hashlib.blake2b(a.data, digest_size=16, key=t.tobytes()).digest() for a, t in zip(x, tags, strict=True)]
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
 def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> np.ndarray:
-    """Row numbers start..stop-1 in the order of their content digests.
+    """Return the row numbers start..stop-1 in the order of their content digests.
 
-    Whoever chooses examples by position in this order chooses the same examples however the rows are stored. Rows with
-    equal content are interchangeable.
+    Positions in this order select the same examples regardless of the stored order. Rows with equal content are
+    interchangeable.
 
     Returns:
         [stop - start] int64, a permutation of the row numbers.
@@ -46,10 +46,10 @@ def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> 
 
 
 def partition_hash(dataset: Dataset, partition: Partition) -> str:
-    """Hash which examples every client holds in which split.
+    """Hash the examples of each client and split.
 
-    Examples count by content, not by row number: storing the same data in another order leaves the hash as it is, while
-    one example moved between clients or splits, or one changed pixel, changes it.
+    Examples are identified by content, so the stored order does not matter. Moving one example to another client
+    or split, or changing one pixel, changes the hash.
 
     Returns:
         64 hexadecimal digits (SHA-256).

@@ -12,17 +12,17 @@ from pflsim.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Images and labels as arrays; the first `train_size` rows are the official training part, the rest the test part.
+    """A labelled data set. The first `train_size` rows are the official training part, the rest the test part.
 
     Args:
         name: short name, e.g. "mnist".
-        x: [n, channels, height, width] uint8, or [n, features] / [n, channels, height, width] float32 used as they are.
+        x: [n, channels, height, width] uint8, or [n, features] / [n, channels, height, width] float32 without scaling.
         y: [n] int64 labels in 0..num_classes-1.
-        num_classes: how many classes there are.
+        num_classes: C.
         train_size: rows of the official training part.
-        writers: [n] int64, who wrote each example, where known (for the partition by_writer).
-        scale: what uint8 values are divided by (255 for images, 16 for the digits), so that inputs lie in [0, 1].
-        mean, std: per channel, applied after scaling; None: inputs stay in [0, 1].
+        writers: [n] int64, the writer of each example, for partition=by_writer; None if unknown.
+        scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
+        mean, std: statistics per channel for standardisation after scaling; None to omit it.
     """
 
     name: str
@@ -37,41 +37,43 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example, without the batch axis."""
+        """Return the shape of one example, without the batch axis."""
         return tuple(self.x.shape[1:])
 
 
 class Loader(Protocol):
-    """What a `data` target is: `load()` with its settings already filled in."""
+    """The target of the component `data`: `load()` with its settings filled in."""
 
     def __call__(self) -> Dataset:
-        """The data set."""
+        """Return the data set."""
         ...
 
 
 def check_dataset(dataset: object, source: str) -> None:
-    """Hold a loader, possibly a user's own, to what `Dataset` says.
+    """Check that a loader returned a valid `Dataset`.
 
     Args:
-        dataset: what it returned.
-        source: what it is called, for messages.
+        dataset: the returned object.
+        source: name of the loader, for error messages.
 
     Raises:
-        SettingsError: it is no Dataset, or one whose arrays do not fit each other; says which and what was expected.
+        SettingsError: it is not a Dataset, or an array has a wrong type, shape or value.
     """
     if not isinstance(dataset, Dataset):
         raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
     x, y, n = dataset.x, dataset.y, len(dataset.y)
     problems = {
-        f"x is {_told(x)}, expected uint8 or float32 [{n}, ...]": not isinstance(x, np.ndarray)
+        f"x is {_type_and_shape(x)}, expected uint8 or float32 [{n}, ...]": not isinstance(x, np.ndarray)
         or x.dtype not in (np.uint8, np.float32)
         or x.ndim < 2
         or len(x) != n
         or not x.size,
-        f"y is {_told(y)}, expected int64 [n]": not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1,
+        f"y is {_type_and_shape(y)}, expected int64 [n]": not isinstance(y, np.ndarray)
+        or y.dtype != np.int64
+        or y.ndim != 1,
         f"train_size={dataset.train_size}, expected 1..{n}": not 1 <= dataset.train_size <= n,
         f"num_classes={dataset.num_classes}, expected at least 1": dataset.num_classes < 1,
-        f"writers are {_told(dataset.writers)}, expected int64 [{n}]": dataset.writers is not None
+        f"writers are {_type_and_shape(dataset.writers)}, expected int64 [{n}]": dataset.writers is not None
         and (dataset.writers.dtype != np.int64 or dataset.writers.shape != (n,)),
     }
     for problem, found in problems.items():
@@ -83,5 +85,5 @@ def check_dataset(dataset: object, source: str) -> None:
         raise SettingsError(f"{source}: x has values that are NaN or infinite; expected finite numbers")
 
 
-def _told(array: object) -> str:
+def _type_and_shape(array: object) -> str:
     return f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"

@@ -1,4 +1,4 @@
-"""From a data set, a partition rule and a split rule to the partition of a run."""
+"""Partitions a data set over clients with a partition rule and a split rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pflsim.seeding import numpy_generator
 
 
 class PartitionRule(Protocol):
-    """`rule(labels, num_classes, clients, rng, writers)` with its settings already filled in."""
+    """A partition rule `rule(labels, num_classes, clients, rng, writers)` with its settings filled in."""
 
     def __call__(
         self,
@@ -26,63 +26,68 @@ class PartitionRule(Protocol):
         writers: np.ndarray | None,
         /,
     ) -> list[np.ndarray]:
-        """Row numbers per client, disjoint."""
+        """Return one array of row numbers per client, disjoint."""
         ...
 
 
 class SplitRule(Protocol):
-    """`split(dataset, assign, rng)` with its settings already filled in."""
+    """A split rule `split(dataset, assign, rng)` with its settings filled in."""
 
     def __call__(self, dataset: Dataset, assign: Assign, rng: np.random.Generator, /) -> Partition:
-        """What every client trains, validates and is tested on."""
+        """Return the training, validation and test rows of all clients."""
         ...
 
 
 def federate(
     dataset: Dataset, partition_rule: PartitionRule, split_rule: SplitRule, clients: int, seed: int
 ) -> Partition:
-    """Decide which client holds which examples: a function of the examples, the two rules and the seed.
+    """Partition a data set over clients. The result depends on the examples, the two rules and the seed only.
 
     Args:
         dataset: the data set.
-        partition_rule: which client gets which examples, e.g. `functools.partial(dirichlet, alpha=0.1)`.
-        split_rule: what a client trains and is tested on, e.g. `functools.partial(merged, fraction=0.75)`.
+        partition_rule: assigns examples to clients, e.g. `functools.partial(dirichlet, alpha=0.1)`.
+        split_rule: selects the test and validation examples, e.g. `functools.partial(merged, fraction=0.75)`.
         clients: N.
-        seed: the run's seed; the purposes "partition" and "split" have streams of their own.
+        seed: the run's seed. Partition and split use separate random streams.
 
     Raises:
-        SettingsError: clients below 1 or above the number of examples, settings that the rules refuse, or rules that do
-            not do what they promise.
+        SettingsError: clients is below 1 or above the number of examples, or a rule rejects its settings or returns
+            an invalid result.
     """
     if clients < 1:
-        raise SettingsError(f"clients={clients} is not at least 1")
+        raise SettingsError(f"clients={clients}: expected at least 1")
 
     def assign(labels: np.ndarray, writers: np.ndarray | None) -> list[np.ndarray]:
         if clients > len(labels):
             raise SettingsError(
-                f"clients={clients} is more than the {len(labels)} examples of {dataset.name} that there are to share "
-                f"out; set clients to at most {len(labels)}"
+                f"clients={clients} exceeds the {len(labels)} examples of {dataset.name}; "
+                f"set clients to at most {len(labels)}"
             )
-        what = f"clients={clients} and {dataset.num_classes} classes: who holds how many of each"
+        what = f"class counts of clients={clients} and {dataset.num_classes} classes"
         check_room(what, 3 * 8 * clients * dataset.num_classes, "use fewer clients")
         rng = numpy_generator(seed, "partition")
-        return _checked(partition_rule(labels, dataset.num_classes, clients, rng, writers), clients, len(labels))
+        return _check_assignment(
+            partition_rule(labels, dataset.num_classes, clients, rng, writers), clients, len(labels)
+        )
 
-    return _whole(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
+    return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
 
 
-def _whole(partition: Partition, clients: int, examples: int) -> Partition:
-    """Hold a split rule, possibly a user's own, to its promise: rows of N clients, in range, and some to train on."""
+def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
+    """Return a split rule's partition if it has valid rows for N clients and training examples for each of them."""
     if not isinstance(partition, Partition):
         raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
     for name in ("train", "val", "test"):
-        parts = getattr(partition, name)
-        if len(parts) != clients:
-            raise SettingsError(f"the split rule returned {name} rows of {len(parts)} clients, expected {clients}")
-        for client, rows in enumerate(parts):
-            if not _are_rows(rows, examples):
+        rows_by_client = getattr(partition, name)
+        if len(rows_by_client) != clients:
+            raise SettingsError(
+                f"the split rule returned {name} rows of {len(rows_by_client)} clients, expected {clients}"
+            )
+        for client, rows in enumerate(rows_by_client):
+            if not _valid_rows(rows, examples):
                 raise SettingsError(
-                    f"the split rule's {name} rows of client {client} are not numbers 0..{examples - 1}"
+                    f"the split rule returned invalid {name} rows for client {client}; expected integers in "
+                    f"0..{examples - 1}"
                 )
     empty = [client for client, rows in enumerate(partition.train) if not len(rows)]
     if empty:
@@ -90,24 +95,25 @@ def _whole(partition: Partition, clients: int, examples: int) -> Partition:
     return partition
 
 
-def _are_rows(rows: object, examples: int) -> bool:
+def _valid_rows(rows: object, examples: int) -> bool:
     if not isinstance(rows, np.ndarray) or rows.ndim != 1 or not (len(rows) == 0 or rows.dtype.kind in "iu"):
         return False
     return len(rows) == 0 or (int(rows.min()) >= 0 and int(rows.max()) < examples)
 
 
-def _checked(parts: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
-    """Hold a partition rule, possibly a user's own, to its promise: N parts, none empty, in range, disjoint."""
-    if not isinstance(parts, list | tuple) or not all(_are_rows(rows, examples) for rows in parts):
+def _check_assignment(rows_by_client: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
+    """Return a partition rule's result if it has N non-empty, disjoint arrays of valid row numbers."""
+    if not isinstance(rows_by_client, list | tuple) or not all(_valid_rows(rows, examples) for rows in rows_by_client):
         raise SettingsError(
-            f"the partition rule's rows are not distinct numbers in 0..{examples - 1}, an array a client"
+            f"the partition rule returned invalid rows; expected one array of distinct numbers in 0..{examples - 1} "
+            "per client"
         )
-    if len(parts) != clients:
-        raise SettingsError(f"the partition rule returned {len(parts)} parts for {clients} clients")
-    for client, rows in enumerate(parts):
+    if len(rows_by_client) != clients:
+        raise SettingsError(f"the partition rule returned {len(rows_by_client)} arrays, expected {clients}")
+    for client, rows in enumerate(rows_by_client):
         if not len(rows):
             raise SettingsError(f"the partition leaves client {client} without examples; use fewer clients")
-    dealt = np.concatenate(parts)
-    if len(np.unique(dealt)) != len(dealt):
-        raise SettingsError(f"the partition rule's rows are not distinct numbers in 0..{examples - 1}")
-    return parts
+    assigned = np.concatenate(rows_by_client)
+    if len(np.unique(assigned)) != len(assigned):
+        raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
+    return rows_by_client

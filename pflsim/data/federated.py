@@ -1,4 +1,4 @@
-"""The federated view of a data set: which client holds which rows, and a client's shard as tensors."""
+"""The rows of each client in a data set, and one client's shard as tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from pflsim.data.dataset import Dataset
 from pflsim.types import Split
 
-AT_ONCE = {"cpu": 128, "cuda": 1024}
-"""Examples per forward pass, by device: what a convolution makes of more leaves a CPU's cache."""
+FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
+"""Examples per forward pass by device. On CPUs, the activations of larger batches exceed the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Row numbers of the data set per client, one array per client and split, each sorted ascending."""
+    """Row numbers of the data set: one ascending array per client and split."""
 
     train: tuple[np.ndarray, ...]
     val: tuple[np.ndarray, ...]
@@ -26,7 +26,7 @@ class Partition:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return len(self.train)
 
 
@@ -37,7 +37,7 @@ class Examples:
     Args:
         x: [n, ...] as stored (uint8 or float32).
         y: [n] int64.
-        scale, mean, std: how stored values become inputs (see `Dataset`).
+        scale, mean, std: normalisation of stored values (see `Dataset`).
     """
 
     x: Tensor
@@ -50,8 +50,8 @@ class Examples:
         return len(self.y)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The inputs [B, ...] float32 and labels [B] of the rows in `index`."""
-        if isinstance(index, Tensor):  # copies whole rows, where x[index] copies numbers
+        """Return the inputs [B, ...] float32 and labels [B] of the rows in `index`."""
+        if isinstance(index, Tensor):  # index_select is faster than x[index]: it copies whole rows
             x, y = self.x.index_select(0, index.to(self.x.device)), self.y.index_select(0, index.to(self.y.device))
         else:
             x, y = self.x[index], self.y[index]
@@ -63,18 +63,18 @@ class Examples:
         return x, y
 
     def in_turn(self, size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """All examples in their order, `size` at a time; None: as many as a forward pass takes best on their device."""
-        size = size or (AT_ONCE["cuda"] if self.x.is_cuda else AT_ONCE["cpu"])
+        """Yield all examples in stored order, `size` at a time; None selects the best size for the device."""
+        size = size or (FORWARD_BATCH["cuda"] if self.x.is_cuda else FORWARD_BATCH["cpu"])
         return (self.batch(slice(first, first + size)) for first in range(0, len(self), size))
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples on a device."""
+        """Return a copy on a device."""
         return Examples(self.x.to(device), self.y.to(device), self.scale, self.mean, self.std)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Everything one client holds."""
+    """The examples of one client."""
 
     client: int
     num_classes: int
@@ -84,56 +84,51 @@ class Shard:
 
     @property
     def num_examples(self) -> int:
-        """Training examples, the n_i of the formulas."""
+        """Return the number of training examples, n_i."""
         return len(self.train)
 
     def split(self, name: Split) -> Examples:
-        """The examples of a split by its name."""
+        """Return the examples of a split."""
         return {"train": self.train, "val": self.val, "test": self.test}[name]
 
     def to(self, device: torch.device) -> Shard:
-        """The same shard on a device."""
+        """Return a copy on a device."""
         return replace(self, train=self.train.to(device), val=self.val.to(device), test=self.test.to(device))
 
 
 @dataclass(frozen=True, slots=True)
 class StackedShards:
-    """Training examples of several clients in one piece: client c's begin at `first[c]`."""
+    """Training examples of several clients in one tensor. Those of client c begin at row `first[c]`."""
 
     examples: Examples
     first: dict[int, int]
 
 
 def stacked_shards(shards: Sequence[Shard]) -> tuple[StackedShards, list[Shard]]:
-    """Lay the training examples of some clients out one after the other; each shard's become a part of them."""
+    """Concatenate the training examples of some clients; return them, and shards whose training examples are slices."""
     parts = [own.train for own in shards]
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    first, diagnostics, at = {}, [], 0
+    first, sliced, at = {}, [], 0
     for own in shards:
         end = at + own.num_examples
         first[own.client] = at
-        diagnostics.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
+        sliced.append(replace(own, train=replace(own.train, x=x[at:end], y=y[at:end])))
         at = end
-    return StackedShards(replace(parts[0], x=x, y=y), first), diagnostics
+    return StackedShards(replace(parts[0], x=x, y=y), first), sliced
 
 
 def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
-    """Copy one client's rows out of the data set as tensors of its own."""
+    """Copy one client's rows of the data set into tensors."""
 
     def take(rows: np.ndarray) -> Examples:
         x, y = torch.from_numpy(dataset.x[rows]), torch.from_numpy(dataset.y[rows])
         return Examples(x, y, dataset.scale, dataset.mean, dataset.std)
 
-    return Shard(
-        client,
-        dataset.num_classes,
-        take(partition.train[client]),
-        take(partition.val[client]),
-        take(partition.test[client]),
-    )
+    splits = (partition.train, partition.val, partition.test)
+    return Shard(client, dataset.num_classes, *(take(rows[client]) for rows in splits))
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:
-    """How many examples of each class every client holds in a split: [N, C] int64."""
+    """Return the number of examples per client and class in a split: [N, C] int64."""
     rows: tuple[np.ndarray, ...] = {"train": partition.train, "val": partition.val, "test": partition.test}[split]
     return np.stack([np.bincount(dataset.y[r], minlength=dataset.num_classes) for r in rows]).astype(np.int64)

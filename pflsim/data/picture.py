@@ -1,4 +1,4 @@
-"""The picture of a partition: sizes of the clients above, class counts below."""
+"""Draws a partition: examples per client above, class counts per client below."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#
 
 
 def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "") -> None:
-    """Draw clients left to right: a bar of train/val/test examples each, and under it a tile per class.
+    """Draw a stacked bar of train/val/test examples per client, and below it a tile per class.
 
-    A tile's shade is the client's number of training and validation examples of the class, on a logarithmic scale;
-    white is none. Small pictures carry the numbers. Stays readable from one client to some hundreds.
+    The shade of a tile is the client's number of training and validation examples of the class on a logarithmic scale;
+    white is none. Small pictures show the numbers.
 
     Args:
-        path: the PNG to write.
-        counts: per split [N, C] int, from `pflsim.data.federated.class_counts`.
-        title: line on top.
+        path: the PNG file.
+        counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
+        title: the figure's title.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -64,14 +64,8 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     clients, classes = held.shape
     top = max(int(held.max()), 2)
     shown = np.ma.masked_equal(held.T, 0)
-    image = axes.imshow(
-        shown,
-        aspect="auto",
-        origin="lower",
-        cmap="YlGnBu",
-        norm=LogNorm(0.5, top),
-        interpolation="nearest",
-    )
+    norm = LogNorm(0.5, top)
+    image = axes.imshow(shown, aspect="auto", origin="lower", cmap="YlGnBu", norm=norm, interpolation="nearest")
     axes.set_xlabel("client")
     axes.set_ylabel("class (training and validation examples)", fontsize=9)
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):

@@ -1,8 +1,8 @@
-"""Split rules: which examples a client trains, validates and is tested on.
+"""Split rules: select the training, validation and test examples of each client.
 
-Every rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(labels, writers)` is a partition rule
-with everything else filled in; it returns positions in what it was given. Splits hand it rows in content order, so that
-the examples a client gets do not depend on the order in which the data set stores them.
+A rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(labels, writers)` is the partition rule with
+its other arguments filled in; it returns positions in its arguments. Rows are passed in content order: a client's
+examples do not depend on the stored order.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ Assign = Callable[[np.ndarray, np.ndarray | None], list[np.ndarray]]
 def official(
     dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: float = 0.1, test_by: str = "labels"
 ) -> Partition:
-    """Partition the official training part; each client's test examples are drawn from the official test part.
+    """Partition the official training part; draw each client's test examples from the official test part.
 
     Args:
         dataset: the data set.
         assign: the partition rule.
         rng: draws test and validation examples.
-        validation: share of a client's training examples held out as its validation set, in [0, 1).
-        test_by: "labels": with the client's own label distribution, disjoint between clients (see
-            `pflsim.data.allot.own_test_counts`); "writers": the test examples by the writers of its training examples,
-            which is what partition=by_writer means when writers have examples in both official parts.
+        validation: fraction of a client's training examples for validation, in [0, 1).
+        test_by: "labels": disjoint test sets with each client's label distribution (see
+            `pflsim.data.allot.own_test_counts`); "writers": the test examples of the writers in its training examples.
 
     Returns:
-        The partition. Each client has at least one example to train on and one to be tested on.
+        The partition. Each client has at least one training and one test example.
 
     Raises:
-        SettingsError: settings out of range, or a client for which there is no test example.
+        SettingsError: a setting is out of range, or a client has no test example.
 
     Notes:
-        With partition=by_writer, test_by=labels takes no notice of writers: a client's test examples are then mostly
-        other people's. Use test_by=writers, or split=merged, which splits each client's own examples.
+        With partition=by_writer, test_by=labels ignores writers, so most test examples of a client are from other writers.
+        Use test_by=writers or split=merged instead.
     """
     _check_share("validation", validation, low_open=False)
     if test_by not in ("labels", "writers"):
-        raise SettingsError(f"split.test_by={test_by!r} is not one of: labels, writers")
+        raise SettingsError(f"split.test_by={test_by!r} : expected labels or writers")
     pool = _assigned(dataset, content_order(dataset, 0, dataset.train_size), assign)
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
@@ -62,17 +61,17 @@ def official(
 def merged(
     dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: float = 0.75, validation: float = 0.1
 ) -> Partition:
-    """Partition all examples, then split each client's own, class by class, into a training and a test part.
+    """Partition all examples, then split each client's examples of each class into a training and a test part.
 
     Args:
-        dataset: the data set; which examples were officially for training plays no part.
+        dataset: the data set; its official parts are ignored.
         assign: the partition rule.
         rng: draws test and validation examples.
-        fraction: share of a client's examples in its training part, in (0, 1).
-        validation: share of the training part held out as validation set, in [0, 1).
+        fraction: fraction of a client's examples for training, in (0, 1).
+        validation: fraction of the training part for validation, in [0, 1).
 
     Raises:
-        SettingsError: settings out of range, or a client with a single example.
+        SettingsError: a setting is out of range, or a client has a single example.
     """
     _check_share("fraction", fraction, low_open=True)
     _check_share("validation", validation, low_open=False)
@@ -80,8 +79,8 @@ def merged(
     for client, rows in enumerate(_assigned(dataset, content_order(dataset), assign)):
         if len(rows) < 2:
             raise SettingsError(
-                f"client {client} has {len(rows)} example, too few for a training and a test part: use fewer clients, "
-                "or a partition with more examples per client (dirichlet: partition.min_examples)"
+                f"client {client} has {len(rows)} example, but splitting needs at least 2: use fewer clients, "
+                "or a partition with more examples per client (dirichlet: increase partition.min_examples)"
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
         chosen = _stratified(dataset, rows, tested, rng)
@@ -99,22 +98,22 @@ def counts(
     test: int = 100,
     validation: float = 0.1,
 ) -> Partition:
-    """Partition all examples, then keep exactly so many of each client's, in its own label distribution.
+    """Partition all examples, then draw a fixed number per client that follows the client's label distribution.
 
     Args:
-        dataset: the data set; which examples were officially for training plays no part.
+        dataset: the data set; its official parts are ignored.
         assign: the partition rule.
         rng: draws the examples.
-        train: examples of a client to train on, validation included.
-        test: examples of a client to be tested on.
-        validation: share of the training examples held out as validation set, in [0, 1).
+        train: training examples per client, including validation.
+        test: test examples per client.
+        validation: fraction of the training examples for validation, in [0, 1).
 
     Raises:
-        SettingsError: settings out of range, or clients with fewer than train + test examples.
+        SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
     _check_share("validation", validation, low_open=False)
     if train < 1 or test < 1:
-        raise SettingsError(f"split.train={train}, split.test={test}: each client needs at least 1 of both")
+        raise SettingsError(f"split.train={train}, split.test={test}: expected at least 1 each")
     trains, tests = [], []
     pool = _assigned(dataset, content_order(dataset), assign)
     short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
@@ -122,8 +121,8 @@ def counts(
         smallest = min(len(rows) for rows in pool)
         raise SettingsError(
             f"split=counts needs train + test = {train + test} examples per client, but client {short[0]} has "
-            f"{len(pool[short[0]])} (too few: {len(short)} of {len(pool)} clients, the smallest has {smallest}); use "
-            "fewer clients, or smaller split.train and split.test"
+            f"{len(pool[short[0]])} ({len(short)} of {len(pool)} clients have too few, the smallest has {smallest}); "
+            "use fewer clients, or smaller split.train and split.test"
         )
     for rows in pool:
         kept = rows[_stratified(dataset, rows, train + test, rng)]
@@ -134,13 +133,13 @@ def counts(
 
 
 def _assigned(dataset: Dataset, rows: np.ndarray, assign: Assign) -> list[np.ndarray]:
-    """Apply the partition rule to rows given in content order; each client's rows stay in that order."""
+    """Apply the partition rule to rows in content order; each client's rows keep that order."""
     writers = None if dataset.writers is None else dataset.writers[rows]
     return [rows[np.sort(part)] for part in assign(dataset.y[rows], writers)]
 
 
 def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
-    """The test rows by each client's writers; where clients share a writer, the first of them gets the tests."""
+    """Return the test rows of each client's writers; the first client that holds a writer gets its test rows."""
     writers = dataset.writers
     if writers is None:
         raise SettingsError("split.test_by=writers needs a data set with writers (data=femnist); use test_by=labels")
@@ -153,14 +152,14 @@ def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
     for client, rows in enumerate(found):
         if not len(rows):
             raise SettingsError(
-                f"split.test_by=writers: no writer of client {client} has an example in the official test part; "
+                f"split.test_by=writers: the writers of client {client} have no example in the official test part; "
                 "use split=merged"
             )
     return found
 
 
 def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose `size` of the rows in proportion to their classes: a mask [len(rows)] bool."""
+    """Choose `size` of the rows in proportion to their classes; return a mask [len(rows)] bool."""
     labels = dataset.y[rows]
     mask = np.zeros(len(rows), dtype=bool)
     wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
@@ -171,7 +170,8 @@ def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Ge
 def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
-    """Hold out the validation rows and sort everything. With validation > 0 a client of two rows or more has one."""
+    """Draw the validation rows and sort all rows. With validation > 0, clients with two or more rows have at least one.
+    """
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
@@ -184,4 +184,4 @@ def _finish(
 def _check_share(name: str, value: float, low_open: bool) -> None:
     if not (0 < value < 1 or (value == 0 and not low_open)):
         allowed = "(0, 1)" if low_open else "[0, 1)"
-        raise SettingsError(f"split.{name}={value} is not in {allowed}: it is a share of examples")
+        raise SettingsError(f"split.{name}={value} : expected a fraction of examples in {allowed}")

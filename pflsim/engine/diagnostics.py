@@ -1,5 +1,6 @@
-"""What is seen of a round beside its figures: how far clients are apart, how alike what they send is, what is taken for
-what. Nothing here goes back into the simulation.
+"""Diagnostics of a round: distances between clients, similarity of prototypes, confusion matrices.
+
+They have no effect on the simulation.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from pflsim.messages import Prototypes, Uplink
 from pflsim.servers.base import ServerRule
 from pflsim.types import Axis, EvalRow, Matrix
 
-MOST_CLIENTS = 1000
-"""With more clients there are no matrices of clients by clients: nobody could look at them."""
+MAX_MATRIX_SIZE = 1000
+"""Matrices with more rows or columns are left out: they could not be displayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDiagnostics:
-    """What the server saw of a round.
+    """Diagnostics of a round that the server computes.
 
     Args:
         drift: ‖w_i − w̄‖ of every client that sent weights.
-        matrices: what there is to look at; empty where nobody asked.
-        seconds: how long looking took.
+        matrices: empty unless they were requested.
+        seconds: the time that the diagnostics took.
     """
 
     drift: Mapping[int, float] = field(default_factory=dict)
@@ -39,34 +40,34 @@ class RoundDiagnostics:
 def diagnose(
     rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int, matrices: bool = False
 ) -> RoundDiagnostics:
-    """Look at a round after its fusion.
+    """Compute the diagnostics of a round after its fusion.
 
     Args:
-        rule: the server's.
+        rule: the server rule.
         state: its state after the fusion.
-        uplinks: what was fused.
+        uplinks: the fused uplinks.
         clients: N.
-        matrices: whether to make them.
+        matrices: also compute matrices.
     """
     start = time.perf_counter()
-    shown = _matrices(rule, state, uplinks, clients) if matrices else ()
-    return RoundDiagnostics(drift(uplinks), tuple(shown), time.perf_counter() - start)
+    found = _matrices(rule, state, uplinks, clients) if matrices else ()
+    return RoundDiagnostics(drift(uplinks), tuple(found), time.perf_counter() - start)
 
 
 def _matrices(rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int) -> list[Matrix]:
-    shown = [m for m in rule.diagnostics(state) if max(m.values.shape) <= MOST_CLIENTS]
+    shown = [m for m in rule.diagnostics(state) if max(m.values.shape) <= MAX_MATRIX_SIZE]
     sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
-    if sent and clients <= MOST_CLIENTS:
+    if sent and clients <= MAX_MATRIX_SIZE:
         shown.append(prototype_similarity(sent, clients))
     return shown
 
 
 def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
-    """‖w_i − w̄‖ of the clients that sent weights, w̄ their unweighted mean.
+    """Return ‖w_i − w̄‖ of the clients that sent weights, with their unweighted mean w̄.
 
-    Counts what all of them sent in the same shape; with different architectures that may be a part of it. Fewer than
-    two clients, or nothing in common: nothing. The mean is summed up in float64; it and the distance in each tensor are
-    in the weights' own precision, which is enough to look at.
+    Only tensors that all clients sent in the same shape count; with different architectures these may be few. The
+    result is empty for fewer than two clients, or without common tensors. The mean is summed in float64 and rounded to
+    the precision of the weights.
     """
     sent = {up.client: up.weights for up in uplinks if up.weights}
     if len(sent) < 2:
@@ -89,7 +90,7 @@ def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:
 
 
 def prototype_similarity(sent: Mapping[int, Prototypes], clients: int) -> Matrix:
-    """Cosine of two clients' class means, averaged over the classes that both have; NaN where there is none.
+    """Return the cosine of two clients' class means, averaged over the classes that both have; NaN if they share none.
 
     Args:
         sent: class means [C, D] by client.
@@ -111,29 +112,28 @@ def prototype_similarity(sent: Mapping[int, Prototypes], clients: int) -> Matrix
 
 
 def mean_confusion(rows: Iterable[EvalRow], classes: int) -> Matrix | None:
-    """What the mean client takes its test examples for: in each row, of the examples of a class, the share that is
-    taken for each class.
+    """Return the confusion matrix of the mean client: row c has the shares of class c's examples by predicted class.
 
-    Every client counts the same: with n_i[c, d] of client i's n_i examples of class c taken for d, entry [c, d] is
-    Σ_i n_i[c, d] / n_i, divided by the sum over all of the row's examples. Predictions that are not finite are of no
-    class, so that a row may sum to less than one.
+    Every client has the same weight: if client i predicts class d for n_i[c, d] examples of class c, of n_i examples in
+    all, entry [c, d] is Σ_i n_i[c, d] / n_i, divided by Σ_i n_i[c] / n_i with n_i[c] its examples of class c. A
+    prediction that is not finite belongs to no class, so a row may sum to less than one.
 
     Args:
-        rows: of one scope; those without counts by class are left out.
+        rows: of one model, phase and split; rows without counts by class are ignored.
         classes: C.
 
     Returns:
-        None where no row has counts by class.
+        None if no row has counts by class.
     """
-    taken, examples = np.zeros((classes, classes)), np.zeros(classes)
+    predictions, examples = np.zeros((classes, classes)), np.zeros(classes)
     for row in rows:
         for true, predicted, count in row.confusion:
             examples[true] += count / row.total
             if predicted >= 0:
-                taken[true, predicted] += count / row.total
+                predictions[true, predicted] += count / row.total
     if not examples.any():
         return None
     with np.errstate(invalid="ignore"):
-        values = (taken / examples[:, None]).astype(np.float32)
+        values = (predictions / examples[:, None]).astype(np.float32)
     title = "Confusion of the mean client: share of a class's test examples"
     return Matrix("confusion", title, Axis("true class"), Axis("predicted class"), values, (0.0, 1.0))

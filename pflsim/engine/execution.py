@@ -1,46 +1,117 @@
-"""What the round loop needs of whatever runs the clients: the Executor protocol."""
+"""What the round loop asks of the hosts of clients and server: tasks for clients, and the Executor protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 
 Handle = TypeVar("Handle")
-"""Stands for messages that live elsewhere: an object reference under Ray, the messages themselves inline."""
+"""A reference to messages: a Ray object reference, or the messages themselves with the inline executor."""
 
 
 class NodeLost(RunError):
-    """Part of what the executor stands on is gone, a node for example, and what was asked for with it. `recover` goes
-    on with what is left.
-    """
+    """Actors or objects are lost because their node left the cluster. `Executor.recover` continues without the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent(Generic[Handle]):
-    """The downlinks of a round: a handle and its size in bytes for every client."""
+    """Downlinks: a handle and the size in bytes for every client. A handle is None if the task needs no message."""
 
-    downlinks: Mapping[int, Handle]
+    downlinks: Mapping[int, Handle | None]
     down_bytes: Mapping[int, int]
 
+    @classmethod
+    def nothing(cls, clients: Iterable[int]) -> Sent[Handle]:
+        """Return no message for each of these clients."""
+        return cls(dict.fromkeys(clients), {})
+
     def without(self, clients: Collection[int]) -> Sent[Handle]:
-        """The same for all but these clients, whose bytes still count."""
-        return Sent({c: h for c, h in self.downlinks.items() if c not in clients}, self.down_bytes)
+        """Return the downlinks of all other clients; `down_bytes` still counts everyone."""
+        return Sent({c: handle for c, handle in self.downlinks.items() if c not in clients}, self.down_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """Receive the downlink, train and reply.
+
+    Args:
+        round_number: from 1.
+        work: the share of their mini-batches, in (0, 1], that stragglers train on; all others train on all of them.
+    """
+
+    name: ClassVar[str] = "local training"
+    changes_state: ClassVar[bool] = True
+    round_number: int
+    work: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyTask:
+    """Reply with the initial state, without a downlink or training (round 0)."""
+
+    name: ClassVar[str] = "initial round"
+    changes_state: ClassVar[bool] = False
+    round_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneTask:
+    """Receive the first downlink of a newcomer and train; nothing is sent to the server.
+
+    Args:
+        round_number: decides the learning rate and the random numbers.
+        epochs: how often the module's schedule runs, from 0. A phase without a length of its own lasts one epoch.
+    """
+
+    name: ClassVar[str] = "fine-tuning"
+    changes_state: ClassVar[bool] = True
+    round_number: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRequest:
+    """Evaluate a model of some clients on some splits; changes no state.
+
+    Args:
+        model, phase: as in `EvalRow`; a global model is always "received".
+        clients: their ids.
+        splits: of their data.
+        round_number: the round that has just finished.
+        joining: the downlink is the first one of newcomers.
+        confusion: also count test examples by class and predicted class.
+    """
+
+    name: ClassVar[str] = "evaluation"
+    changes_state: ClassVar[bool] = False
+    model: Literal["personal", "global"]
+    phase: Literal["received", "trained"]
+    clients: tuple[int, ...]
+    splits: tuple[Split, ...]
+    round_number: int = 1
+    joining: bool = False
+    confusion: bool = False
+
+
+ClientTask = TrainTask | ReplyTask | FinetuneTask
+"""What `Executor.run` has clients do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained(Generic[Handle]):
-    """What a round's training came to; nothing of it counts before it is fused.
+    """The results of a task. They take effect with `Executor.fuse` or `Executor.store`.
 
     Args:
-        uplinks: each handle stands for those of some clients.
-        reports: what the hosts say, of those whose training came to something.
-        states: the private states after it, in a form that the executor knows.
+        uplinks: each handle stands for the uplinks of some clients.
+        reports: of the clients that succeeded, by ascending client id.
+        states: new private states by client, in a form that the executor knows.
     """
 
     uplinks: Sequence[Handle]
@@ -48,126 +119,114 @@ class Trained(Generic[Handle]):
     states: Mapping[int, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class EvalRequest:
-    """Which model to evaluate, on whom, on which splits.
-
-    `model` and `phase` as in `EvalRow`; a global model is always "received".
-    """
-
-    model: Literal["personal", "global"]
-    phase: Literal["received", "trained"]
-    clients: tuple[int, ...]
-    splits: tuple[Split, ...]
-    round_number: int = 1
-    """The round just finished."""
-    joining: bool = False
-    """Whether what is received is a newcomer's first message."""
-    confusion: bool = False
-    """Whether test examples are also counted by class and predicted class."""
-
-
 class Executor(Protocol[Handle]):
-    """Runs clients and server; inline or on Ray actors. Client ids come and go in ascending order.
+    """Runs the clients and the server, in this process or on Ray actors. Client ids are passed in ascending order.
 
-    `heard` is called with the number of clients that are done, as they are, in the opening, training and evaluation.
+    An executor holds the server's state and every client's private state. Only `fuse`, `store`, `rollback` and
+    `restore` change them, and each either changes all of them or fails without an effect, so that a call that was
+    interrupted can be repeated. Every call may raise `NodeLost`.
 
-    Between two calls its state is the server's and every client's; `fuse` and `finetune` alone change it, both of them
-    wholly or not at all. So a call that was broken off can be made again. Every call may raise `Displaced`.
+    Attributes:
+        clients_done: called with the number of clients that have finished, during `run` and `evaluate`.
+        faults: counts replaced actors and records the clients that failed.
     """
 
     clients_done: Callable[[int], None]
+    faults: FaultRecorder
 
     def start(self) -> None:
-        """Bring up server and hosts."""
+        """Build the server and the hosts, and wait until they are ready."""
         ...
 
-    def whereabouts(self) -> str:
-        """Where the clients live, in words."""
+    def describe_placement(self) -> str:
+        """Return on which nodes the clients are, as a sentence."""
         ...
 
     def refresh(self) -> None:
-        """Between two rounds: make use of what has come, where that is asked for."""
+        """Use nodes that have joined, if the settings ask for it; called between two rounds."""
         ...
 
     def recover(self) -> bool:
-        """After `Displaced`: go on with what is left.
+        """Continue on the remaining nodes after `NodeLost`.
 
         Returns:
-            Whether the state is what it was; else part of it was lost, and it is that of the beginning.
+            True if all states are intact. False if some were lost: then all states are the initial ones.
 
         Raises:
-            RunError: there is not enough left.
+            RunError: the remaining nodes are too small.
         """
         ...
 
     def send(self, clients: Sequence[int]) -> Sent[Handle]:
-        """Have the server make the downlinks for these clients."""
-        ...
-
-    def train(self, round_number: int, sent: Sent[Handle], work: Mapping[int, float] | None = None) -> Trained[Handle]:
-        """Have those clients receive, train and reply; `work` is the share of their training that stragglers do."""
-        ...
-
-    def open(self, clients: Sequence[int]) -> Trained[Handle]:
-        """Have clients reply as they are, before the first round."""
-        ...
-
-    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
-        """Have the server fuse the replies, in the order of the client ids; the clients' states count from now on.
-
-        Returns:
-            What is seen of it, with matrices where they are asked for.
-        """
-        ...
-
-    def go_back(self) -> None:
-        """To the states before the last fusion, which are held until `confirm`; for saving them."""
-        ...
-
-    def confirm(self) -> None:
-        """The last fusion is written down: what was before it may go."""
-        ...
-
-    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
-        """Judge a model; changes nothing. No rows where the method has no global model.
-
-        A personal model as received is made of what is in `sent`, or else of the downlinks as they now are.
-        """
+        """Have the server make the downlinks of these clients."""
         ...
 
     def join(self, clients: Sequence[int]) -> Sent[Handle]:
-        """Have the server make what it sends to clients that are new to it."""
+        """Have the server make the first downlinks of newcomers."""
         ...
 
-    def finetune(self, round_number: int, sent: Sent[Handle], epochs: int) -> None:
-        """Have those clients receive and train for so many epochs; nothing comes back."""
+    def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
+        """Have the clients in `sent` do a task."""
+        ...
+
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
+        """Have the server fuse the uplinks, in the order of the client ids, and store the clients' new states.
+
+        Args:
+            trained: the results of a task.
+            matrices: also compute the matrices of the diagnostics.
+        """
+        ...
+
+    def store(self, trained: Trained[Handle]) -> None:
+        """Store the clients' new states without a fusion."""
+        ...
+
+    def rollback(self) -> None:
+        """Restore the states before the last `fuse` or `store`, unless it was committed."""
+        ...
+
+    def commit(self) -> None:
+        """Drop the states before the last `fuse` or `store`."""
+        ...
+
+    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        """Evaluate a model; returns no rows if the method has no global model and the request asks for it.
+
+        Args:
+            request: what to evaluate.
+            sent: downlinks for personal models as received; None: the server makes new ones.
+        """
         ...
 
     def downlink(self, handle: Handle) -> Message:
-        """Bring a downlink to the driver, for the trace."""
+        """Fetch a downlink, for the trace."""
         ...
 
     def uplinks(self, handle: Handle) -> Sequence[Uplink]:
-        """Bring one host's uplinks to the driver, for the trace."""
+        """Fetch the uplinks behind one handle, for the trace."""
         ...
 
     def server_numbers(self) -> Tensors:
-        """The server rule's own numbers after the last fusion."""
+        """Return the server rule's own numbers after the last fusion."""
         ...
 
     def server_state(self) -> object:
-        """The server rule's state, for a checkpoint."""
+        """Return the server rule's state, for a checkpoint."""
         ...
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """Every client's private state, for a checkpoint."""
+        """Yield every client's id and private state, for a checkpoint."""
         ...
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
-        """Take over the states of a checkpoint, the server's in plain form.
+        """Load the states of a checkpoint.
+
+        Args:
+            server: the server rule's state as `server_state` returns it.
+            clients: as `client_states` yields them.
 
         Raises:
-            ValueError: it is no state of this server.
+            ValueError: the server's state does not fit the server rule.
         """
         ...

@@ -1,4 +1,4 @@
-"""Being told to stop: SIGINT, SIGTERM and SIGHUP."""
+"""Stopping a run by SIGINT, SIGTERM or SIGHUP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(RunError):
-    """A run was told to stop and has saved what there was to save."""
+    """A signal stopped the run; its states are saved."""
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -23,24 +23,28 @@ class Stopped(RunError):
 
 
 class Interrupts:
-    """Turns the first signal into a request to stop, and the second into KeyboardInterrupt at once.
+    """Handles signals: the first one requests a stop, the second one raises KeyboardInterrupt at once.
 
-    A request breaks off what stands in an `abandonable` block, with KeyboardInterrupt (the one exception that Ray lets
-    through while it waits). Anywhere else it waits until somebody asks `requested`. A signal that is ignored stays so
-    (nohup, a background job), and outside the main thread all are left to whoever has them.
+    A request raises KeyboardInterrupt inside an `abandonable` block (Ray passes no other exception on while it waits).
+    Outside of such blocks it only sets `requested`. A signal that was ignored before (nohup, a background job) remains
+    ignored. Outside the main thread no handler is installed.
+
+    Attributes:
+        requested: the first signal; None: no stop is requested.
+        count: the number of signals so far.
+        lost: why the run cannot continue, see `give_up`; None: it can.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
         self.count = 0
         self.lost: str | None = None
-        """What the run stands on and is gone, in words."""
         self._breaking = False
         self._abandonable = 0
         self._before: dict[int, object] = {}
 
     def install(self) -> None:
-        """Take the signals, again if somebody else (Ray, when it starts) has taken them meanwhile."""
+        """Install the handlers, also again after Ray has replaced them when it started."""
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in SIGNALS:
@@ -49,7 +53,7 @@ class Interrupts:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """What stands in here may be broken off at any point without harm."""
+        """Allow that the block is interrupted at any point."""
         self._abandonable += 1
         try:
             if self.requested is not None:
@@ -59,14 +63,14 @@ class Interrupts:
             self._abandonable -= 1
 
     def give_up(self, reason: str) -> None:
-        """Break off whatever the main thread is doing, with KeyboardInterrupt; for other threads."""
+        """Raise KeyboardInterrupt in the main thread, from another thread."""
         self.lost, self._breaking = reason, True
-        heard = [signum for signum in SIGNALS if signal.getsignal(signum) == self._handle]
-        if heard:  # one that is ignored would do nothing
-            _thread.interrupt_main(heard[0])
+        handled = [signum for signum in SIGNALS if signal.getsignal(signum) == self._handle]
+        if handled:  # an ignored signal would have no effect
+            _thread.interrupt_main(handled[0])
 
     def begin(self) -> None:
-        """Another run begins, on something new."""
+        """Forget the reason of `give_up`, before another run."""
         self.lost, self._breaking = None, False
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
@@ -81,7 +85,7 @@ class Interrupts:
 
     @contextmanager
     def signals_blocked(self) -> Iterator[None]:
-        """No signal has any effect inside the block."""
+        """Ignore all signals inside the block."""
         mine = self._handle
         self._handle = lambda signum, frame: None  # type: ignore[method-assign]
         self.install()
@@ -92,7 +96,7 @@ class Interrupts:
             self.install()
 
     def release(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Install the handlers that were there before."""
         for signum, before in self._before.items():
             signal.signal(signum, before)  # type: ignore[arg-type]
         self._before = {}

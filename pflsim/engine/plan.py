@@ -1,4 +1,4 @@
-"""What is decided of a run before its first round."""
+"""What is decided before the first round of a run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class RunPlan:
     """What is decided before the first round.
 
     Args:
-        method: its name.
-        cohorts: who takes part, round by round.
-        clients: N, those that train.
-        splits: which splits are judged: test, and val where there is one.
-        reported_phase: when a personal model is judged.
-        received: judge personal models both as received and after local training.
-        eval_every: evaluate every so many rounds, and in the last.
-        eval_all: judge all clients, not only those of the round.
-        trace_rounds: rounds whose messages are written out.
-        checkpoint_every, checkpoint_seconds, checkpoint_keep: as in the settings, minutes as seconds.
+        method: the method's name.
+        cohorts: the clients of each round.
+        clients: N, the number of clients that train.
+        splits: the splits to evaluate: test, and val if there is one.
+        reported_phase: whether the reported personal model is the received or the trained one.
+        received: evaluate personal models both as received and after local training.
+        eval_every: evaluate every so many rounds, and in the last one.
+        eval_all: evaluate all clients instead of the round's cohort.
+        trace_rounds: rounds whose messages are written to files.
+        checkpoint_every, checkpoint_seconds, checkpoint_keep: as in the settings, with seconds instead of minutes.
         initial_round: all clients reply once before round 1.
-        header: what a checkpoint says of the run.
-        units: names of the fusion units, in their order, for the trace.
+        header: metadata of the run for checkpoints.
+        units: names of the fusion units in their order, for the trace.
         newcomers: clients that join after the last round.
-        finetune_epochs: how long they then train.
-        reported_model: the model that the method is judged by.
-        absentees, stragglers: round by round, of the cohort; empty: none in any round.
-        straggler_work: the share of its work that a straggler does.
-        diagnostics_every: make matrices to look at every so many rounds, and in the last.
-        classes: C; 0: nothing is counted by class.
+        finetune_epochs: epochs of the newcomers' fine-tuning.
+        reported_model: the model that the method reports, personal or global.
+        absentees, stragglers: clients of each round's cohort; empty: none in any round.
+        straggler_work: the share of its mini-batches that a straggler trains on.
+        diagnostics_every: compute the matrices of the diagnostics every so many rounds, and in the last one.
+        classes: C, for the confusion matrix; 0: none is computed.
     """
 
     method: str
@@ -61,28 +61,32 @@ class RunPlan:
     classes: int = 0
 
     def absent(self, round_number: int) -> tuple[int, ...]:
-        """Who of a round's cohort is not heard of."""
+        """Return the clients of a round's cohort that do not take part."""
         return self.absentees[round_number - 1] if self.absentees else ()
 
     def slow(self, round_number: int) -> tuple[int, ...]:
-        """Who of those that are heard of does a share of its work."""
-        here = self.stragglers[round_number - 1] if self.stragglers else ()
-        return tuple(client for client in here if client not in self.absent(round_number))
+        """Return the stragglers of a round that are not absent."""
+        stragglers = self.stragglers[round_number - 1] if self.stragglers else ()
+        return tuple(client for client in stragglers if client not in self.absent(round_number))
 
     def work(self, round_number: int) -> dict[int, float]:
-        """The share of its work that each of those does."""
+        """Return the share of its mini-batches that each straggler of a round trains on."""
         return dict.fromkeys(self.slow(round_number), self.straggler_work)
 
-    def following(self, done: int | None) -> int:
-        """The round after one, or the first one; round 0 is the opening."""
+    def is_due(self, round_number: int, every: int) -> bool:
+        """Return whether something that happens every so many rounds, and in the last one, is due."""
+        return round_number == self.rounds or (every > 0 and round_number % every == 0)
+
+    def next_round(self, done: int | None) -> int:
+        """Return the round after `done`, or the first one if it is None. Round 0 is the initial round."""
         return (0 if self.initial_round else 1) if done is None else done + 1
 
     @property
     def reported(self) -> tuple[str, str]:
-        """Which model is judged, and when: as in `EvalRow`."""
+        """The model and the phase that the method reports, as in `EvalRow`."""
         return self.reported_model, self.reported_phase if self.reported_model == "personal" else "received"
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are."""
+        """The number of rounds."""
         return len(self.cohorts)

@@ -1,1 +1,1 @@
-"""Pictures of runs, as matplotlib figures. What they show is worked out elsewhere."""
+"""Draws curves, bars, and heat maps as matplotlib figures, and converts figures to SVG and PNG."""

@@ -1,4 +1,4 @@
-"""Curves with bands."""
+"""Line charts with bands."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INSIDE = 6
-"""So many curves have their legend inside; more, beside the axes, with fainter bands."""
-LINE = 0.2
-"""Inches from one line of a legend to the next."""
+MAX_INSIDE = 6
+"""With more curves, the legend is beside the axes and the bands are fainter."""
+LINE_HEIGHT = 0.2
+"""Height of a legend entry in inches."""
 DASHES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve and, where there is one, the band around it.
+    """A curve, optionally with a band.
 
     Args:
         label: its name in the legend.
-        x, y: its points; a value that is not finite is a gap.
-        low, high: the band's edges at the same points; None: no band.
+        x: x values.
+        y: y values; a value that is not finite leaves a gap.
+        low: lower edge of the band at the same points; None: no band.
+        high: upper edge of the band.
     """
 
     label: str
@@ -41,45 +43,45 @@ def draw_curves(
     *,
     title: str = "",
     size: tuple[float, float] = (4.8, 3.2),
+    legend: bool = True,
 ) -> Figure:
-    """Draw curves into one pair of axes: a matplotlib `Figure`.
+    """Draw curves into a matplotlib `Figure`.
 
-    The colours are matplotlib's cycle; after ten the lines change their dashes. A curve of one point is a dot.
+    The colours are matplotlib's cycle of ten; each further ten curves have another line style. A single point is drawn
+    as a dot.
 
     Args:
-        curves: in the order of the legend, which there is none of for a single curve.
-        x_label: what the horizontal axis shows.
-        y_label: and the vertical one.
-        title: above the axes.
-        size: inches, without a legend beside the axes.
+        curves: the curves in the order of the legend.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        title: title of the axes.
+        size: width and height in inches, without a legend beside the axes.
+        legend: whether to draw a legend if there are several curves.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    beside = len(curves) > INSIDE
-    columns = math.ceil(len(curves) / max(1, int(size[1] / LINE) - 1)) if beside else 0
+    many = len(curves) > MAX_INSIDE
+    columns = math.ceil(len(curves) / max(1, int(size[1] / LINE_HEIGHT) - 1)) if many and legend else 0
     longest = max((len(curve.label) for curve in curves), default=0)
     figure = Figure(figsize=(size[0] + columns * (0.075 * longest + 0.5), size[1]), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
         colour, dashes = f"C{number % 10}", DASHES[number // 10 % len(DASHES)]
         marker = "o" if len(curve.x) == 1 else None
         axes.plot(curve.x, curve.y, color=colour, linestyle=dashes, marker=marker, linewidth=1.4, label=curve.label)
         if curve.low is not None and curve.high is not None:
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.08 if beside else 0.18, linewidth=0)
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.08 if many else 0.18, linewidth=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     if all(float(x).is_integer() for curve in curves for x in curve.x):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.grid(alpha=0.3)
     axes.margins(x=0.02)
-    if len(curves) > 1:
-        if beside:
-            figure.legend(loc="outside right upper", ncols=columns, fontsize="small", frameon=False)
-        else:
-            axes.legend(fontsize="small", framealpha=0.6)
+    if columns:
+        figure.legend(loc="outside right upper", ncols=columns, fontsize="small", frameon=False)
+    elif legend and len(curves) > 1:
+        axes.legend(fontsize="small", framealpha=0.6)
     if title:
         axes.set_title(title, fontsize="medium")
     return figure

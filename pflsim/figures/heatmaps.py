@@ -12,13 +12,17 @@ import numpy as np
 from pflsim.types import Axis, Matrix
 
 SIDE = 2.6
-"""Inches of a map's longer side."""
-ALONG = 4
-"""Maps beside each other, at most."""
+"""Length of a map's shorter side in inches."""
+MAX_COLUMNS = 4
+"""Maximum number of maps beside each other."""
+MAX_ANNOTATED = 144
+"""Larger matrices are drawn without numbers in their cells."""
+MAX_TICKS = 40
+"""Longer axes show a few numbers instead of all names."""
 
 
 def by_kind(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:
-    """Those that are drawn together: α of every layer, for example."""
+    """Return matrices by the part of their name before the slash, e.g. `alpha` of every layer."""
     kinds: dict[str, list[Matrix]] = {}
     for matrix in matrices:
         kinds.setdefault(matrix.name.partition("/")[0], []).append(matrix)
@@ -26,54 +30,55 @@ def by_kind(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:
 
 
 def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
-    """Draw matrices of one kind beside each other, on one scale: a matplotlib `Figure`.
+    """Draw matrices of one kind with a common colour scale into a matplotlib `Figure`.
 
     Args:
-        matrices: at least one; each with a title of its own where there are several.
-        title: above all; none: the matrix's own where there is one.
+        matrices: at least one.
+        title: title of the figure; default: the title of the first matrix.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    along = min(len(matrices), ALONG)
+    along = min(len(matrices), MAX_COLUMNS)
     down = math.ceil(len(matrices) / along)
     rows, columns = (max(m.values.shape[side] for m in matrices) for side in (0, 1))
     wide, high = SIDE * max(columns / rows, 1.0), SIDE * max(rows / columns, 1.0)
     wide, high = min(wide, 2.5 * SIDE), min(high, 2.5 * SIDE)
     figure = Figure(figsize=(along * (wide + 0.55) + 0.9, down * (high + 0.75) + 0.35), layout="constrained")
-    FigureCanvasAgg(figure)
-    low, high_end = _bounds(matrices)
+    FigureCanvasAgg(figure)  # TensorBoard reads the pixels of this canvas
+    low, top = _bounds(matrices)
     image: Any = None
     colours = colormaps["viridis"].with_extremes(over="#fff4c2")
     for number, matrix in enumerate(matrices):
         axes = figure.add_subplot(down, along, number + 1)
         shown = np.ma.masked_invalid(matrix.values)
-        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high_end, interpolation="nearest", aspect="auto")
-        axes.set_facecolor("#d9d9d9")  # where there is nothing
+        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=top, interpolation="nearest", aspect="auto")
+        axes.set_facecolor("#d9d9d9")  # the colour of missing values
         if len(matrices) > 1:
             axes.set_title(matrix.name.partition("/")[2] or matrix.title, fontsize=9)
-        _label(axes.xaxis, matrix.columns, matrix.values.shape[1], turned=True)
+        _label(axes.xaxis, matrix.columns, matrix.values.shape[1], rotate=True)
         _label(axes.yaxis, matrix.rows, matrix.values.shape[0])
         axes.tick_params(labelsize=7)
-        if matrix.values.size <= 144:
-            _write_values(axes, matrix.values, low, high_end)
-    beyond = any(np.nanmax(m.values, initial=low) > high_end for m in matrices)
+        if matrix.values.size <= MAX_ANNOTATED:
+            _write_values(axes, matrix.values, low, top)
+    beyond = any(np.nanmax(m.values, initial=low) > top for m in matrices)
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
-    letters = int(14 * figure.get_figwidth())  # that fit beside each other
+    letters = int(14 * figure.get_figwidth())  # characters per line
     figure.suptitle("\n".join(textwrap.wrap(title or matrices[0].title, letters)), fontsize=10)
     return figure
 
 
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
-    """The scale; between clients it is that of different ones, for a client's own weight may dwarf all others.
+    """Return the limits of the colour scale.
 
-    Weights begin at 0, which is where nothing is given; similarities need not come near it.
+    The diagonal of a matrix between clients is ignored, because a client's weight on itself can exceed all others.
+    Scales of weights start at 0; scales of similarities start at the smallest value.
     """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    shown = [_others(m) if _own(m) else m.values for m in matrices]
+    shown = [_off_diagonal(m) if _between_clients(m) else m.values for m in matrices]
     values = np.concatenate([v[np.isfinite(v)] for v in shown])
     if not len(values):
         return 0.0, 1.0
@@ -81,21 +86,20 @@ def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
     return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
 
 
-def _own(matrix: Matrix) -> bool:
-    """Whether the diagonal is about a client and itself."""
+def _between_clients(matrix: Matrix) -> bool:
     return matrix.rows.label in ("receiver", "client") and 1 < len(matrix.values) == matrix.values.shape[1]
 
 
-def _others(matrix: Matrix) -> np.ndarray:
+def _off_diagonal(matrix: Matrix) -> np.ndarray:
     return matrix.values[~np.eye(len(matrix.values), dtype=bool)]
 
 
-def _label(axis: Any, what: Axis, size: int, turned: bool = False) -> None:
+def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.set_label_text(what.label, fontsize=8)
-    if what.names and size <= 40:
-        long = turned and max(map(len, what.names)) * size > 30
+    if what.names and size <= MAX_TICKS:
+        long = rotate and max(map(len, what.names)) * size > 30
         axis.set_ticks(range(size), what.names, rotation=90 if long else 0)
     else:
         axis.set_major_locator(MaxNLocator(min(size, 10), integer=True))

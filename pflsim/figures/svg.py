@@ -1,4 +1,4 @@
-"""A matplotlib figure as SVG for a page: text stays text, colours follow the page's light and dark."""
+"""Converts matplotlib figures to SVG elements that follow the light or dark colours of a page, and to PNG."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from html import escape
 from typing import Any
 
 INK, MUTED, GRID = "#1b1f24", "#59636e", "#d8dee4"
-"""Text and axes; what is said beside it; lines behind."""
+"""Colours of text, axes, and grid lines."""
 PALETTE = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
-"""Colours of what is compared: matplotlib's own cycle, for which the page has its shades."""
+"""Matplotlib's colour cycle, for which the page defines light and dark shades."""
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for n, c in enumerate(PALETTE, start=1)}}
-"""Which custom property of the page stands for which colour."""
-
-
+"""CSS custom property of the page for each colour."""
 FONT_SIZE = 11.5
-"""In points, so that charts can be read on a telephone."""
+"""Font size in points, legible on a phone."""
 
 
 def colour_of(number: int) -> str:
-    """The colour of the so-many-th of what is compared, from 0; they begin again after the last."""
+    """Return the colour of a group by its position; the palette repeats."""
     return PALETTE[number % len(PALETTE)]
 
 
 def drawing() -> AbstractContextManager[None]:
-    """Inside the block matplotlib draws as the page wants it."""
+    """Return a context in which matplotlib uses the font size of the page."""
     from matplotlib import rc_context
 
     return rc_context({"font.size": FONT_SIZE})
 
 
 def style_axes(axes: Any) -> None:
-    """Give axes the colours and the plainness of the page."""
+    """Apply the style of the page to axes."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.tick_params(colors=MUTED, labelcolor=INK)
@@ -48,12 +46,12 @@ def style_axes(axes: Any) -> None:
 
 
 def to_svg(figure: Any, name: str, label: str) -> str:
-    """An `<svg>` element for the inside of a page.
+    """Return a figure as an `<svg>` element; text stays text, and colours become custom properties of the page.
 
     Args:
         figure: a matplotlib `Figure`.
-        name: stands before every id in it, so that charts of one page do not meet.
-        label: what it shows, for those who do not see it.
+        name: prefix of every id in the element, unique on the page.
+        label: description for screen readers.
     """
     import matplotlib as mpl
 
@@ -83,7 +81,7 @@ def _rounded(path: str) -> str:
 
 
 def to_png(figure: Any, dpi: int = 110) -> str:
-    """A picture as a data URI, in at most 256 colours."""
+    """Return a figure as the data URI of a PNG with at most 256 colours."""
     from PIL import Image
 
     buffer, small = io.BytesIO(), io.BytesIO()
@@ -94,5 +92,5 @@ def to_png(figure: Any, dpi: int = 110) -> str:
 
 
 def png_uri(data: bytes) -> str:
-    """A PNG file's content as a data URI."""
+    """Return the content of a PNG file as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"

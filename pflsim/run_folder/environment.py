@@ -21,8 +21,8 @@ PACKAGES = (
 JOB = "PFLSIM_JOB"
 """The environment variable with the id of the job that a run is submitted as, on a cluster."""
 PACKAGE = Path(__file__).resolve().parents[1]
-PACKED = ".packed-from.json"
-"""Beside the package where it was sent to a cluster: what `code` said of it where it came from."""
+CODE = "PFLSIM_CODE"
+"""The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""
 
 
 def versions() -> dict[str, str | None]:
@@ -48,9 +48,9 @@ def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         try:
-            said = json.loads((package.parent / PACKED).read_text(encoding="utf-8"))
+            said = json.loads(os.environ[CODE])
             return {"commit": said["commit"], "dirty": said["dirty"]}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return {"commit": None, "dirty": None}
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}

@@ -1,9 +1,10 @@
-"""Taking up a run: which folder, and with which settings."""
+"""Resume a run: find its folder and combine its settings with new ones."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +26,41 @@ CHANGEABLE = (
     "data.root",
     "data.path",
 )
-"""What may be another when a run is taken up: nothing here changes a result of what goes well. That the data are the
-same elsewhere is seen by their hash."""
-FIXED = ("placement.threads", "placement.device", "placement.cpu_actors")
-"""But for these, which may change the last bits."""
-MIXED = tuple(f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor"))
-"""And for these in a run with some clients on CPUs and others on GPUs: they decide which."""
+"""Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
+other data at a new path."""
+FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.cpu_actors")
+"""Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
+FIXED_WITH_CPU_ACTORS = tuple(
+    f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor")
+)
+"""Exceptions if `placement.cpu_actors` is set: these settings decide which clients are on CPUs."""
 
 
 def run_folder(asked: str, root: Path = Path("runs")) -> Path:
-    """The folder of the run that `resume=` asks for: a folder, `last`, or a URL, from where it is brought here.
+    """Return the folder of the run that `resume=` names: a folder, `last`, or a URL, which is downloaded.
 
     Raises:
-        SettingsError: there is no run in it.
+        SettingsError: there is no run.
     """
     if not asked:
-        raise SettingsError("resume= is empty: expected a run folder, or last")
+        raise SettingsError("resume= is empty: expected a run folder, a URL or last")
     if is_url(asked):
-        from pflsim.run_folder.remote_copy.begin import fetch
+        from pflsim.run_folder.remote_copy.begin import download
 
-        return fetch(asked, root)
+        return download(asked, root)
     folder = last_run(root) if asked == "last" else Path(asked)
     if not folder.is_dir():
-        raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, or last")
+        raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, a URL or last")
     if not (folder / CONFIG).is_file():
-        raise SettingsError(f"resume={asked}: {folder} is no run folder, for it has no {CONFIG}")
+        raise SettingsError(f"resume={asked}: {folder} is not a run folder, because {CONFIG} is missing")
     return folder
 
 
 def saved_settings(folder: Path) -> Settings:
-    """The settings that a run was begun with.
+    """Read the settings of a run from its config.yaml.
 
     Raises:
-        SettingsError: config.yaml is not what a run writes.
+        SettingsError: it cannot be read, or does not contain valid settings.
     """
     import yaml
 
@@ -67,7 +70,7 @@ def saved_settings(folder: Path) -> Settings:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(content, Mapping):
-        raise SettingsError(f"{path} does not hold the settings of a run")
+        raise SettingsError(f"{path} does not contain the settings of a run")
     try:
         return settings_from(content)
     except SettingsError as error:
@@ -75,16 +78,16 @@ def saved_settings(folder: Path) -> Settings:
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
-    """By dotted key, all settings that belong to what a run is; a checkpoint has them, so that others are noticed."""
+    """Return the settings that define a run, by dotted key. A checkpoint stores them to detect differences."""
     kept = _kept(settings)
     return {key: value for key, value in dotted(asdict(settings)).items() if key in kept or not _is_free(key)}
 
 
 def _kept(settings: Settings) -> tuple[str, ...]:
-    """What of the placement belongs to the run; of a mix of devices nothing where there is none."""
+    """Return the settings of the placement that define the run."""
     if settings.placement.cpu_actors:
-        return FIXED + MIXED
-    return tuple(key for key in FIXED if key != "placement.cpu_actors")
+        return FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS
+    return tuple(key for key in FIXED_PLACEMENT if key != "placement.cpu_actors")
 
 
 def _is_free(key: str) -> bool:
@@ -92,48 +95,42 @@ def _is_free(key: str) -> bool:
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:
-    """The saved settings with what is given anew.
+    """Return the saved settings with new values.
 
     Args:
-        settings: saved.
-        given: has the new values.
-        keys: which of its keys count, dotted.
+        settings: the saved settings.
+        given: settings with the new values.
+        keys: the dotted keys whose values are taken from `given`.
 
     Raises:
-        SettingsError: one of them belongs to what the run is; names it.
+        SettingsError: one of these settings cannot change, because it defines the run.
     """
     before = settings
     for key in keys:
         if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
             raise SettingsError(
-                f"{key} belongs to what the run is, so it cannot change when the run is taken up; what can: "
+                f"{key} defines the run and cannot change when it is resumed; settings that can change: "
                 f"{', '.join(CHANGEABLE)}"
             )
         settings = _with(settings, given, key.split("."))
-    for key in FIXED + MIXED if before.placement.cpu_actors else FIXED:
-        path = key.split(".")
-        if key in keys and _at(given, path) != _at(before, path):
-            raise SettingsError(f"{key} may change the last bits of a result, so a run that is taken up keeps its own")
-        settings = _with(settings, before, path)
+    for key in FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS if before.placement.cpu_actors else FIXED_PLACEMENT:
+        value = attrgetter(key)
+        if key in keys and value(given) != value(before):
+            raise SettingsError(f"{key} may change the last bits of a result and cannot change when a run is resumed")
+        settings = _with(settings, before, key.split("."))
     on_gpus = [bool(s.placement.gpus) for s in (before, settings)]
     if settings.placement.device == "auto" and on_gpus[0] != on_gpus[1]:
         raise SettingsError(
-            f"placement.gpus={settings.placement.gpus} would change the device, and with it the last bits of a result; "
-            f"the run was begun with placement.gpus={before.placement.gpus}"
+            f"placement.gpus={settings.placement.gpus} would change the device and so the last bits of a result; "
+            f"keep placement.gpus={before.placement.gpus}"
         )
     return settings
 
 
 def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:
-    """A copy of the settings with one value, or one group of them, of the others."""
+    """Return a copy of the settings with one value, or one group of values, from `given`."""
     name, rest = path[0], path[1:]
     if isinstance(settings, Mapping):
         return {**settings, name: given[name]}
     value = getattr(given, name)
     return replace(settings, **{name: _with(getattr(settings, name), value, rest) if rest else value})
-
-
-def _at(settings: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        settings = getattr(settings, name)
-    return settings

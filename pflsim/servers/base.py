@@ -1,4 +1,4 @@
-"""What a server rule is: explicit state, and three pure functions on it."""
+"""The server rule: a method's server as explicit state and three pure functions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Federation:
 
     Args:
         clients: all N clients, by id.
-        initial: the shared tensors everyone starts from.
-        layouts: the fusion units of what is shared, for each kind of unit.
+        initial: the initial shared tensors, equal for all clients.
+        layouts: the fusion units of the shared tensors, for each kind of unit.
         seed: the run's seed.
-        rounds: how many rounds are planned.
+        rounds: the number of rounds.
         num_classes: C.
         feature_width: D, the width of flattened features.
-        head: a copy of the initial classifier, D features → C logits, for rules that train one; None: not known.
+        head: a copy of the initial classifier, D features → C logits, for rules that train one; None if unknown.
     """
 
     clients: tuple[ClientInfo, ...]
@@ -42,77 +42,89 @@ class Federation:
 
 
 class ServerRule(ABC, Generic[State]):
-    """A method's server.
+    """Base class of a method's server.
 
-    The state is a frozen dataclass of tensors, numbers and mappings of them; nothing is changed in place, so that a
-    state can be saved, compared and gone back to.
+    A rule implements `init`, `downlink` and `fuse`. Its state is a frozen dataclass of tensors, numbers and mappings of
+    them. No method modifies a state in place, so states can be saved, compared and restored.
     """
 
     unit: UnitKind = "module"
-    """What a fusion unit is to this rule."""
+    """The kind of fusion unit that the rule mixes."""
     initial_round: bool = False
-    """Whether all clients reply once before round 1, as they are, and the rule fuses that."""
+    """Whether all clients reply once before round 1, without training, and the rule fuses their replies."""
 
     def full_participation(self, round_number: int, rounds: int) -> bool:
-        """Whether all clients take part in this round, however few the settings ask for; a fixed rule."""
+        """Return whether all clients take part in this round, whatever `fraction` is. Must not depend on the state."""
         del round_number, rounds
         return False
 
     @abstractmethod
     def init(self, federation: Federation) -> State:
-        """The state before round 1. Raises SettingsError where the federation cannot be served."""
+        """Return the state before round 1.
+
+        Raises:
+            SettingsError: the rule cannot serve this federation.
+        """
 
     @abstractmethod
     def downlink(self, state: State, client: int) -> Message:
-        """What a client is sent at the start of a round. Clients that are sent the same get the same section objects,
-        which are then moved once.
+        """Return the message to a client at the start of a round.
+
+        Return the same section objects for clients that receive the same values: they are transferred only once.
         """
 
     def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
-        """What several clients are sent; for rules that do it better for all at once than one by one."""
+        """Return the messages to several clients. Override it if computing them together is faster."""
         return {client: self.downlink(state, client) for client in clients}
 
     def join(self, state: State, client: int) -> Message:
-        """What a client is sent that is new when the training is over, and in none of the state's tables.
+        """Return the message to a client that joins after the last round and is unknown to the state.
 
-        By default the one model for all, where there is one, or nothing.
+        The default is the global model if there is one, else an empty message.
         """
         del client
         weights = self.global_weights(state)
         return Message() if weights is None else Message(weights=weights)
 
     def models_sent(self, joining: bool = False) -> int:
-        """The most models in one message, to a client of a round or to one that joins; memory goes by it."""
+        """Return the maximum number of models in one message, to estimate memory.
+
+        Args:
+            joining: whether the message is for a client that joins after the last round.
+        """
         del joining
         return 1
 
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """The state after a round; uplinks come in the order of the client ids. Their tensors are lent for the call:
-        what the state keeps of them is copied.
+        """Return the state after a round.
 
-        Any of a round's clients may be missing. Without uplinks all that is sent stays as it is, but what counts rounds
-        counts this one too: it is called once for every round, and for the opening.
+        Called once for every round, and for the initial round. Clients of the round may be missing. Without uplinks the
+        models stay as they are, but counters of rounds advance.
+
+        Args:
+            state: the state before the round; must not be modified.
+            uplinks: the replies, ordered by client id. Copy what the state keeps of their tensors (`snapshot`).
         """
 
     def global_weights(self, state: State) -> Tensors | None:
-        """The one model for all that the server can offer, or None where the method has none."""
+        """Return the global model, or None if the method has none."""
         del state
         return None
 
     def numbers(self, state: State) -> Tensors:
-        """The rule's own numbers after a fusion, for the trace: names like `zeta/<unit>` to tensors."""
+        """Return the rule's internal values after a fusion for the trace, e.g. `zeta/<unit>` to a tensor."""
         del state
         return {}
 
     def diagnostics(self, state: State) -> Sequence[Matrix]:
-        """Matrices to look at after a fusion, such as who is given how much of whom."""
+        """Return matrices to display after a fusion, such as mixing weights between clients."""
         del state
         return ()
 
 
 def between_clients(numbers: Mapping[str, Tensor], kind: str, title: str) -> list[Matrix]:
-    """A rule's numbers `<kind>/<unit>` or `<kind>`, [N, N] with receivers as rows, as matrices."""
+    """Return a rule's numbers `<kind>/<unit>` or `<kind>`, [N, N] with receivers as rows, as matrices."""
     found = {name: value for name, value in numbers.items() if name.partition("/")[0] == kind}
     rows, columns = Axis("receiver"), Axis("sender")
     return [Matrix(name, title, rows, columns, value.float().cpu().numpy()) for name, value in found.items()]

@@ -1,1 +1,1 @@
-"""The display of a run on the terminal."""
+"""Shows a run's progress and result on the terminal."""

@@ -1,4 +1,4 @@
-"""What a stream can take, and streams that nobody reads any more."""
+"""Output streams with limited encodings and closed readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 
 def can_print(text: str, stream: TextIO) -> bool:
-    """Whether a stream's encoding has all of the characters."""
+    """Return whether a stream's encoding has all characters of a text."""
     try:
         text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -17,7 +17,7 @@ def can_print(text: str, stream: TextIO) -> bool:
 
 
 def detach_if_closed(stream: TextIO) -> None:
-    """Where nobody reads it any more, have Python not stumble over that at its end."""
+    """Redirect a stream whose reader is gone to the null device, so that Python does not fail on it at exit."""
     try:
         stream.flush()
     except OSError:
@@ -25,19 +25,19 @@ def detach_if_closed(stream: TextIO) -> None:
 
 
 class IgnoreClosedPipe:
-    """A stream whose reader may go away, like a terminal that is closed: what it does not take any more is dropped."""
+    """Wraps a stream and drops its output once the reader is gone, e.g. a closed terminal."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write it, or nothing."""
+        """Write text; ignore errors of the operating system."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush it, or nothing."""
+        """Flush the stream; ignore errors of the operating system."""
         with suppress(OSError):
             self._stream.flush()
 

@@ -1,1 +1,1 @@
-"""Ray on this machine, and clusters that a run joins."""
+"""Starts Ray on this machine or joins a running cluster, and decides where the actors of a run go."""

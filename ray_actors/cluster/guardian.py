@@ -1,6 +1,6 @@
-"""A small process that outlives a run which is killed: it ends what is left of its Ray, and removes Ray's files.
+"""A small process that cleans up after a run that is killed: it ends Ray's processes and removes Ray's files.
 
-Most of Ray's processes end with the run. Two agents would stay for a minute, and the files until the next run.
+Most of Ray's processes end together with the run. Two agents would stay for a minute, and the files until the next run.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from pathlib import Path
 import psutil
 
 DONE = "done"
-PATIENCE_S = 2.0
+TIMEOUT_S = 2.0
 """How long processes may take to end by themselves."""
 
 
 class Guardian:
-    """Stands by until it is dismissed, or this process is gone.
+    """Waits in its own process until this process dismisses it or ends.
 
     Args:
-        folder: to be removed when this process is gone.
-        processes: to be ended then.
+        folder: removed when this process ends.
+        processes: ended when this process ends.
     """
 
     def __init__(self, folder: Path, processes: Iterable[psutil.Process]):
-        known = [f"{one.pid}:{one.create_time()}" for one in processes if one.is_running()]
+        identities = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), str(folder), *known], stdin=subprocess.PIPE, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, cwd="/",
+            [sys.executable, str(Path(__file__)), str(folder), *identities], stdin=subprocess.PIPE, text=True, cwd="/",
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def dismiss(self) -> None:
-        """Have it end without doing anything."""
+        """End the guardian without any cleaning."""
         with suppress(OSError, subprocess.TimeoutExpired):
-            self._process.communicate(DONE, timeout=PATIENCE_S)
+            self._process.communicate(DONE, timeout=TIMEOUT_S)
         self._process.kill()
         self._process.wait()
 
 
-def end(processes: Iterable[psutil.Process], patience_s: float) -> None:
-    """Wait until they have ended; those that do not are killed."""
-    _, left = psutil.wait_procs(list(processes), timeout=patience_s)
-    for one in left:
+def end_processes(processes: Iterable[psutil.Process], timeout_s: float) -> None:
+    """Wait for processes to end, and kill those that do not."""
+    _, alive = psutil.wait_procs(list(processes), timeout=timeout_s)
+    for process in alive:
         with suppress(psutil.Error):
-            one.kill()
-    psutil.wait_procs(left, timeout=patience_s)
+            process.kill()
+    psutil.wait_procs(alive, timeout=timeout_s)
 
 
-def main(folder: Path, known: Iterable[str]) -> None:
-    """Wait for a word, or for the end of who would say it."""
+def main(folder: Path, identities: Iterable[str]) -> None:
+    """Wait until stdin is closed, then clean up unless the guardian was dismissed."""
     if sys.stdin.read() == DONE:
         return
-    left = []
-    for text in known:
-        pid, _, created = text.partition(":")
+    processes = []
+    for identity in identities:
+        pid, _, created = identity.partition(":")
         with suppress(psutil.Error):
-            one = psutil.Process(int(pid))
-            if one.create_time() == float(created):
-                left.append(one)
-    end(left, PATIENCE_S)
+            process = psutil.Process(int(pid))
+            if process.create_time() == float(created):  # the system may have given the id to another process
+                processes.append(process)
+    end_processes(processes, TIMEOUT_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 

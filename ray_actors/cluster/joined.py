@@ -1,31 +1,33 @@
-"""A cluster that is running already: joined for some runs, and left running."""
+"""A running cluster that a run joins and leaves running."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import ray
 
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
-from ray_actors.cluster.local_ray import PREFIX
+from ray_actors.cluster.ray_folder import PREFIX
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement.layout import Layout, Supply
 from ray_actors.placement.nodes import alive_nodes
+from ray_actors.ray_private import silence_authentication_notice
 
-REACHED_S = 5.0
-"""How long a machine may take to answer at all; Ray itself would try for minutes."""
+CONNECT_TIMEOUT_S = 5.0
+"""How long the head may take to accept a connection; Ray itself would try for minutes."""
 
 
-class JoinedRay:
-    """The actors of runs on a cluster. Nothing is started there but actors, and these end with the last run.
+class JoinedRay(AbstractContextManager["JoinedRay"]):
+    """Starts actors on a running cluster, and ends them after the last run.
 
     Args:
-        address: auto, or HOST:PORT of its head.
+        address: auto, or HOST:PORT of the head.
     """
 
     def __init__(self, address: str):
@@ -35,31 +37,21 @@ class JoinedRay:
             join(address)
 
     def supply(self, placement: Placement) -> Supply:
-        """What is free on the nodes that are alive; what the actors here hold would be given back."""
+        """Return the free resources of the nodes that are alive; those of this process's actors count as free."""
         return Supply.of(alive_nodes(self._pool.specs), placement.cpus)
 
     def pool(self, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
-        """Where the actors of a run come from; those that it has no use for end."""
-        del store_mb  # whoever started the cluster has decided that
+        """End the actors that a run does not need; return the pool for its actors."""
+        del store_mb  # the cluster has its object store already
         self._pool.patience_s = placement.wait_s
         self._pool.trim(layout.specs)
         return self._pool
 
-    def clear(self, placement: Placement, store_mb: int) -> None:
-        """Give back all that actors hold."""
-        del placement, store_mb
-        self.close()
-
     def close(self) -> None:
-        """End the actors."""
+        """End all actors."""
         self._pool.close()
 
-    def __enter__(self) -> JoinedRay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.close()
         finally:
@@ -67,36 +59,33 @@ class JoinedRay:
 
 
 def join(address: str) -> None:
-    """Connect this process to the cluster at an address.
+    """Connect this process to a cluster.
 
     Raises:
-        SettingsError: there is none, or this machine is no part of it.
+        SettingsError: there is no cluster at this address, or this machine is not a node of it.
     """
     _check_reachable(address)
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of a call that is made again: nothing is unhandled here
+    silence_authentication_notice()
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
     try:
-        ray.init(address=address, logging_level=logging.WARNING)
+        context: Any = ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        why = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise SettingsError(
-            f"ray_address={address}: the cluster cannot be joined from here ({why}). Only a machine that is a node of "
-            "it can join (ray start --address=HOST:PORT); from elsewhere: python launch.py submit ..."
+            f"ray_address={address}: cannot join the cluster ({reason}). Only a node of the cluster can join it: run "
+            "ray start --address=HOST:PORT here, or submit the run as a job: python launch.py submit ..."
         ) from error
-    if _is_another_runs_own():
+    if belongs_to_a_run(context.address_info["session_dir"]):
         ray.shutdown()
         raise SettingsError(
-            f"ray_address={address}: what runs here is the Ray that another run has started for itself, and which ends "
-            "with it; start a cluster with ray start --head, or leave ray_address out"
+            f"ray_address={address}: this Ray belongs to another run and ends with it; start a cluster with ray start "
+            "--head, or leave ray_address out"
         )
 
 
-def _is_another_runs_own() -> bool:
-    """Whether this is a Ray that a run of pflsim has started for itself, and will end."""
-    from ray._private.worker import global_worker
-
-    node = global_worker.node
-    return node is not None and any(part.startswith(PREFIX) for part in Path(node.get_session_dir_path()).parts)
+def belongs_to_a_run(session_dir: str | None) -> bool:
+    """Return whether a run of pflsim has started the Ray with this session folder for itself."""
+    return any(part.startswith(PREFIX) for part in Path(session_dir or "").parts)
 
 
 def _check_reachable(address: str) -> None:
@@ -106,9 +95,9 @@ def _check_reachable(address: str) -> None:
     if not (host and port.isdecimal() and int(port) < 2**16):
         raise SettingsError(f"ray_address={address}: expected auto or HOST:PORT")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise SettingsError(
             f"ray_address={address}: nothing answers there ({error.strerror or error}); start a cluster with ray start "
-            "--head, or leave ray_address out for a Ray of this run's own"
+            "--head, or leave ray_address out to start Ray on this machine"
         ) from error

@@ -1,4 +1,4 @@
-"""Notices when Ray's own processes end: without them nothing goes on, and Ray says so late, or ends this process."""
+"""Detects when Ray's own processes end. Ray would report it late, or end this process without a message."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Callable
 
 import psutil
 
-NEEDED = ("raylet", "gcs_server")
-EVERY_S = 0.2
+REQUIRED_PROCESSES = ("raylet", "gcs_server")
+INTERVAL_S = 0.2
 
 
 class Watch:
-    """Looks after the processes of the Ray that this process has started, until it is stopped.
+    """Watches the processes of the Ray that this process has started, until `stop`.
 
     Args:
-        lost: is told, once and in another thread, when one of them has ended.
+        on_loss: called once, in another thread and with the reason, when one of them has ended.
     """
 
-    def __init__(self, lost: Callable[[str], None]):
-        self._lost, self._over = lost, threading.Event()
-        self._watched = {one: name for one in psutil.Process().children() if (name := one.name()) in NEEDED}
-        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+    def __init__(self, on_loss: Callable[[str], None]):
+        self._on_loss, self._stopped = on_loss, threading.Event()
+        self._processes = {p: name for p in psutil.Process().children() if (name := p.name()) in REQUIRED_PROCESSES}
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; nobody is told anything after this."""
-        self._over.set()
+        """Stop watching; `on_loss` is not called after this."""
+        self._stopped.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._over.wait(EVERY_S):
-            for one, name in self._watched.items():
-                if has_ended(one):
-                    self._lost(f"Ray's {name} (process {one.pid}) has ended, as when it is killed, and Ray with it")
+    def _run(self) -> None:
+        while not self._stopped.wait(INTERVAL_S):
+            for process, name in self._processes.items():
+                if has_ended(process):
+                    self._on_loss(f"Ray's {name} (process {process.pid}) has ended, so the run cannot continue")
                     return
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process is gone, or a zombie that nobody has asked for its exit status."""
+    """Return whether a process has ended, including a zombie whose exit status was not read yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Actor processes, with what each asks of Ray."""
+"""Starts actors with the resources that they need, and reuses them in later runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ray_actors.placement.reservations import release, reserve
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """A client actor, with its seat and, on a cluster, what is reserved for it."""
+    """A client actor, its resources, and on a cluster its placement group."""
 
     spec: ActorSpec
-    reserved: Any
+    placement_group: Any
     actor: Any
 
 
 class ActorPool:
-    """Starts actors and, while it lives, gives them again to whoever asks for the same: each takes seconds to start.
+    """Starts actors, and returns a running one where its resources fit: starting an actor takes seconds.
 
     Args:
-        patience_s: how long Ray may take to find room for what is asked on nodes of a cluster.
+        patience_s: how long Ray may take to reserve resources on nodes of a cluster.
     """
 
     def __init__(self, patience_s: float = 10.0) -> None:
@@ -40,19 +40,19 @@ class ActorPool:
 
     @property
     def started(self) -> int:
-        """How many client actors there are."""
+        """The number of client actors."""
         return len(self._hosts)
 
     @property
     def specs(self) -> tuple[ActorSpec, ...]:
-        """Of all client actors that there are."""
+        """The resources of all client actors."""
         return tuple(host.spec for host in self._hosts)
 
     def hosts(self, specs: Sequence[ActorSpec]) -> list[Any]:
-        """A client actor on each of these seats, in their order; they may still be starting.
+        """Return a client actor for each of these specs, in their order. Actors may still be starting.
 
         Raises:
-            SettingsError: what is asked for on nodes of a cluster is not free, as far as Ray has found out in time.
+            SettingsError: Ray could not reserve the resources on the cluster's nodes in time.
         """
         spare = list(self._hosts)
         chosen: list[_Host | None] = []
@@ -62,22 +62,22 @@ class ActorPool:
                 spare.remove(kept)
             chosen.append(kept)
         missing = [spec for spec, host in zip(specs, chosen, strict=True) if host is None]
-        reserved = reserve([spec for spec in missing if spec.node], self.patience_s)
+        groups = reserve([spec for spec in missing if spec.node], self.patience_s)
         try:
             for at, spec in enumerate(specs):
                 if chosen[at] is None:
-                    place = reserved[0] if spec.node else None
-                    chosen[at] = made = _Host(spec, place, _start(spec, place))
+                    group = groups[0] if spec.node else None
+                    chosen[at] = made = _Host(spec, group, _start(spec, group))
                     self._hosts.append(made)
-                    if place is not None:
-                        reserved.remove(place)
+                    if group is not None:
+                        groups.remove(group)
         except BaseException:
-            release(reserved)  # for those that were not started; the others are this pool's to end
+            release(groups)  # those of actors that were not started
             raise
         return [host.actor for host in chosen if host is not None]
 
     def trim(self, specs: Sequence[ActorSpec]) -> None:
-        """End the client actors that these seats have no use for, and give back what was reserved for them."""
+        """End the client actors that none of these specs needs, and free their resources."""
         wanted = Counter(specs)
         for host in list(self._hosts):
             wanted[host.spec] -= 1
@@ -85,22 +85,22 @@ class ActorPool:
                 self._end(host)
 
     def replace(self, actor: Any) -> Any:
-        """A new actor in place of one that died."""
-        with suppress(Exception):  # it may be dead already, or be about to die
+        """Start a new actor in place of one that died."""
+        with suppress(Exception):  # it may be dead already
             ray.kill(actor)
         if actor is self._server:
             self._server = None
             return self.server()
         host = self._host_of(actor)
-        host.actor = _start(host.spec, host.reserved)
+        host.actor = _start(host.spec, host.placement_group)
         return host.actor
 
     def node_of(self, actor: Any) -> str:
-        """The id of the node that an actor is on, empty where there is only one."""
+        """Return the id of an actor's node; empty on a single machine."""
         return "" if actor is self._server else self._host_of(actor).spec.node
 
     def server(self) -> Any:
-        """The server actor, beside the driver. It asks for no CPU of its own, for it works while the hosts wait."""
+        """Return the server actor, on the driver's node. It needs no CPU of its own: it works while the hosts wait."""
         if self._server is None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             made: Any = ray.remote(num_cpus=0, num_gpus=0)(RemoteServer)
@@ -108,7 +108,7 @@ class ActorPool:
         return self._server
 
     def close(self) -> None:
-        """End the actors."""
+        """End all actors."""
         for host in list(self._hosts):
             self._end(host)
         if self._server is not None:
@@ -118,19 +118,19 @@ class ActorPool:
     def _end(self, host: _Host) -> None:
         self._hosts.remove(host)
         ray.kill(host.actor)
-        if host.reserved is not None:
-            release([host.reserved])
+        if host.placement_group is not None:
+            release([host.placement_group])
 
     def _host_of(self, actor: Any) -> _Host:
         for host in self._hosts:
             if host.actor is actor:
                 return host
-        raise ValueError("this actor is not of this pool")
+        raise ValueError("this actor does not belong to this pool")
 
 
-def _start(spec: ActorSpec, reserved: Any) -> Any:
+def _start(spec: ActorSpec, placement_group: Any) -> Any:
     options: dict[str, Any] = {"num_cpus": spec.cpus, "num_gpus": spec.gpus}
-    if reserved is not None:
-        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(reserved, placement_group_bundle_index=0)
+    if placement_group is not None:
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement_group, 0)
         options["memory"] = ACTOR_MB * 2**20
     return ray.remote(**options)(RemoteHost).remote()

@@ -1,40 +1,34 @@
-"""The client actor: a process that a host moves into. It keeps no state of a client beyond a call."""
+"""The client actor: a process with a `ClientHost`. It keeps no state of a client between calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
-from pflsim.messages import Message
-from pflsim.types import EvalRow, TrainReport
+from pflsim.engine.execution import ClientTask, EvalRequest
 from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
 from ray_actors.executor.zero_copy import ZeroCopyMessage
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.retries import Attempts, Failure, Reply
-
-Units = Sequence[tuple[int, ...]]
+from ray_actors.hosts.client_host import ClientHost, Reply
+from ray_actors.hosts.failures import run_groups
 
 
 class RemoteHost:
-    """Starts empty; is settled for a run, and can be settled anew for the next.
+    """A client actor. It starts without a host; `build` can be called again for the next run.
 
-    Every call brings the private states that it starts from, None for a client's first, and takes the new ones away:
-    so that nothing is lost with the process, and any other can make the same call again. `brought` are the messages,
-    each once, with a state for every client behind them.
+    `run` takes the private states as arguments and returns the new ones, so that nothing is lost if the process dies:
+    another actor can repeat the call.
     """
 
-    def settle(
+    def build(
         self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]
     ) -> RuntimeFingerprint:
-        """Build the host of these clients in place of any that was here; returns where that is."""
+        """Build the host of these clients in place of any earlier one."""
         try:
             self.host = ClientHost(factory, dataset, partition, clients)
         except torch.cuda.OutOfMemoryError as error:
@@ -42,55 +36,40 @@ class RemoteHost:
         return runtime_fingerprint()
 
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return runtime_fingerprint().pid
 
-    def train(
-        self, units: Units, positions: Sequence[int], round_number: int, work: Mapping[int, float], *brought: Any
+    def run(
+        self,
+        task: ClientTask | EvalRequest,
+        groups: Sequence[tuple[int, ...]],
+        positions: Sequence[int],
+        *messages_and_states: Any,
     ) -> tuple[Any, ...]:
-        """As `ClientHost.train`: what is said of every client, the uplinks in a parcel, the new states."""
-        with self._brought(units, positions, brought) as messages:
-            return _parcels(Attempts(self.host, units).train(round_number, messages, work))
+        """Do a task for client groups in turn.
 
-    def finetune(
-        self, units: Units, positions: Sequence[int], round_number: int, epochs: int, *brought: Any
-    ) -> tuple[Any, ...]:
-        """As `ClientHost.finetune`: what is said of every client (None where all went well), the new states."""
-        with self._brought(units, positions, brought) as messages:
-            found = Attempts(self.host, units).finetune(round_number, epochs, messages)
-        said = {client: result if isinstance(result, Failure) else None for client, result in found.items()}
-        return said, *(ZeroCopyMessage(found[client]) if said[client] is None else None for client in found)
+        Args:
+            task: see `ClientHost.run`.
+            groups: which clients work together; K clients in all.
+            positions: for each of the K clients, the index of its message.
+            messages_and_states: each message once, then the K clients' states; None stands for an initial state.
 
-    def open(self, units: Units, positions: Sequence[int], *brought: Any) -> tuple[Any, ...]:
-        """As `ClientHost.open`: what is said of every client, and the uplinks in a parcel."""
-        with self._brought(units, positions, brought):
-            return _parcels(Attempts(self.host, units).open())[:2]
-
-    def evaluate(
-        self, units: Units, positions: Sequence[int], request: EvalRequest, *brought: Any
-    ) -> dict[int, list[EvalRow] | Failure]:
-        """As `ClientHost.evaluate`."""
-        with self._brought(units, positions, brought) as messages:
-            return Attempts(self.host, units).evaluate(request, messages)
-
-    @contextmanager
-    def _brought(self, units: Units, positions: Sequence[int], brought: Sequence[Any]) -> Iterator[dict[int, Message]]:
-        """The clients have the states that they brought inside the block; gives the messages by client."""
-        clients = [client for unit in units for client in unit]
-        messages, states = brought[: -len(clients)], brought[-len(clients) :]
+        Returns:
+            The outcome by client: a `Failure`, a list of `EvalRow`, or a report and its note on values that are not
+            finite. Then the uplinks as one object. Then, if the task changes states, the K new states.
+        """
+        clients = [client for group in groups for client in group]
+        messages, states = messages_and_states[: -len(clients)], messages_and_states[-len(clients) :]
         self.host.states.update((c, state) for c, state in zip(clients, states, strict=True) if state is not None)
         try:
-            yield {c: messages[at] for c, at in zip(clients, positions, strict=True)} if positions else {}
+            received = {client: messages[at] for client, at in zip(clients, positions, strict=True)}
+            results = run_groups(self.host, task, groups, received)
         finally:
             for client in clients:
                 self.host.states.pop(client, None)
-
-
-def _parcels(found: Mapping[int, Reply | Failure]) -> tuple[Any, ...]:
-    """What is said of every client (its report with what is not finite, or its failure), uplinks, states."""
-    said: dict[int, tuple[TrainReport, str] | Failure] = {}
-    states: list[ZeroCopyMessage | None] = []
-    for client, result in found.items():
-        said[client] = result if isinstance(result, Failure) else (result.report, result.nonfinite)
-        states.append(None if isinstance(result, Failure) else ZeroCopyMessage(result.state))
-    return said, ZeroCopyMessage([r.uplink for r in found.values() if isinstance(r, Reply)]), *states
+        replies = {client: result for client, result in results.items() if isinstance(result, Reply)}
+        outcomes = {**results, **{client: (reply.report, reply.nonfinite) for client, reply in replies.items()}}
+        uplinks = [reply.uplink for reply in replies.values() if reply.uplink is not None]
+        changed = clients if task.changes_state else []
+        new_states = [ZeroCopyMessage(replies[client].state) if client in replies else None for client in changed]
+        return outcomes, ZeroCopyMessage(uplinks), *new_states

@@ -1,11 +1,11 @@
-"""What a client takes of a GPU's memory, measured before a run, and how many actors therefore share one."""
+"""Measures the GPU memory of a client before a run, to decide how many actors share a GPU."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -13,8 +13,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import AT_ONCE, Examples, Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.data.federated import FORWARD_BATCH, Examples, Partition
+from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.resume import fixed_settings
 from ray_actors.hosts.client_errors import in_words
@@ -25,62 +25,46 @@ from ray_actors.hosts.server_host import ServerHost
 from ray_actors.placement.layout import Supply
 from ray_actors.prepare import PreparedRun
 
-FILLED = 0.9
-"""Of a GPU's memory: the rest is for what fragments, and for what the dry run has not seen."""
+USABLE_FRACTION = 0.9
+"""Of a GPU's memory; the rest is for fragmentation and for what the dry run does not measure."""
 BATCHES = 3
-"""Mini-batches of the dry run; the first is as large as any, and by the third every buffer is there."""
-COHORTS = 1000
-"""Rounds in which is looked for the most clients that train together."""
-FREE_S = 120.0
-"""How long the dry run's actor may take to be up."""
-WEIGHTLESS = ("seed", "rounds", "lr", "lr_decay", "weight_decay", "on_nonfinite", "fraction", "faults", "trace")
-"""Settings, and groups of them, that change nothing in what a client takes; see `_key`."""
-
-
-class Memory(Protocol):
-    """Of a GPU, in bytes."""
-
-    def begin(self) -> None:
-        """What was in use until now and is not any more does not count."""
-        ...
-
-    def peak(self) -> int:
-        """The most that this process has held since."""
-        ...
-
-    def total(self) -> int:
-        """Of the GPU."""
-        ...
+"""Mini-batches of the dry run: the first one is as large as any, and after the third all buffers exist."""
+MAX_COHORTS = 1000
+"""Rounds that are searched for the most clients that train together."""
+START_TIMEOUT_S = 120.0
+"""How long the actor of the dry run may take to start."""
+IRRELEVANT = ("seed", "rounds", "lr", "lr_decay", "weight_decay", "on_nonfinite", "fraction", "faults", "trace")
+"""Settings, and groups of settings, that do not change a client's memory; see `_key`."""
 
 
 class CudaMemory:
-    """Of the first GPU that this process is shown, as torch counts it; CUDA itself comes on top."""
+    """Measures the memory of torch on the first GPU, in bytes; the CUDA context is not included."""
 
     def begin(self) -> None:
-        """Give back what is only held for later."""
+        """Start a measurement; free what is not in use."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(0)
 
     def peak(self) -> int:
-        """The most that torch has reserved."""
+        """Return the largest amount that torch has reserved since `begin`."""
         return torch.cuda.max_memory_reserved(0)
 
     def total(self) -> int:
-        """Of the card."""
+        """Return the memory of the GPU."""
         return torch.cuda.get_device_properties(0).total_memory
 
 
-MEMORY: Memory = CudaMemory()
+MEMORY = CudaMemory()
 
 
 class Footprint(NamedTuple):
-    """What working for some clients at once took.
+    """The GPU memory of clients that train together.
 
     Args:
-        clients: how many trained together, 1 where each trains alone.
-        peak: bytes of a GPU, with what CUDA itself takes.
-        total: bytes of that GPU.
+        clients: how many clients trained together; 1 without lockstep.
+        peak: bytes of the GPU, including the CUDA context.
+        total: bytes of the GPU in total.
     """
 
     clients: int
@@ -88,40 +72,42 @@ class Footprint(NamedTuple):
     total: int
 
     def fit(self, data: float) -> int:
-        """How many actors fit on one GPU, beside the data of their clients, in bytes; at least 1."""
-        return max(1, int((FILLED * self.total - data) // self.peak))
+        """Return how many actors fit on one GPU beside `data` bytes of their clients' examples; at least 1."""
+        return max(1, int((USABLE_FRACTION * self.total - data) // self.peak))
 
-    def told(self, per_gpu: int) -> str:
-        """In a line, with how many actors share a GPU."""
+    def describe(self, per_gpu: int) -> str:
+        """Return a line for the log with the number of actors per GPU."""
         who = "one client takes" if self.clients == 1 else f"a stack of {self.clients} clients takes"
-        actors = "1 actor has it" if per_gpu == 1 else f"{per_gpu} actors share it"
-        return f"{who} {self.peak / 2**20:.0f} MiB of {self.total / 2**30:.0f} GiB on the GPU: {actors}"
+        actors = "1 actor" if per_gpu == 1 else f"{per_gpu} actors"
+        return f"{who} {self.peak / 2**20:.0f} MiB of {self.total / 2**30:.0f} GiB on the GPU: {actors} per GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Those whose work is tried: one unit for each variant of the model, with how much of it."""
+    """The clients whose memory is measured, for one variant of the model."""
 
     stack: tuple[int, ...]
-    """The whole stack that it belongs to."""
+    """All clients of their stack."""
     unit: tuple[int, ...]
-    """Who of it trains together."""
+    """The clients of the stack that train together."""
     work: float
-    """The share of its mini-batches."""
+    """The fraction of their mini-batches to train on."""
 
 
-def trials(job: PreparedRun) -> list[Trial]:
-    """For each variant of the model the largest unit of any round, and of those the one with the most examples."""
-    sizes = [len(rows) for rows in job.partition.train]
+def trials(prepared: PreparedRun) -> list[Trial]:
+    """Return, for each variant of the model, the largest group of clients in any round; of equal ones, that with the
+    most examples.
+    """
+    sizes = [len(rows) for rows in prepared.partition.train]
     best: dict[int, tuple[int, ...]] = {}
-    for cohort in sorted(set(job.plan.cohorts[:COHORTS])):
-        for unit in job.factory.units(cohort):
-            variant = job.factory.variant_of(unit[0])
+    for cohort in sorted(set(prepared.plan.cohorts[:MAX_COHORTS])):
+        for unit in prepared.factory.client_groups(cohort):
+            variant = prepared.factory.variant_of(unit[0])
             if variant not in best or _size(unit, sizes) > _size(best[variant], sizes):
                 best[variant] = unit
-    whole = {client: stack for stack in job.factory.stacks for client in stack}
+    stacks = {client: stack for stack in prepared.factory.stacks for client in stack}
     return [
-        Trial(whole.get(unit[0], unit), unit, min(1.0, BATCHES / max(job.work[c] for c in unit)))
+        Trial(stacks.get(unit[0], unit), unit, min(1.0, BATCHES / max(prepared.batches_per_round[c] for c in unit)))
         for _, unit in sorted(best.items())
     ]
 
@@ -136,93 +122,81 @@ def measure(
     partition: Partition,
     server: ServerHost,
     tried: Sequence[Trial],
-    memory: Memory,
+    memory: CudaMemory,
 ) -> Footprint:
-    """Train each of them for a few mini-batches and evaluate one batch; what took the most is what counts.
+    """Train the clients of each trial on a few mini-batches and evaluate one batch; return the largest footprint.
 
     Args:
-        factory: of the run, with a whole GPU.
-        dataset: of the run.
-        partition: of the run.
-        server: has the state that the run begins with; this changes it.
-        tried: whose work.
-        memory: of the GPU that the recipe works on.
+        factory: builds the clients, with a whole GPU.
+        dataset: the examples.
+        partition: the examples of each client.
+        server: holds the initial server state; this function changes it.
+        tried: the trials.
+        memory: measures the memory of the factory's GPU.
     """
     found: list[Footprint] = []
     for trial in tried:
         memory.begin()
         host = ClientHost(factory, dataset, partition, trial.stack)
         if server.rule.initial_round:
-            server.fuse(host.open(trial.unit)[0])
-        messages = server.downlinks(trial.unit)
+            replies = host.run(ReplyTask(), dict.fromkeys(trial.unit))
+            server.fuse([reply.uplink for reply in replies.values()])
         share = dict.fromkeys(trial.unit, trial.work)
-        host.train(1, trial.unit, range(len(trial.unit)), *messages.values(), work=share)
+        host.run(TrainTask(1, share), server.downlinks(trial.unit))
         client = trial.unit[0]
-        own, most = host.shards[client], factory.eval_batch_size or AT_ONCE[host.device.type]
+        own, most = host.shards[client], factory.eval_batch_size or FORWARD_BATCH[host.device.type]
         host.shards[client] = replace(own, test=_first(own.test, most))
-        host.evaluate(EvalRequest("personal", "trained", (client,), ("test",)), (client,), ())
+        host.run(EvalRequest("personal", "trained", (client,), ("test",)), {client: None})
         found.append(Footprint(len(trial.unit), memory.peak() + CONTEXT_MB * 2**20, memory.total()))
         del host, own
     return max(found, key=lambda f: f.peak)
 
 
-def _first(examples: Examples, most: int) -> Examples:
-    return replace(examples, x=examples.x[:most], y=examples.y[:most])
+def _first(examples: Examples, count: int) -> Examples:
+    return replace(examples, x=examples.x[:count], y=examples.y[:count])
 
 
 class DryRunner:
-    """A process of its own for a dry run: nothing of it is left when it ends, and no other random state is touched."""
-
-    def up(self) -> bool:
-        """Answers when it is."""
-        return True
+    """An actor for the dry run: its process ends afterwards and gives all memory back."""
 
     def measure(
-        self,
-        factory: ClientFactory,
-        dataset: Dataset,
-        partition: Partition,
-        server: Any,
-        tried: list[Trial],
-        memory: Memory,
+        self, factory: ClientFactory, dataset: Dataset, partition: Partition, server: Any, *rest: Any
     ) -> Footprint | str:
-        """See `measure`; a failure in words."""
+        """Return the footprint (see `measure`), or what went wrong."""
         try:
-            return measure(factory, dataset, partition, ServerHost(*server), tried, memory)
+            return measure(factory, dataset, partition, ServerHost(*server), *rest)
         except Exception as error:
             return in_words(error)
 
 
-def footprint(job: PreparedRun, cpus: float) -> Footprint:
-    """Measure in an actor that has a GPU to itself, and end it.
+def footprint(prepared: PreparedRun, cpus: float) -> Footprint:
+    """Measure in a new actor that has a GPU to itself, and end the actor.
 
-    On a cluster it is one GPU of those that are free, which stands for all: each actor is held to its share of its own.
+    On a cluster, any free GPU stands for all of them; each actor is limited to its share of its own GPU.
 
     Args:
-        job: the run.
-        cpus: that there are.
+        prepared: the run.
+        cpus: the CPUs in total.
 
     Raises:
         SettingsError: no GPU is free.
-        RunError: a client cannot be trained on one.
+        RunError: a client cannot train on the GPU.
     """
     runner: Any = ray.remote(num_cpus=min(1.0, cpus), num_gpus=1)(DryRunner).remote()
     try:
-        if not ray.wait([runner.up.remote()], timeout=FREE_S)[0]:
+        if not ray.wait([runner.__ray_ready__.remote()], timeout=START_TIMEOUT_S)[0]:
             raise SettingsError(
-                f"placement.actors_per_gpu=auto: no GPU was free for a dry run within {FREE_S:g} s; give a number"
+                f"placement.actors_per_gpu=auto: no GPU was free for a dry run within {START_TIMEOUT_S:g} s; set "
+                "placement.actors_per_gpu to a number"
             )
-        parts = (
-            job.factory.seated(1.0),
-            job.dataset,
-            job.partition,
-            (job.rule, job.federation, job.factory.threads),
-        )
-        found: Footprint | str = ray.get(runner.measure.remote(*parts, trials(job), MEMORY))
+        factory = prepared.factory
+        server = (prepared.rule, prepared.federation, factory.threads)
+        arguments = (factory.with_gpus(1.0), prepared.dataset, prepared.partition, server, trials(prepared), MEMORY)
+        found: Footprint | str = ray.get(runner.measure.remote(*arguments))
     except RayTaskError as error:
         found = in_words(error.cause if isinstance(error.cause, Exception) else error)
     except RayError as error:
-        raise RunError(f"placement.actors_per_gpu=auto: the dry run's actor died: {error}") from None
+        raise RunError(f"placement.actors_per_gpu=auto: the actor of the dry run died: {error}") from None
     finally:
         ray.kill(runner)
     if isinstance(found, str):
@@ -230,50 +204,51 @@ def footprint(job: PreparedRun, cpus: float) -> Footprint:
     return found
 
 
-def most_per_gpu(job: PreparedRun, supply: Supply) -> int:
-    """How many actors there could be for each GPU, whatever its memory: no more than are wanted, or a CPU each.
+def max_actors_per_gpu(prepared: PreparedRun, supply: Supply) -> int:
+    """Return the upper limit of actors per GPU, whatever its memory.
 
-    An actor keeps about one CPU busy with telling the GPU what to do, so that more of them would wait for each other.
-    Where a number of actors was asked for, they share the CPUs as everywhere. On a cluster only the CPUs of nodes with
-    GPUs count.
+    Each actor keeps about one CPU busy, so there are not more actors than CPUs, unless the settings give the number of
+    actors. On a cluster, only the CPUs of nodes with GPUs count.
     """
-    placement, clients = job.settings.placement, job.settings.clients
+    placement, clients = prepared.settings.placement, prepared.settings.clients
     if placement.actors is not None:
         return -(-placement.actors // placement.gpus)
     if placement.clients_per_actor != "auto":
         actors = -(-clients // int(placement.clients_per_actor))
         return -(-actors // placement.gpus)
-    parts = clients - sum(len(stack) - 1 for stack in job.factory.stacks)
+    stacks = clients - sum(len(stack) - 1 for stack in prepared.factory.stacks)
     cpus = sum(node.cpus for node in supply.nodes if node.gpus >= 1) if supply.nodes else supply.cpus
-    return max(1, min(-(-parts // placement.gpus), int(cpus) // placement.gpus))
+    return max(1, min(-(-stacks // placement.gpus), int(cpus) // placement.gpus))
 
 
 class DryRuns:
-    """Measures what must be measured, once for runs that differ only in what takes no memory."""
+    """Makes dry runs, and reuses a result for runs whose clients need the same memory."""
 
     def __init__(self) -> None:
         self._known: dict[str, Footprint] = {}
 
-    def decide(self, job: PreparedRun, most: int, cpus: float, clear: Callable[[], None]) -> tuple[Placement, str]:
-        """The placement with a number for `actors_per_gpu`, and what is said of it.
+    def decide(
+        self, prepared: PreparedRun, upper: int, cpus: float, clear: Callable[[], object]
+    ) -> tuple[Placement, str]:
+        """Return the placement with a number for `actors_per_gpu`, and a line for the log.
 
         Args:
-            job: the run, with "auto".
-            most: so many actors could be on a GPU; see `most_per_gpu`.
-            cpus: that there are.
-            clear: is called before something is measured, for which a GPU must be free.
+            prepared: the run.
+            upper: the upper limit of actors per GPU; see `max_actors_per_gpu`.
+            cpus: the CPUs in total.
+            clear: called before a dry run, to free a GPU for it.
         """
-        key = _key(job)
+        key = _key(prepared)
         if key not in self._known:
             clear()
-            self._known[key] = footprint(job, cpus)
-        found, placement = self._known[key], job.settings.placement
-        data = (job.dataset.x.nbytes + job.dataset.y.nbytes) / placement.gpus  # all of it, on one GPU or another
-        per_gpu = min(found.fit(data), most)
-        return replace(placement, actors_per_gpu=per_gpu), found.told(per_gpu)
+            self._known[key] = footprint(prepared, cpus)
+        found, placement = self._known[key], prepared.settings.placement
+        data = (prepared.dataset.x.nbytes + prepared.dataset.y.nbytes) / placement.gpus  # spread over all GPUs
+        per_gpu = min(found.fit(data), upper)
+        return replace(placement, actors_per_gpu=per_gpu), found.describe(per_gpu)
 
 
-def _key(job: PreparedRun) -> str:
-    """Equal for runs whose clients take the same memory: of the seed only how many train together counts."""
-    settings = {k: v for k, v in fixed_settings(job.settings).items() if k.partition(".")[0] not in WEIGHTLESS}
-    return repr((settings, [len(trial.unit) for trial in trials(job)]))
+def _key(prepared: PreparedRun) -> str:
+    """Return the same text for runs whose clients need the same memory."""
+    settings = {k: v for k, v in fixed_settings(prepared.settings).items() if k.partition(".")[0] not in IRRELEVANT}
+    return repr((settings, [len(trial.unit) for trial in trials(prepared)]))

@@ -1,4 +1,4 @@
-"""What an actor runs on: so that nodes with other code or other versions are noticed before they change a result."""
+"""What an actor runs on, to detect nodes whose code or versions would change results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 
 
 class RuntimeFingerprint(NamedTuple):
-    """Where an actor is and what it runs on.
+    """What an actor runs on.
 
     Args:
-        pid: of its process.
-        address: of its node.
-        code: a digest of the source of this project.
-        versions: of what computes.
-        processor: the instructions that torch uses there, on which the last bits of a sum may depend.
+        pid: the process id.
+        address: IP address of the node.
+        code: a digest of this project's source files.
+        versions: of Python, torch and NumPy.
+        processor: the instruction set that torch uses; the last bits of a sum may depend on it.
     """
 
     pid: int
@@ -35,11 +35,11 @@ class RuntimeFingerprint(NamedTuple):
     processor: str
 
     def differs(self, other: RuntimeFingerprint) -> str:
-        """What would make its results not comparable with the other's, in words; empty: nothing."""
+        """Return why results would not be comparable with those of `other`; empty if they are."""
         if self.versions != other.versions:
             return f"{self.versions} there, {other.versions} here"
         if self.code != other.code:
-            return "another version of this project there than here"
+            return "another version of this project there"
         return ""
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class RuntimeFingerprint(NamedTuple):
 
 
 def runtime_fingerprint() -> RuntimeFingerprint:
-    """Of this process."""
+    """Return the fingerprint of this process."""
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}"
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return RuntimeFingerprint(os.getpid(), ray.util.get_node_ip_address(), code_digest(), versions, processor)
@@ -55,7 +55,7 @@ def runtime_fingerprint() -> RuntimeFingerprint:
 
 @cache
 def code_digest() -> str:
-    """Of all source files of this project's packages, wherever they lie."""
+    """Return a digest of all source files of this project's packages."""
     digest = hashlib.sha256()
     for name in PACKAGES:
         spec = find_spec(name)

@@ -1,13 +1,13 @@
-"""The executor on Ray: client hosts and the server are actors, and messages go between them by object reference.
+"""The executor on Ray: hosts and server are actors, and messages are passed between them by object reference.
 
-The states of the clients and of the server are objects in Ray's store, which the driver holds references to. Actors get
-them with every call and give new ones back, so that a process that dies takes nothing with it.
+The states of clients and server are objects in Ray's store. The driver holds references to them, and actors get and
+return them with each call, so that no state is lost if a process dies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -19,47 +19,45 @@ from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import EvalRequest, NodeLost, Sent, Trained
+from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint import plain
-from pflsim.run_folder.journal import Journal
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
-from ray_actors.executor.actor_group import ActorGroup, Task
+from ray_actors.executor.actor_group import ActorGroup
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import check_lost
+from ray_actors.executor.host_calls import Groups, HostCall, HostCalls
 from ray_actors.executor.server_handle import ServerActor
 from ray_actors.executor.zero_copy import ZeroCopyMessage
+from ray_actors.hosts.base_executor import BaseExecutor
 from ray_actors.hosts.client_factory import ClientFactory, InitialStates
-from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout
 from ray_actors.placement.nodes import alive_ids, whereabouts
 
-FETCHED = 10
+logger = logging.getLogger(__name__)
+CLIENTS_PER_FETCH = 10
 """Clients whose private states the driver fetches at a time."""
-SMALL = 100 * 1024
-"""Bytes up to which Ray may have an object in the driver's process instead of on a node."""
-FOUND_S = 30.0
-"""Seconds in which an object is brought, or is known to be lost."""
-COMPONENTS = 8
-"""Calls into which the training of one host is divided, at most: what a dead actor has to do again is the last part."""
-
-Units = Sequence[tuple[int, ...]]
+DRIVER_OBJECT_BYTES = 100 * 1024
+"""Ray may keep objects up to this size in the driver's process instead of on a node."""
+FETCH_TIMEOUT_S = 30.0
+"""Seconds after which an object that cannot be fetched counts as lost."""
+MAX_CALLS_PER_HOST = 8
+"""Calls into which the training of one host is divided at most. If its actor dies, only the last one is repeated."""
 
 
-class RayExecutor:
-    """Hosts as actors with explicit CPU and GPU requests; a handle is an object reference.
+class RayExecutor(BaseExecutor[ObjectRef]):
+    """Hosts and server are actors with explicit CPU and GPU requests. A handle is an object reference.
 
     Args:
-        recipe, dataset, partition: for the hosts.
-        rule, federation: for the server.
-        layout: which clients live on which actor, and what an actor asks for.
-        pool: where the actors come from.
-        on_error: what becomes of clients that fail, and of actors that die.
-        journal: hears of them.
-        elastic: how the layout comes to be on nodes that come and go; None: there is one machine.
+        factory, dataset, partition: see `ClientHost`.
+        rule, federation: see `ServerHost`.
+        layout: the clients and resources of each actor.
+        pool: provides the actors.
+        on_error: the setting on_client_error.
+        elastic: computes a new layout when nodes join or leave; None on a single machine.
     """
 
     def __init__(
@@ -72,251 +70,187 @@ class RayExecutor:
         layout: Layout,
         pool: ActorPool,
         on_error: OnError | None = None,
-        journal: Journal | None = None,
         elastic: ElasticLayout | None = None,
     ):
-        self.factory, self.layout, self._host_of = factory, layout, layout.host_of()
-        self._ground = elastic
-        self.journal = journal or Journal()
         on_error = on_error or OnError("retry", 3)
-        self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.journal)
-        self.server = ServerActor(pool, (rule, federation, factory.threads), on_error, self.journal)
+        super().__init__(factory, on_error)
+        self.layout, self._host_of, self._elastic = layout, layout.host_of(), elastic
+        self.server = ServerActor(pool, (rule, federation, factory.threads), on_error, self.faults)
         self.actor_group = ActorGroup(pool, layout, (factory, dataset, partition), self.failure_policy)
         self.states: dict[int, ObjectRef] = {}
-        self._before: tuple[ObjectRef | None, dict[int, ObjectRef]] | None = None
-        self.clients_done: Callable[[int], None] = lambda done: None
 
     def start(self) -> None:
-        """Settle the actors and wait until all of them are up."""
+        """Build the server and the hosts on their actors, and wait until they are ready."""
         self.states = {}
-        self.server.settle()
-        self.actor_group.settle()
-        self.server.wait()
-        self.actor_group.wait()
+        self.server.start()
+        self.actor_group.start()
+        self.server.wait_until_ready()
+        self.actor_group.wait_until_ready()
 
-    def whereabouts(self) -> str:
-        """How many client actors there are on which node, and which has the server."""
+    def describe_placement(self) -> str:
+        """Return how many client actors are on each node, and which node has the server."""
         return whereabouts(self.layout.specs)
 
     def refresh(self) -> None:
-        """Lay the clients out anew where nodes have joined and that is asked for."""
-        layout = self._ground.grown(self.layout) if self._ground is not None else None
+        """Use nodes that have joined, if the settings ask for it."""
+        layout = self._elastic.grown(self.layout) if self._elastic is not None else None
         if layout is not None:
             self._move(layout)
-            self.journal.note(f"nodes have joined; {self.whereabouts()}")
+            logger.info(f"nodes have joined; {self.describe_placement()}")
 
     def recover(self) -> bool:
-        """Lay the clients out anew on the nodes that are left, and see which states are."""
-        if self._ground is not None:
-            self._move(self._ground.lay_out())
-            self.journal.note(self.whereabouts())
-        if self._are_there():
-            self.server.settle_again()
+        """Continue on the remaining nodes; returns whether all states are intact."""
+        if self._elastic is not None:
+            self._move(self._elastic.lay_out())
+            logger.info(self.describe_placement())
+        if self._states_exist():
+            self.server.reset()
             return True
         self.states = {}
-        self.server.settle()
+        self.server.start()
         return False
 
     def _move(self, layout: Layout) -> None:
         self.layout, self._host_of = layout, layout.host_of()
         try:
             self.actor_group.move(layout)
-        except SettingsError as error:  # others were faster
-            raise NodeLost(f"the clients have no place: {error}") from None
+        except SettingsError as error:  # another program has taken the resources
+            raise NodeLost(f"the cluster has no room for the clients: {error}") from None
 
-    def _are_there(self) -> bool:
-        """Whether all states are: those with a copy on a node that is alive, and small ones, which the driver has."""
-        held = [*self.states.values(), *([] if self.server.state is None else [self.server.state])]
-        places, alive = get_object_locations(held) if held else {}, alive_ids()
-        for ref in held:
-            place = places.get(ref, {})
-            if alive.isdisjoint(place.get("node_ids", ())):
-                if (place.get("object_size") or 0) > SMALL:
+    def _states_exist(self) -> bool:
+        """Return whether every state has a copy on a live node, or is small and in the driver's process."""
+        refs = [*self.states.values(), *([] if self.server.state is None else [self.server.state])]
+        locations, alive = get_object_locations(refs) if refs else {}, alive_ids()
+        for ref in refs:
+            location = locations.get(ref, {})
+            if alive.isdisjoint(location.get("node_ids", ())):
+                if (location.get("object_size") or 0) > DRIVER_OBJECT_BYTES:
                     return False
                 try:
-                    ray.get(ref, timeout=FOUND_S)
+                    ray.get(ref, timeout=FETCH_TIMEOUT_S)
                 except (ObjectLostError, GetTimeoutError):
                     return False
         return True
 
     def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
-        """Have the server make the messages; the driver gets references and sizes."""
-        return self._sent(clients)
+        """Have the server make the downlinks of these clients; the driver gets references and sizes."""
+        return self._send(clients, joining=False)
 
     def join(self, clients: Sequence[int]) -> Sent[ObjectRef]:
-        """Have the server make what newcomers are sent."""
-        return self._sent(clients, new=True)
+        """Have the server make the first downlinks of newcomers."""
+        return self._send(clients, joining=True)
 
-    def _sent(self, clients: Sequence[int], new: bool = False) -> Sent[ObjectRef]:
-        sent, *refs = self.server.ask("send", list(clients), new, returns=1 + len(clients))
-        with _known():
-            found = ray.get(sent)
+    def _send(self, clients: Sequence[int], joining: bool) -> Sent[ObjectRef]:
+        sent, *refs = self.server.call("send", list(clients), joining, returns=1 + len(clients))
+        found = _get(sent)
         return Sent({c: refs[at] for c, (at, _) in found.items()}, {c: size for c, (_, size) in found.items()})
 
-    def train(
-        self, round_number: int, sent: Sent[ObjectRef], work: Mapping[int, float] | None = None
-    ) -> Trained[ObjectRef]:
-        """Train on all hosts at once and wait for their reports; uplinks and states stay where they are."""
-        work = dict(work or {})
+    def run(self, task: ClientTask, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
+        """Have the clients in `sent` do a task on all hosts at once; uplinks and states stay in Ray's store."""
+        if isinstance(task, TrainTask):
+            groups, max_calls = self.factory.client_groups(sent.downlinks), MAX_CALLS_PER_HOST
+        else:
+            groups, max_calls = [(client,) for client in sent.downlinks], 1
+        calls = self._run(task, groups, sent.downlinks, max_calls)
+        outcomes: dict[int, tuple[TrainReport, str]] = {}
+        for call in calls:
+            outcomes.update(call.outcomes)
+        self.failure_policy.record_kept({client: words for client, (_, words) in outcomes.items() if words})
+        states = {
+            client: ref
+            for call in calls
+            for client, ref in zip(call.clients, call.refs[2:], strict=task.changes_state)
+            if client in call.outcomes
+        }
+        reports = tuple(outcomes[client][0] for client in sorted(outcomes))
+        return Trained([call.refs[1] for call in calls], reports, states)
 
-        def call(host: Any, units: Units) -> list[ObjectRef]:
-            positions, brought = self._brought(units, sent.downlinks)
-            made = host.train.options(num_returns=2 + len(positions))
-            return made.remote(units, positions, round_number, work, *brought)
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, ObjectRef | None]) -> dict[int, list[EvalRow]]:
+        calls = self._run(request, [(client,) for client in request.clients], messages)
+        return {client: rows for call in calls for client, rows in call.outcomes.items()}
 
-        done = self.actor_group.run(
-            self._tasks(self.factory.units(sent.downlinks), round_number, "local training", COMPONENTS),
-            call,
-            self.clients_done,
-        )
-        return self._trained(done)
+    def _run(
+        self,
+        task: ClientTask | EvalRequest,
+        groups: Groups,
+        messages: Mapping[int, ObjectRef | None],
+        max_calls: int = 1,
+    ) -> list[HostCall]:
+        """Run a task on all hosts, in at most `max_calls` calls per host; returns the finished calls."""
 
-    def open(self, clients: Sequence[int]) -> Trained[ObjectRef]:
-        """Have all hosts reply at once."""
+        def submit(actor: Any, groups: Groups) -> list[ObjectRef]:
+            clients = [client for group in groups for client in group]
+            positions, unique = _unique([messages[client] for client in clients])
+            states = [self.states.get(client) for client in clients]
+            returns = 2 + task.changes_state * len(clients)
+            return actor.run.options(num_returns=returns).remote(task, groups, positions, *unique, *states)
 
-        def call(host: Any, units: Units) -> list[ObjectRef]:
-            _, brought = self._brought(units)
-            return host.open.options(num_returns=2).remote(units, [], *brought)
+        by_host: dict[int, list[tuple[int, ...]]] = {}
+        for group in groups:
+            by_host.setdefault(self._host_of[group[0]], []).append(group)
+        calls: list[HostCall] = []
+        for host, some in sorted(by_host.items()):
+            size = -(-len(some) // max_calls)
+            calls += [HostCall(host, tuple(some[k : k + size]), task) for k in range(0, len(some), size)]
+        return HostCalls(self.actor_group, self.failure_policy, submit, self.clients_done).run(calls)
 
-        return self._trained(
-            self.actor_group.run(self._tasks(_alone(clients), 0, "initial round"), call, self.clients_done)
-        )
+    def _fuse(self, trained: Trained[ObjectRef], matrices: bool) -> RoundDiagnostics:
+        return self.server.change("fuse", matrices, *trained.uplinks)
 
-    def fuse(self, trained: Trained[ObjectRef], matrices: bool = False) -> RoundDiagnostics:
-        """Hand the references to the server and wait for it."""
-        before = self.server.state, self.states
-        seen = self.server.change("fuse", matrices, *trained.uplinks)
-        self._before = before
-        self.states = {**self.states, **trained.states}  # type: ignore[dict-item]
-        return seen
-
-    def finetune(self, round_number: int, sent: Sent[ObjectRef], epochs: int) -> None:
-        """Train newcomers on all hosts at once."""
-
-        def call(host: Any, units: Units) -> list[ObjectRef]:
-            positions, brought = self._brought(units, sent.downlinks)
-            made = host.finetune.options(num_returns=1 + len(positions))
-            return made.remote(units, positions, round_number, epochs, *brought)
-
-        done = self.actor_group.run(self._tasks(_alone(sent.downlinks), round_number, "fine-tuning"), call)
-        self._before = self.server.state, self.states
-        new = {c: ref for task in done for c, ref in zip(task.clients, task.refs[1:], strict=True) if c in task.good}
-        self.states = {**self.states, **new}
-
-    def go_back(self) -> None:
-        """The states before the last fusion, or fine-tuning."""
-        if self._before is not None:
-            state, self.states = self._before
-            self.server.go_back(state)
-            self._before = None
-
-    def confirm(self) -> None:
-        """What was before may go."""
-        self._before = None
-
-    def evaluate(self, request: EvalRequest, sent: Sent[ObjectRef] | None = None) -> list[EvalRow]:
-        """Judge on all hosts at once; rows come in the order of the client ids."""
-        handles: Mapping[int, ObjectRef] = {}
-        if request.model == "global":
-            offered, message = self.server.ask("send_global", returns=2)
-            with _known():
-                if not ray.get(offered):
-                    return []
-            handles = dict.fromkeys(request.clients, message)
-        elif request.phase == "received":
-            handles = (self.send(request.clients) if sent is None else sent).downlinks
-
-        def call(host: Any, units: Units) -> list[ObjectRef]:
-            positions, brought = self._brought(units, handles)
-            return [host.evaluate.remote(units, positions, request, *brought)]
-
-        done = self.actor_group.run(
-            self._tasks(_alone(request.clients), request.round_number, "evaluation"), call, self.clients_done
-        )
-        found: dict[int, list[EvalRow]] = {client: rows for task in done for client, rows in task.good.items()}
-        return [row for client in sorted(found) for row in found[client]]
+    def _global_message(self) -> ObjectRef | None:
+        exists, message = self.server.call("send_global", returns=2)
+        return message if _get(exists) else None
 
     def downlink(self, handle: ObjectRef) -> Message:
-        """Fetch a message."""
-        with _known():
-            return ray.get(handle)
+        """Fetch a downlink."""
+        return _get(handle)
 
     def uplinks(self, handle: ObjectRef) -> Sequence[Uplink]:
         """Fetch the uplinks of one call."""
-        with _known():
-            return ray.get(handle)
+        return _get(handle)
 
     def server_numbers(self) -> Tensors:
-        """Fetch the rule's own numbers."""
-        with _known():
-            return ray.get(self.server.ask("numbers")[0])
+        """Fetch the server rule's own numbers."""
+        return _get(self.server.call("numbers")[0])
 
     def server_state(self) -> object:
-        """Fetch the rule's state in plain form."""
-        held = self.server.state
-        with _known():
-            return ray.get(self.server.ask("saved_state")[0]) if held is None else plain(ray.get(held))
+        """Fetch the server rule's state as plain containers and tensors."""
+        state = self.server.state
+        return _get(self.server.call("saved_state")[0]) if state is None else plain(_get(state))
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """The private states, a few clients fetched at a time, so that memory stays at these."""
-        factory, everyone = self.factory, sorted(self._host_of)
-        untouched = [client for client in everyone if client not in self.states]
-        variants = {factory.variant_of(client) for client in untouched}
+        """Yield every client's id and private state; a few states are in memory at a time."""
+        factory, clients = self.factory, sorted(self._host_of)
+        variants = {factory.variant_of(client) for client in clients if client not in self.states}
         initial = InitialStates(factory, {variant: factory.build(variant) for variant in variants})
-        for first in range(0, len(everyone), FETCHED):
-            some = everyone[first : first + FETCHED]
-            held = [client for client in some if client in self.states]
-            with _known():
-                fetched = dict(zip(held, ray.get([self.states[client] for client in held]), strict=True))
+        for first in range(0, len(clients), CLIENTS_PER_FETCH):
+            some = clients[first : first + CLIENTS_PER_FETCH]
+            stored = [client for client in some if client in self.states]
+            fetched = dict(zip(stored, _get([self.states[client] for client in stored]), strict=True))
             yield from ((client, fetched[client] if client in fetched else initial[client]) for client in some)
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
-        """Take over saved states."""
+        """Load the states of a checkpoint."""
         self.server.change("restore", ray.put(ZeroCopyMessage(server)))
         self.states = {client: ray.put(ZeroCopyMessage(state)) for client, state in clients}
 
-    def _tasks(self, units: Units, round_number: int, phase: str, parts: int = 1) -> list[Task]:
-        """The units of every host, in so many calls at most."""
-        by_host: dict[int, list[tuple[int, ...]]] = {}
-        for unit in units:
-            by_host.setdefault(self._host_of[unit[0]], []).append(unit)
-        made = []
-        for host, mine in sorted(by_host.items()):
-            size = -(-len(mine) // parts)
-            made += [Task(host, tuple(mine[k : k + size]), round_number, phase) for k in range(0, len(mine), size)]
-        return made
+    def _client_states(self) -> dict[int, ObjectRef]:
+        return self.states
 
-    def _brought(self, units: Units, handles: Mapping[int, ObjectRef] | None = None) -> tuple[list[int], list[Any]]:
-        """What a call needs beside its own: each message once, its number for every client, and the states."""
-        clients = [client for unit in units for client in unit]
-        positions, unique = _unique([handles[client] for client in clients]) if handles else ([], [])
-        return positions, [*unique, *(self.states.get(client) for client in clients)]
-
-    def _trained(self, done: Sequence[Task]) -> Trained[ObjectRef]:
-        reports: list[TrainReport] = [report for task in done for report, _ in task.good.values()]
-        states = {
-            c: ref for task in done for c, ref in zip(task.clients, task.refs[2:], strict=False) if c in task.good
-        }
-        self.failure_policy.tell_kept({c: words for task in done for c, (_, words) in task.good.items() if words})
-        uplinks = [task.refs[1] for task in done if task.good]
-        return Trained(uplinks, tuple(sorted(reports, key=lambda r: r.client)), states)
+    def _set_client_states(self, states: Mapping[int, ObjectRef]) -> None:
+        self.states = dict(states)
 
 
-@contextmanager
-def _known() -> Iterator[None]:
-    """Raises `Displaced` of an object that is lost with its node."""
+def _get(refs: Any) -> Any:
+    """Call `ray.get`; raises `NodeLost` if an object is lost with its node."""
     try:
-        yield
+        return ray.get(refs)
     except (RayTaskError, ObjectLostError) as error:
         check_lost(error)
         raise
 
 
-def _alone(clients: Iterable[int]) -> list[tuple[int, ...]]:
-    return [(client,) for client in clients]
-
-
-def _unique(refs: Sequence[ObjectRef]) -> tuple[list[int], list[ObjectRef]]:
-    """Each reference once, and for every entry its position among them; so a shared message is unpacked once a host."""
+def _unique(refs: Sequence[ObjectRef | None]) -> tuple[list[int], list[ObjectRef | None]]:
+    """Return the index of every entry among the unique references, and these; a host unpacks each message once."""
     order = {ref: at for at, ref in enumerate(dict.fromkeys(refs))}
     return [order[ref] for ref in refs], list(order)

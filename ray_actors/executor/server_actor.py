@@ -1,4 +1,4 @@
-"""The server actor. It imports nothing of Lightning: its process is up sooner and smaller for it."""
+"""The server actor. It does not import Lightning, so that its process starts faster and is smaller."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from ray_actors.hosts.server_host import ServerHost, identity
 
 
 class RemoteServer:
-    """Starts empty, to be settled for a run. What it makes are results of calls, which outlive its process."""
+    """A server actor; `build` can be called again for the next run. What its methods return outlives its process."""
 
-    def settle(self, rule: ServerRule[Any], federation: Federation, threads: int, state: Any = None) -> tuple[int, str]:
-        """Build the server of a run in place of any that was here, in the state that `fuse` returned, or at its
-        beginning; returns the process id and the node.
+    def build(self, rule: ServerRule[Any], federation: Federation, threads: int, state: Any = None) -> tuple[int, str]:
+        """Build the server in place of any earlier one, and return the process id and the node's address.
+
+        Args:
+            rule: see `ServerHost`.
+            federation: see `ServerHost`.
+            threads: see `ServerHost`.
+            state: a state that `fuse` or `restore` returned; None: the initial one.
         """
         self.host = ServerHost(rule, federation, threads)
         if state is not None:
@@ -29,46 +34,46 @@ class RemoteServer:
         return os.getpid(), ray.util.get_node_ip_address()
 
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[RoundDiagnostics, ZeroCopyMessage]:
-        """As `ServerHost.fuse`, with the state that comes of it."""
+        """Call `ServerHost.fuse`; returns the diagnostics and the new state."""
         return self.host.fuse(*uplinks, matrices=matrices), ZeroCopyMessage(self.host.state)
 
     def restore(self, saved: object) -> tuple[int, ZeroCopyMessage]:
-        """As `ServerHost.restore`, with the state that comes of it."""
+        """Call `ServerHost.restore`; returns 0 and the new state."""
         self.host.restore(saved)
         return 0, ZeroCopyMessage(self.host.state)
 
     def numbers(self) -> Tensors:
-        """As `ServerHost.numbers`."""
+        """Call `ServerHost.numbers`."""
         return self.host.numbers()
 
     def saved_state(self) -> ZeroCopyMessage:
-        """As `ServerHost.saved_state`."""
+        """Call `ServerHost.saved_state`."""
         return ZeroCopyMessage(self.host.saved_state())
 
-    def send(self, clients: Sequence[int], new: bool = False) -> tuple[Any, ...]:
-        """The messages to these clients (they may be `new`).
+    def send(self, clients: Sequence[int], joining: bool = False) -> tuple[Any, ...]:
+        """Make the downlinks of these clients, or the first ones if they are `joining`.
 
         Returns:
-            For each client the number of its message and the size in bytes; then the messages, each once, with None
-            behind them up to the number of clients.
+            For each client the index of its message and the size in bytes. Then each message once, followed by None up
+            to the number of clients.
         """
-        numbers: dict[tuple[int | None, ...], int] = {}
+        indices: dict[tuple[int | None, ...], int] = {}
         sent: dict[int, tuple[int, int]] = {}
-        stored: list[ZeroCopyMessage | None] = []
-        messages = self.host.join(clients) if new else self.host.downlinks(clients)
+        unique: list[ZeroCopyMessage | None] = []
+        messages = self.host.join(clients) if joining else self.host.downlinks(clients)
         for client, message in messages.items():
             key = identity(message)
-            if key not in numbers:
-                numbers[key] = len(stored)
-                stored.append(ZeroCopyMessage(message))
-            sent[client] = numbers[key], payload_bytes(message)
-        return sent, *stored, *[None] * (len(clients) - len(stored))
+            if key not in indices:
+                indices[key] = len(unique)
+                unique.append(ZeroCopyMessage(message))
+            sent[client] = indices[key], payload_bytes(message)
+        return sent, *unique, *[None] * (len(clients) - len(unique))
 
     def send_global(self) -> tuple[bool, ZeroCopyMessage | None]:
-        """Whether the method has a global model, and the model."""
+        """Return whether the method has a global model, and the model."""
         message = self.host.global_message()
         return message is not None, None if message is None else ZeroCopyMessage(message)

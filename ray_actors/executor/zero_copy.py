@@ -1,4 +1,4 @@
-"""How messages travel on Ray: their tensors as bytes beside the pickle, not in it."""
+"""Serialises messages so that Ray transfers their tensors without copies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes: the memory of every new tensor begins at a multiple of it."""
+"""Bytes; torch allocates tensors at multiples of it."""
 
 
 class ZeroCopyMessage:
-    """Something with tensors in it that arrives at the other end as what it was, not as a parcel.
+    """Wraps an object with tensors; the receiver gets the object itself, not the wrapper.
 
-    Pickled as it stands, a tensor is copied into the pickle, which is copied into the object store, and copied out of
-    it by everyone who receives it. In a parcel it is a buffer beside the pickle (protocol 5): it is written into the
-    store at once, and a receiver's tensor is that memory, which all processes of the machine map.
+    Ordinary pickling copies a tensor into the pickle, the pickle into the object store, and the tensor out of the
+    store for every receiver. Here each tensor is an out-of-band buffer (pickle protocol 5): Ray writes it directly
+    into the store, and receivers on the node share that memory.
 
     Args:
-        content: messages, of any type of pickle; tensors on the CPU.
+        content: any object that can be pickled; tensors on the CPU.
 
     Notes:
-        Received tensors lie in memory as they did, for the last bits of a sum may depend on it; those with gaps become
-        contiguous. Nobody may write to them: it would change what the others have received. They hold their place in
-        the store for as long as they live, so that what is kept beyond the call is copied (`load`, anchors, and the
-        tables of servers do).
+        Received tensors have the same memory layout, because the last bits of a sum may depend on it; tensors with
+        gaps become contiguous. Do not write to received tensors: other receivers share them. They occupy the object
+        store as long as they live, so copy what you keep beyond the call (`load`, anchors and server tables do).
     """
 
     def __init__(self, content: Any):
@@ -44,7 +43,7 @@ class ZeroCopyMessage:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as arrays of bytes, which protocol 5 leaves outside."""
+    """Pickles tensors as byte arrays, which protocol 5 passes out of band."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
@@ -54,15 +53,15 @@ class _Pickler(pickle.Pickler):
         else:
             obj = obj.detach().clone(memory_format=torch.contiguous_format)
             flat = obj.reshape(-1)
-        content = flat.view(torch.uint8).numpy()  # bytes, since NumPy does not know all types (bfloat16)
+        content = flat.view(torch.uint8).numpy()  # as bytes, because NumPy has no bfloat16
         return _tensor, (content, obj.dtype, tuple(obj.shape), obj.stride())
 
 
 def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """The bytes as a tensor.
+    """Return the bytes as a tensor that is aligned as torch aligns its own.
 
-    They lie where torch would have put them: products of matrices differ in the last bits with where these begin. Ray
-    has small buffers (below 2 kB) at multiples of 8 only, so what is copied is small.
+    The last bits of a matrix product depend on the alignment. Ray aligns buffers below 2 kB to 8 bytes only, so only
+    small tensors are copied.
     """
     found = torch.from_numpy(content)
     aligned = found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
@@ -70,7 +69,7 @@ def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], str
 
 
 def _without_gaps(tensor: Tensor) -> bool:
-    """Whether its elements are all there is in a stretch of memory, in some order of its dimensions."""
+    """Return whether the elements fill one block of memory, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -81,5 +80,5 @@ def _without_gaps(tensor: Tensor) -> bool:
 
 def _unpack(pickled: bytes, buffers: Sequence[pickle.PickleBuffer]) -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # as is meant
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # receivers must not write
         return pickle.loads(pickled, buffers=buffers)

@@ -1,1 +1,1 @@
-"""Models exported from a checkpoint, with a script that loads them."""
+"""Exports the models of a checkpoint, with a script that loads them."""

@@ -1,4 +1,4 @@
-"""The text of example.py, which loads an exported model and predicts with it."""
+"""Writes example.py, a script that loads an exported model and predicts with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ray_actors.hosts.client_factory import ClientFactory
 TEMPLATE = '''\
 """{title}
 
-python example.py; of another client that was exported: python example.py N
+Run it with: python example.py. For another exported client: python example.py CLIENT
 """
 
 import sys
@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 
 
 def load(client: int) -> torch.nn.Module:
-    """The model of a client that was exported."""
+    """Return the exported model of a client."""
 {build}
     model.load_state_dict(load_file(HERE / f"client_{{client}}{suffix}.safetensors"))
     return model.eval()
@@ -40,26 +40,26 @@ def load(client: int) -> torch.nn.Module:
 
 if __name__ == "__main__":
     client = int(sys.argv[1]) if len(sys.argv) > 1 else {client}
-    shown = load_file(HERE / f"examples_{{client}}.safetensors")  # of the client's {shown} data
-    x, y = shown["x"], shown["y"]
+    examples = load_file(HERE / f"examples_{{client}}.safetensors")  # from the client's {shown} data
+    x, y = examples["x"], examples["y"]
 {inputs}    with torch.inference_mode():
-        guesses = load(client){predict}(x).argmax(1)
-    for guess, label in zip(guesses.tolist(), y.tolist(), strict=True):
-        print(f"predicted {{guess}}, is {{label}}")
+        predictions = load(client){predict}(x).argmax(1)
+    for prediction, label in zip(predictions.tolist(), y.tolist(), strict=True):
+        print(f"predicted {{prediction}}, label {{label}}")
 '''
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an example is about.
+    """An exported model.
 
     Args:
-        factory: how its model is built.
+        factory: builds the model.
         request: which model, of which round.
-        whole: whether the whole client module was exported, since it takes more than the net to predict.
-        client: of whom.
-        suffix: of the file's name.
-        method: what the method is called.
+        whole: whether the whole client module is exported, because the net alone cannot predict.
+        client: the client.
+        suffix: the end of the file's name.
+        method: the name of the method.
     """
 
     factory: ClientFactory
@@ -70,25 +70,25 @@ class Exported:
     method: str
 
 
-def example(exported: Exported, shown: Examples, right: int, tested: int) -> str:
-    """The text.
+def example(exported: Exported, shown: Examples, correct: int, total: int) -> str:
+    """Return the text of the script.
 
     Args:
-        exported: what was.
-        shown: the examples that it predicts for.
-        right: how many test examples of the client the model gets right.
-        tested: how many there are.
+        exported: the model.
+        shown: the examples that the script predicts.
+        correct: how many test examples of the client the model predicts correctly.
+        total: how many test examples the client has.
     """
     request, client = exported.request, exported.client
     whose = f"The personal model of client {client}" if request.model == "personal" else "The server's model"
-    score = f"{right} of client {client}'s {tested} test examples right" if tested else "there are no test examples"
+    score = f"{correct} of client {client}'s {total} test examples right" if total else "there are no test examples"
     return TEMPLATE.format(
         title=f"{whose} after round {request.round_number} of {exported.method}: {score}.",
         imports="\n".join(_imports(exported)),
         build="\n".join(f"    {line}" if line else "" for line in _build(exported)),
         suffix=exported.suffix,
         client=client,
-        shown="test" if tested else "training",
+        shown="test" if total else "training",
         inputs="".join(f"    {line}\n" for line in _inputs(shown)),
         predict=".predict_global" if exported.whole and request.model == "global" else "",
     )
@@ -102,26 +102,26 @@ def _imports(exported: Exported) -> list[str]:
 
 
 def _build(exported: Exported) -> list[str]:
-    """Statements that make `model`."""
+    """Return statements that build `model`."""
     factory, lines = exported.factory, list[str]()
     make, several = _partial(factory.models[0]), len(factory.models) > 1
     sizes = [repr(tuple(factory.input_shape)), repr(factory.num_classes)]
     if several:
         kinds = [_call("dict", [], _partial(model).keywords) for model in factory.models]
-        lines += ["kinds = [", *(f"    {kind}," for kind in kinds), "]  # the clients have them in turn"]
+        lines += ["kinds = [", *(f"    {kind}," for kind in kinds), "]  # client i has kinds[i % len(kinds)]"]
         net = f"{make.func.__qualname__}({', '.join(sizes)}, **kinds[client % {len(kinds)}])"
     else:
         net = _call(make.func.__qualname__, sizes, make.keywords)
     if not exported.whole:
-        return [*lines, *_wrapped("model", net)]
+        return [*lines, f"model = {net}"]
     client = _partial(factory.client)
     training = _call("Training", [], _changed(factory.training))
     model = _call(client.func.__qualname__, ["net", training], client.keywords)
-    return [*lines, *_wrapped("net", net), *_wrapped("model", model)]
+    return [*lines, f"net = {net}", f"model = {model}"]
 
 
 def _inputs(shown: Examples) -> list[str]:
-    """Statements that make inputs of what is stored, as `Examples.batch` does."""
+    """Return statements that turn stored examples into inputs, as `Examples.batch` does."""
     lines = [f"x = x / {shown.scale!r}"] if shown.x.dtype == torch.uint8 else []
     if shown.mean is not None and shown.std is not None:
         shape = (1, -1) + (1,) * (shown.x.dim() - 2)
@@ -131,24 +131,15 @@ def _inputs(shown: Examples) -> list[str]:
     return lines
 
 
-def _partial(made: Any) -> partial[Any]:
-    """A part with its settings, which may be none."""
-    return made if isinstance(made, partial) else partial(made)
+def _partial(target: Any) -> partial[Any]:
+    return target if isinstance(target, partial) else partial(target)
 
 
 def _changed(training: Training) -> dict[str, Any]:
-    """The run's numbers that are not the defaults."""
+    """Return the settings that differ from the defaults."""
     values = ((f.name, f.default, getattr(training, f.name)) for f in fields(training))
     return {name: value for name, default, value in values if default is MISSING or value != default}
 
 
 def _call(name: str, arguments: Sequence[str], keywords: dict[str, Any]) -> str:
     return f"{name}({', '.join([*arguments, *(f'{key}={value!r}' for key, value in keywords.items())])})"
-
-
-def _wrapped(name: str, call: str, width: int = 110) -> list[str]:
-    """An assignment on one line or, where that is too long, with what is in the brackets on its own."""
-    if len(name) + len(call) + 7 <= width:
-        return [f"{name} = {call}"]
-    head, _, rest = call.partition("(")
-    return [f"{name} = {head}(", f"    {rest.removesuffix(')')}", ")"]

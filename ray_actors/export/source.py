@@ -1,10 +1,8 @@
-"""What is exported: which clients, of which run and checkpoint, by which model."""
+"""Finds what to export: the clients, the checkpoint, and which model of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -16,83 +14,82 @@ from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint import Checkpoint, check_header
 from pflsim.run_folder.metrics import Model
-from ray_actors.placement.cpu_fallback import on_cpus, on_gpus
+from ray_actors.placement.devices import uses_gpus, with_cpus_only
 from ray_actors.prepare import PreparedRun, prepare
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is exported: which model of which checkpoint of which run."""
+    """A run that is prepared again, and what to export of it.
+
+    Args:
+        run: the records of the run.
+        prepared: the run, prepared again from its settings.
+        checkpoint: the checkpoint to export from.
+        request: which model to export.
+        exact: whether the counts must equal the recorded ones, since the model runs on the same kind of device.
+    """
 
     run: Run
-    job: PreparedRun
+    prepared: PreparedRun
     checkpoint: Checkpoint
     request: EvalRequest
     exact: bool
-    """Whether the counts must be the same: it is computed on the same kind of device."""
 
 
-def chosen_clients(asked: str, settings: Settings) -> tuple[int, ...]:
-    """The clients that are asked for: a number, several with commas, or `all`, which are those that took part.
+def chosen_clients(text: str, settings: Settings) -> tuple[int, ...]:
+    """Return the clients that `--client` names: a number, several with commas, or `all` that took part in training.
 
     Raises:
         SettingsError: there is no such client, or no checkpoint has its model.
     """
-    trained, everyone = settings.clients - settings.eval.holdout_clients, settings.clients
-    if asked == "all":
+    trained = settings.clients - settings.eval.holdout_clients
+    if text == "all":
         return tuple(range(trained))
-    numbers = [text.strip() for text in asked.split(",")]
+    numbers = [part.strip() for part in text.split(",")]
     if not all(n.isdecimal() for n in numbers):
-        raise SettingsError(f"--client {asked}: expected a number, several with commas, or all")
+        raise SettingsError(f"--client {text}: expected a number, several with commas, or all")
     for number in map(int, numbers):
-        if trained <= number < everyone:
-            raise SettingsError(
-                f"--client {number} joined after the last round, and no checkpoint has its model; clients 0 to "
-                f"{trained - 1} took part in the training"
-            )
-        if number >= everyone:
-            raise SettingsError(f"--client {number}: the run has clients 0 to {trained - 1}")
+        if number >= trained:
+            late = " joined after the last round, so no checkpoint has its model" if number < settings.clients else ""
+            raise SettingsError(f"--client {number}{late}: choose one of the clients 0 to {trained - 1}")
     return tuple(sorted({int(n) for n in numbers}))
 
 
 def find_source(run: Run, settings: Settings, checkpoint: Checkpoint, model: Model | None, data: str | None) -> Source:
-    """Prepare the run once more, with its own settings.
+    """Prepare a run again, with its own settings.
 
     Args:
-        run: as its folder tells it.
-        settings: of the run.
-        checkpoint: of the run.
-        model: whose; None: the one that the method is judged by.
-        data: where the data set is now; None: where it was.
+        run: the records of the run.
+        settings: the settings of the run.
+        checkpoint: the checkpoint to export from.
+        model: the model to export; None: the reported model.
+        data: the folder or file of the data; None: as in the settings.
 
     Raises:
-        SettingsError: the data are not there or are others, or the checkpoint is of another run.
+        SettingsError: the data are missing or different, or the checkpoint belongs to another run.
     """
-    mixed = settings.placement.cpu_actors > 0  # some clients were counted on one kind of device, some on the other
-    exact = not on_gpus(settings.placement) or (torch.cuda.is_available() and not mixed)
+    mixed = settings.placement.cpu_actors > 0  # the run has evaluated some clients on CPUs, others on GPUs
+    exact = not uses_gpus(settings.placement) or (torch.cuda.is_available() and not mixed)
     if not exact:
-        settings = on_cpus(settings)
-    elif on_gpus(settings.placement):  # it takes one, however many the run had
+        settings = with_cpus_only(settings)
+    elif uses_gpus(settings.placement):
         settings = replace(settings, placement=replace(settings.placement, gpus=1))
-    settings = settings if data is None else replace(settings, data=_moved(settings.data, data))
+    if data is not None:
+        keys = [key for key in ("root", "path") if key in settings_of(targets_of(settings.data, "data"), "data")]
+        if not keys:
+            raise SettingsError("--data: this data set comes with its package and is in no folder")
+        settings = replace(settings, data={**settings.data, keys[0]: data})
     check(settings)
     try:
-        job = prepare(settings)
+        prepared = prepare(settings)
     except SettingsError as error:
-        hint = "" if data else "; if the data have moved: --data DIR"
+        hint = "" if data else "; if the data have moved, add --data DIR"
         raise SettingsError(f"{error}{hint}") from error
-    if checkpoint.header.get("partition_hash") != job.meta.partition_hash:
-        raise SettingsError("the data are not those of the run: its clients would hold other examples")
+    if checkpoint.header.get("partition_hash") != prepared.meta.partition_hash:
+        raise SettingsError("the data are not those of the run: the clients would have other examples")
     if exact:
-        check_header(checkpoint, {"method": job.plan.method, **(job.plan.header or {})}, lambda line: None)
-    which: Model = model or job.meta.reported_model
-    request = EvalRequest(which, job.meta.phase(which), (), ("test",), checkpoint.round)
-    return Source(run, job, checkpoint, request, exact)
-
-
-def _moved(node: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """The data's settings with another place."""
-    keys = [key for key in ("root", "path") if key in settings_of(targets_of(node, "data"), "data")]
-    if not keys:
-        raise SettingsError("--data: this data set comes with its package and is in no folder")
-    return {**node, keys[0]: data}
+        check_header(checkpoint, {"method": prepared.plan.method, **(prepared.plan.header or {})}, lambda line: None)
+    which: Model = model or prepared.meta.reported_model
+    request = EvalRequest(which, prepared.meta.phase(which), (), ("test",), checkpoint.round)
+    return Source(run, prepared, checkpoint, request, exact)

@@ -1,4 +1,4 @@
-"""Errors of clients: whose they are, and what to do about them."""
+"""Errors of clients, with the client, the round and the phase in the message."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from pflsim.errors import ClientError
 
-LESS = (
-    "lower placement.actors_per_gpu, for a larger share of a GPU to each actor; at 1, a smaller lockstep_clients, "
-    "batch_size or eval.batch_size takes less"
+GPU_MEMORY_ADVICE = (
+    "lower placement.actors_per_gpu so that each actor has a larger share of a GPU; if it is 1, lower "
+    "lockstep_clients, batch_size or eval.batch_size"
 )
 
 
@@ -19,7 +19,7 @@ LESS = (
 def client_errors(
     client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None
 ) -> Iterator[None]:
-    """Say of an error whose it was."""
+    """Raise an error inside the block as a `ClientError` with these arguments."""
     try:
         yield
     except Exception as error:
@@ -27,8 +27,8 @@ def client_errors(
 
 
 def in_words(error: Exception) -> str:
-    """An error in a line; of a GPU that has no memory left, without torch's own advice but with ours."""
+    """Return an error as one line. If GPU memory ran out, the advice is this project's instead of torch's."""
     if not isinstance(error, torch.cuda.OutOfMemoryError):
         return f"{type(error).__name__}: {error}"
     wanted = [part for part in str(error).split(". ") if part.startswith("Tried to allocate")]
-    return f"out of memory on the GPU{''.join(f' (t{part[1:]})' for part in wanted)}: {LESS}"
+    return f"out of memory on the GPU{''.join(f' (t{part[1:]})' for part in wanted)}: {GPU_MEMORY_ADVICE}"

@@ -1,4 +1,4 @@
-"""How to build a client's module, in a form that travels to actors."""
+"""Builds clients' modules and their initial states; can be sent to actors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class ClientFactory:
-    """Everything a host needs to make clients, apart from their data.
+    """Builds clients' modules; holds everything that a host needs besides the data.
 
     Args:
         client: (net, training) → module; a class with its settings bound.
-        models: (input_shape, num_classes) → net; classes with their settings bound, one for each variant of the model.
-            Client i has variant i mod len(models).
-        training: the run's local training settings.
+        models: (input_shape, num_classes) → net; one for each variant of the model. Client i has variant
+            i mod len(models).
+        training: the settings of local training.
         input_shape, num_classes: of the data.
         seed: the run's seed.
-        init: initial values of what is not shared: the same for all, or per client.
-        device: torch device of the computation, "cpu" or "cuda:0"; see `seated` for those of a mix.
-        gpu_share: the share of a GPU's memory that a host may take, with what CUDA itself takes.
-        threads: torch threads of the computation.
-        eval_batch_size: examples per forward pass in evaluation; None: as suits the device.
-        stacks: clients that train in lockstep, stack by stack; a stack lives whole on one host, and all of it has one
-            variant. Who is in none trains alone.
-        on_nonfinite: what becomes of a client whose losses or message are not finite: abort, drop or keep.
+        init: initial values of what is not shared: the same for all clients, or different for each.
+        device: torch device, "cpu" or "cuda:0".
+        gpu_share: a host's share of the GPU's memory, including what CUDA takes.
+        threads: number of torch's threads.
+        eval_batch_size: examples per forward pass in evaluation; None: depends on the device.
+        stacks: groups of clients that train in lockstep. All clients of a stack have the same host and the same
+            variant. Clients in no stack train alone.
+        on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
     client: Callable[[Net, Training], ClientModule]
@@ -49,37 +49,37 @@ class ClientFactory:
     stacks: tuple[tuple[int, ...], ...] = ()
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
 
-    def seated(self, gpus: float) -> ClientFactory:
-        """This recipe for a host that has so much of a GPU; one that has nothing of it works on the CPU."""
+    def with_gpus(self, gpus: float) -> ClientFactory:
+        """Return the factory for a host with this share of a GPU; 0 means that the host computes on the CPU."""
         return replace(self, gpu_share=min(gpus, 1.0)) if gpus else replace(self, device="cpu")
 
     def variant_of(self, client: int) -> int:
-        """Which of the models a client has."""
+        """Return the index of a client's variant of the model."""
         return client % len(self.models)
 
     def build(self, variant: int = 0, client: int = -1) -> ClientModule:
-        """A new module on the CPU; its values are a function of (seed, variant, client), -1 for the common ones."""
+        """Return a new module on the CPU; its values depend on (seed, variant, client), with -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
             return self.client(self.models[variant](self.input_shape, self.num_classes), self.training)
 
-    def units(self, clients: Collection[int]) -> list[tuple[int, ...]]:
-        """Who of some clients works together, unit by unit: what there is of each stack, then everyone else alone."""
-        held = set(clients)
-        present = [tuple(client for client in stack if client in held) for stack in self.stacks]
-        together = [unit for unit in present if unit]
-        return together + [(client,) for client in sorted(held.difference(*together))]
+    def client_groups(self, clients: Collection[int]) -> list[tuple[int, ...]]:
+        """Return which of these clients train together: those of each stack, then all others alone."""
+        chosen = set(clients)
+        stacks = [tuple(client for client in stack if client in chosen) for stack in self.stacks]
+        groups = [group for group in stacks if group]
+        return groups + [(client,) for client in sorted(chosen.difference(*groups))]
 
 
 class InitialStates(dict[int, Tensors]):
-    """Every client's private state before the first round, made when it is first asked for.
+    """Private states by client; a client's initial state is computed when it is first read.
 
     Args:
-        factory: says how.
-        modules: of every variant, as `Recipe.build(variant)` makes them; what they hold is copied.
+        factory: how to build the modules.
+        modules: one of each variant, as `ClientFactory.build(variant)` returns it; its values are copied.
     """
 
     def __init__(self, factory: ClientFactory, modules: Mapping[int, ClientModule]):
-        self._recipe = factory
+        self._factory = factory
         self._common = {variant: snapshot(module.state_dict()) for variant, module in modules.items()}
         self._shared = {
             variant: {*module.shared.parameters(module), *module.shared.buffers(module)}
@@ -87,10 +87,10 @@ class InitialStates(dict[int, Tensors]):
         }
 
     def __missing__(self, client: int) -> Tensors:
-        factory, variant = self._recipe, self._recipe.variant_of(client)
+        variant = self._factory.variant_of(client)
         state = self._common[variant]
-        if factory.init == "per_client":
-            own = snapshot(factory.build(variant, client).state_dict())
+        if self._factory.init == "per_client":
+            own = snapshot(self._factory.build(variant, client).state_dict())
             state = {**state, **{key: value for key, value in own.items() if key not in self._shared[variant]}}
             self[client] = state
         return state

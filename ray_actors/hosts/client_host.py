@@ -1,11 +1,12 @@
-"""The home of some clients: a plain class, made a Ray actor where it is used."""
+"""The host of some clients: a plain class, which the Ray executor runs inside an actor."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -17,263 +18,237 @@ from lightning_modules.lockstep.values import bind_state, clone_state, restored_
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, Shard, StackedShards, shard, stacked_shards
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
 from ray_actors.hosts.client_errors import client_errors
 from ray_actors.hosts.client_factory import ClientFactory, InitialStates
-from ray_actors.hosts.gpu import claimed
+from ray_actors.hosts.gpu import claim_device
 from ray_actors.hosts.threads import torch_threads
 
 
-class ClientHost:
-    """Holds the data and the private states of its clients; one module (of each variant of the model) works for
-    all of them in turn.
-
-    What a client computes depends on its own state, its data, what it receives and (seed, client, round) alone, so it
-    does not matter which host it lives on, or with whom.
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a client's task.
 
     Args:
-        factory: how to build the module.
-        dataset: shared, read only; the clients' rows are copied out of it.
-        partition: who holds which rows.
-        clients: the ids of the clients that live here.
+        report: steps, losses and times.
+        uplink: the message to the server; None after fine-tuning.
+        state: the new private state; None if the task does not change it.
+        nonfinite: which values are not finite, if such values are kept.
+    """
+
+    report: TrainReport
+    uplink: Uplink | None = None
+    state: Tensors | None = None
+    nonfinite: str = ""
+
+
+class ClientHost:
+    """Holds the data and the private states of some clients, and does their tasks.
+
+    All clients use the same module in turn (one for each variant of the model). The result of a task depends on the
+    client's state, its data, its message and (seed, client, round) only, so it does not depend on which clients share
+    a host.
+
+    Args:
+        factory: builds the module.
+        dataset: the data set; the clients' rows are copied.
+        partition: the rows of each client.
+        clients: the ids of this host's clients.
+
+    Attributes:
+        states: the private state of each client, from which its next task starts. Tasks do not change it.
     """
 
     def __init__(self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]):
         self.factory, self.clients = factory, tuple(clients)
-        self.device = claimed(factory.device, factory.gpu_share)
+        self.device = claim_device(factory.device, factory.gpu_share)
         with torch_threads(factory.threads):
             self.modules = {v: factory.build(v) for v in sorted({factory.variant_of(c) for c in clients})}
             self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
         for module in self.modules.values():
             module.to(self.device)
-            if self.device.type == "cpu":  # where convolutions are faster with the channels last in memory
+            if self.device.type == "cpu":  # convolutions are faster there with channels last
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
-        self.pools: dict[int, StackedShards] = {}
+        self.stacked_shards: dict[int, StackedShards] = {}
         for stack in factory.stacks:
             if stack[0] in self.shards:
-                pool, parts = stacked_shards([self.shards[client] for client in stack])
-                self.shards.update({part.client: part for part in parts})
-                self.pools.update(dict.fromkeys(stack, pool))
+                stacked, shards = stacked_shards([self.shards[client] for client in stack])
+                self.shards.update({own.client: own for own in shards})
+                self.stacked_shards.update(dict.fromkeys(stack, stacked))
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
-    def ready(self) -> list[int]:
-        """The clients that live here; answers when the host is up."""
-        return list(self.clients)
-
-    def train(
-        self,
-        round_number: int,
-        clients: Sequence[int],
-        positions: Sequence[int],
-        *downlinks: Message,
-        work: Mapping[int, float] | None = None,
-    ) -> tuple[list[Uplink], list[TrainReport]]:
-        """Have clients receive, train and reply, one unit (a stack, or a client) after the other.
+    def run(self, task: ClientTask | EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, Any]:
+        """Do a task for some clients of this host, one client group (see `ClientFactory.client_groups`) after another.
 
         Args:
-            round_number: from 1.
-            clients: who takes part.
-            positions: for each of them, the index of its message in `downlinks`.
-            downlinks: the messages, each once.
-            work: the share of their training that stragglers do.
+            task: what to do.
+            messages: each client's message: a downlink, the global weights to evaluate a global model, or None.
+
+        Returns:
+            By client a `Reply`, or a list of `EvalRow` for an `EvalRequest`.
 
         Raises:
-            ClientError: with it the states of that unit are as they were.
+            ClientError: the task failed for a client; no state has changed.
         """
-        messages = {client: downlinks[at] for client, at in zip(clients, positions, strict=True)}
-        replies: dict[int, tuple[Uplink, TrainReport]] = {}
-        for unit in self.factory.units(clients):
-            if unit[0] in self.pools:
-                with restored_state(self.modules[self.factory.variant_of(unit[0])]):
-                    replies.update(self._train_together(round_number, unit, messages, work or {}))
+        if not isinstance(task, TrainTask):
+            do: Any = {ReplyTask: self._reply, FinetuneTask: self._finetune, EvalRequest: self._evaluate}[type(task)]
+            return {client: do(task, client, message) for client, message in messages.items()}
+        replies: dict[int, Reply] = {}
+        for group in self.factory.client_groups(messages):
+            if group[0] in self.stacked_shards:
+                with restored_state(self.modules[self.factory.variant_of(group[0])]):
+                    replies.update(self._train_in_lockstep(task, group, messages))
             else:
-                replies[unit[0]] = self._train(round_number, unit[0], messages[unit[0]], (work or {}).get(unit[0], 1.0))
-        return [replies[c][0] for c in clients], [replies[c][1] for c in clients]
+                replies[group[0]] = self._train(task, group[0], messages[group[0]])
+        return {client: replies[client] for client in messages}
 
-    def _train_together(
-        self, round_number: int, clients: Sequence[int], downlinks: Mapping[int, Message], work: Mapping[int, float]
-    ) -> dict[int, tuple[Uplink, TrainReport]]:
-        start, seed = time.perf_counter(), self.factory.seed
-        members: dict[int, ClientTraining] = {}
-        replies: dict[int, tuple[Uplink, TrainReport]] = {}
-        states: dict[int, Tensors] = {}
-        with torch_threads(self.factory.threads):
-            for client in clients:
-                own = self.shards[client]
-                with (
-                    client_errors(client, round_number, "receiving"),
-                    seeded_global(seed, "train", client, round_number),
-                ):
-                    self._wake(client, round_number)
-                    self._receive(own, downlinks[client])
-                    order = torch_generator(seed, "batches", client, round_number)
-                    pool, first = self.pools[client].examples, self.pools[client].first[client]
-                    stages = self.module.stages()
-                    members[client] = ClientTraining(
-                        clone_state(self.module), pool, first, len(own.train), order, stages, work=work.get(client, 1.0)
-                    )
-            with (
-                client_errors(clients[0], round_number, _together(clients), tuple(clients)),
-                seeded_global(seed, "lockstep", clients[0], round_number),
-            ):
-                self.locksteps[self.factory.variant_of(clients[0])].train(list(members.values()))
-            for client, member in members.items():
-                own = self.shards[client]
-                with client_errors(client, round_number, "reply"), seeded_global(seed, "reply", client, round_number):
-                    bind_state(self.module, member.values)
-                    self.module.eval()
-                    uplink = self.module.reply(own)
-                    states[client] = snapshot(self.module.state_dict())
-                report = TrainReport(client, own.num_examples, member.taken, member.losses, payload_bytes(uplink))
-                report = replace(report, gpu_bytes=self._gpu_bytes())
-                replies[client] = uplink, report
-        self.states.update(states)
-        seconds, steps = time.perf_counter() - start, sum(t.taken for t in members.values())
-        share = {client: t.taken / steps if steps else 1 / len(members) for client, t in members.items()}
-        return {c: (up, replace(report, seconds=seconds * share[c])) for c, (up, report) in replies.items()}
-
-    def _train(self, round_number: int, client: int, downlink: Message, work: float) -> tuple[Uplink, TrainReport]:
-        start, own, seed = time.perf_counter(), self.shards[client], self.factory.seed
-        with (
-            client_errors(client, round_number, "local training"),
-            torch_threads(self.factory.threads),
-            seeded_global(seed, "train", client, round_number),
-        ):
-            self._wake(client, round_number)
+    def _train(self, task: TrainTask, client: int, downlink: Message | None) -> Reply:
+        start = time.perf_counter()
+        with self._client(task, client, "train") as own:
             self._receive(own, downlink)
-            order = torch_generator(seed, "batches", client, round_number)
-            steps, losses = train(self.module, own.train, order, work)
+            steps, losses = train(self.module, own.train, self._order(task, client), task.work.get(client, 1.0))
             self.module.eval()
             uplink = self.module.reply(own)
-            self.states[client] = snapshot(self.module.state_dict())
+            state = snapshot(self.module.state_dict())
         up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
-        return uplink, TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
+        report = TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
+        return Reply(report, uplink, state)
 
-    def finetune(
-        self, round_number: int, epochs: int, clients: Sequence[int], positions: Sequence[int], *downlinks: Message
-    ) -> None:
-        """Have newcomers receive and train, one after the other: so many times the module's schedule, one epoch long
-        where it takes the run's length. Their replies go nowhere.
-
-        Args:
-            round_number: whose learning rate and random numbers they use.
-            epochs: how often, from 0.
-            clients: who they are.
-            positions: for each of them, the index of its message in `downlinks`.
-            downlinks: the messages, each once.
-        """
-        for client, at in zip(clients, positions, strict=True):
-            own, seed = self.shards[client], self.factory.seed
-            with (
-                client_errors(client, round_number, "fine-tuning"),
-                torch_threads(self.factory.threads),
-                seeded_global(seed, "train", client, round_number),
-            ):
-                self._wake(client, round_number)
-                self._receive(own, downlinks[at], joining=True)
-                with _one_epoch(self.module):
-                    order = torch_generator(seed, "batches", client, round_number)
-                    for _ in range(epochs):
-                        train(self.module, own.train, order)
-                self.module.eval()
-                self.module.reply(own)
-                self.states[client] = snapshot(self.module.state_dict())
-
-    def open(self, clients: Sequence[int]) -> tuple[list[Uplink], list[TrainReport]]:
-        """Have clients reply as they are, before the first round; changes nothing."""
-        replies = [self._open(client) for client in clients]
-        return [up for up, _ in replies], [report for _, report in replies]
-
-    def _open(self, client: int) -> tuple[Uplink, TrainReport]:
-        own = self.shards[client]
+    def _train_in_lockstep(
+        self, task: TrainTask, clients: Sequence[int], messages: Mapping[int, Message | None]
+    ) -> dict[int, Reply]:
+        """Train clients of one stack together."""
+        start, first = time.perf_counter(), clients[0]
+        trainings: dict[int, ClientTraining] = {}
+        replies: dict[int, Reply] = {}
+        for client in clients:
+            with self._client(task, client, "train", "receiving") as own:
+                self._receive(own, messages[client])
+                stacked, work = self.stacked_shards[client], task.work.get(client, 1.0)
+                trainings[client] = ClientTraining(
+                    clone_state(self.module), stacked.examples, stacked.first[client], len(own.train),
+                    self._order(task, client), self.module.stages(), work=work,
+                )  # fmt: skip
         with (
-            client_errors(client, 0, "initial round"),
+            client_errors(first, task.round_number, _lockstep_phase(clients), tuple(clients)),
             torch_threads(self.factory.threads),
-            seeded_global(self.factory.seed, "open", client, 0),
+            seeded_global(self.factory.seed, "lockstep", first, task.round_number),
         ):
-            self._wake(client, 0)
+            self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
+        for client, training in trainings.items():
+            with self._client(task, client, "reply", "reply", training.values) as own:
+                self.module.eval()
+                uplink = self.module.reply(own)
+                state = snapshot(self.module.state_dict())
+            up_bytes, gpu_bytes = payload_bytes(uplink), self._gpu_bytes()
+            report = TrainReport(
+                client, own.num_examples, training.taken, training.losses, up_bytes, gpu_bytes=gpu_bytes
+            )
+            replies[client] = Reply(report, uplink, state)
+        seconds, steps = time.perf_counter() - start, sum(training.taken for training in trainings.values())
+        for client, training in trainings.items():
+            share = training.taken / steps if steps else 1 / len(trainings)
+            report = replace(replies[client].report, seconds=seconds * share)
+            replies[client] = replace(replies[client], report=report)
+        return replies
+
+    def _finetune(self, task: FinetuneTask, client: int, downlink: Message | None) -> Reply:
+        with self._client(task, client, "train") as own:
+            self._receive(own, downlink, joining=True)
+            with _one_epoch(self.module):
+                order = self._order(task, client)
+                for _ in range(task.epochs):
+                    train(self.module, own.train, order)
+            self.module.eval()
+            self.module.reply(own)  # a method may change its state when it replies
+            state = snapshot(self.module.state_dict())
+        return Reply(TrainReport(client, own.num_examples, 0), state=state)
+
+    def _reply(self, task: ReplyTask, client: int, message: Message | None) -> Reply:
+        with self._client(task, client, "open") as own:
             self.module.eval()
             uplink = self.module.reply(own)
-        return uplink, TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink))
+        return Reply(TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink)), uplink)
 
-    def evaluate(
-        self, request: EvalRequest, clients: Sequence[int], positions: Sequence[int], *messages: Message
-    ) -> list[EvalRow]:
-        """Judge models without changing anything.
-
-        Args:
-            request: which model, when, on which splits.
-            clients: which of the clients that live here.
-            positions: for each, the index of its message; empty where no message is needed.
-            messages: downlinks (personal model as received) or the global weights (global model).
-        """
-        chosen = [messages[at] for at in positions] if positions else [Message()] * len(clients)
-        rows: list[EvalRow] = []
-        for client, message in zip(clients, chosen, strict=True):
-            with self.module_for(request, client, message):
-                rows.extend(self._count(request, client, split) for split in request.splits)
-        return rows
+    def _evaluate(self, request: EvalRequest, client: int, message: Message | None) -> list[EvalRow]:
+        with self.module_for(request, client, message):
+            return [self._count(request, client, split) for split in request.splits]
 
     @contextmanager
-    def module_for(self, request: EvalRequest, client: int, message: Message) -> Iterator[ClientModule]:
-        """The module as a client's judged model, ready to predict, inside the block.
+    def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:
+        """Provide the module with the values of the requested model, in evaluation mode.
 
         Args:
-            request: which model, when.
-            client: one of those that live here.
-            message: see `evaluate`.
+            request: which model.
+            client: one of this host's.
+            message: see `run`.
         """
-        round_number = request.round_number
-        with (
-            client_errors(client, round_number, "evaluation"),
-            torch_threads(self.factory.threads),
-            seeded_global(self.factory.seed, "evaluate", client, round_number),
-        ):
-            self._wake(client, round_number)
-            self._dress(request, self.shards[client], message)
+        with self._client(request, client, "evaluate") as own:
+            if request.model == "global":
+                assert message is not None
+                load(self.module, message.weights)
+                self._recalibrate(own)
+            else:
+                if request.phase == "received":
+                    self._receive(own, message, request.joining)
+                self.module.before_evaluation(own)
+            self.module.eval()
             yield self.module
-
-    def _dress(self, request: EvalRequest, own: Shard, message: Message) -> None:
-        """Give the module the values it is judged with."""
-        if request.model == "global":
-            load(self.module, message.weights)
-            self._recalibrate(own)
-        else:
-            if request.phase == "received":
-                self._receive(own, message, request.joining)
-            self.module.before_evaluation(own)
-        self.module.eval()
 
     def _count(self, request: EvalRequest, client: int, split: Split) -> EvalRow:
         examples = self.shards[client].split(split)
         predict = self.module.predict_global if request.model == "global" else self.module.predict
         pairs: list[torch.Tensor] | None = [] if request.confusion and split == "test" else None
         correct, loss = count(predict, examples, self.factory.eval_batch_size, pairs)
-        taken = confusion(pairs or [])
-        return EvalRow(client, split, request.model, request.phase, correct, len(examples), loss, taken)
+        by_class = confusion(pairs or [])
+        return EvalRow(client, split, request.model, request.phase, correct, len(examples), loss, by_class)
 
-    def private_states(self, clients: Sequence[int] | None = None) -> dict[int, Tensors]:
-        """The private states of some clients, or of all that live here."""
-        return {client: self.states[client] for client in (self.clients if clients is None else clients)}
+    @contextmanager
+    def _client(
+        self,
+        task: ClientTask | EvalRequest,
+        client: int,
+        stream: str,
+        phase: str | None = None,
+        values: dict[str, torch.Tensor] | None = None,
+    ) -> Iterator[Shard]:
+        """Give the module a client's state and random numbers inside the block, and name the client in its errors.
 
-    def _gpu_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        Args:
+            task: what the client does.
+            client: its id.
+            stream: purpose of the random stream.
+            phase: named in errors; None: the task's name.
+            values: the module's values; None: those of the client's private state.
+        """
+        with (
+            client_errors(client, task.round_number, phase or task.name),
+            torch_threads(self.factory.threads),
+            seeded_global(self.factory.seed, stream, client, task.round_number),
+        ):
+            if values is None:
+                self.module = self.modules[self.factory.variant_of(client)]
+                self.module.clear_anchors()
+                self.module.load_state_dict(dict(self.states[client]))
+                self.module.round_number = task.round_number
+            else:
+                bind_state(self.module, values)
+            yield self.shards[client]
 
-    def _wake(self, client: int, round_number: int) -> None:
-        self.module = self.modules[self.factory.variant_of(client)]
-        self.module.clear_anchors()
-        self.module.load_state_dict(dict(self.states[client]))
-        self.module.round_number = round_number
+    def _order(self, task: TrainTask | FinetuneTask, client: int) -> torch.Generator:
+        """Return the generator that decides the order of a client's examples."""
+        return torch_generator(self.factory.seed, "batches", client, task.round_number)
 
-    def _receive(self, own: Shard, downlink: Message, joining: bool = False) -> None:
-        take_in = self.module.join if joining else self.module.receive
-        take_in(downlink.to(self.device, extra=not self.module.extra_on_cpu))
+    def _receive(self, own: Shard, downlink: Message | None, joining: bool = False) -> None:
+        assert downlink is not None
+        receive = self.module.join if joining else self.module.receive
+        receive(downlink.to(self.device, extra=not self.module.extra_on_cpu))
         self.module.before_training(own)
         if self.module.replaces_body(downlink):
             self._recalibrate(own)
@@ -282,18 +257,21 @@ class ClientHost:
         if self.factory.training.buffers == "recalibrate":
             self.module.recalibrate(own.train)
 
+    def _gpu_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
 
-def _together(clients: Sequence[int]) -> str:
+
+def _lockstep_phase(clients: Sequence[int]) -> str:
     others = ", ".join(map(str, clients[1:]))
     return f"local training in lockstep with clients {others}" if others else "local training"
 
 
 @contextmanager
 def _one_epoch(module: ClientModule) -> Iterator[None]:
-    """Where the module's schedule takes the run's length, that is one epoch inside the block."""
-    given = module.training_settings
-    module.training_settings = replace(given, local_epochs=1, local_steps=None)
+    """Set the length of local training to one epoch inside the block."""
+    before = module.training_settings
+    module.training_settings = replace(before, local_epochs=1, local_steps=None)
     try:
         yield
     finally:
-        module.training_settings = given
+        module.training_settings = before

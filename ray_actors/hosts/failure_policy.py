@@ -1,72 +1,91 @@
-"""What becomes of a failure: another try, a round without the client, or the end of the run."""
+"""What happens after a failure: another try, a round without the client, or the end of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import ClientError
-from pflsim.run_folder.journal import Journal
-from ray_actors.hosts.retries import Failure, Reply
+from ray_actors.hosts.failures import Failure
+
+logger = logging.getLogger(__name__)
 
 
+@dataclass
 class FailurePolicy:
-    """Applies the rules of `on_client_error` and `on_nonfinite`, and tells the journal.
+    """Applies the settings `on_client_error` and `on_nonfinite`, and logs every failure.
 
     Args:
-        on_error: the first.
-        on_nonfinite: the second: abort, drop or keep.
-        journal: where it is told.
+        on_error: the setting on_client_error.
+        on_nonfinite: the setting on_nonfinite: abort, drop or keep.
+        faults: records the clients that failed.
     """
 
-    def __init__(self, on_error: OnError, on_nonfinite: str, journal: Journal):
-        self.on_error, self.on_nonfinite, self.journal = on_error, on_nonfinite, journal
+    on_error: OnError
+    on_nonfinite: str
+    faults: FaultRecorder
+    _logged_traces: set[str] = field(init=False, default_factory=set)
 
-    def again(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
-        """Who of the unit shall work once more; none: the round goes on without them.
+    def retry(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
+        """Return the clients of the group that shall do the task again; the round continues without all others.
 
         Args:
             failure: what happened.
-            tries: how often the unit was tried again already.
-            before: what happened then. The same error twice is no accident, so there is no third try.
+            tries: how often the group's task was retried already.
+            before: the failure of the last try. There is no further try if a client raises the same error again.
 
         Raises:
-            ClientError: the run ends.
+            ClientError: the policy is to end the run.
         """
         error, suspects = failure.error, failure.error.suspects
-        said = f"{error} [{failure.where}]" if failure.where else str(error)
+        text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise _ended(failure, "on_nonfinite=drop goes on without it")
-            self.journal.say(f"{said}; left out of this round")
-            self.journal.fault(suspects, "nonfinite")
+                raise _final(failure, "set on_nonfinite=drop to continue without it")
+            logger.warning(f"{text}; left out of this round")
+            self.faults.add(suspects, "nonfinite")
             return ()
         if self.on_error.rule == "drop":
-            self.journal.failure(f"{said}; the round goes on without {_clients(suspects)}", failure.trace)
-            self.journal.fault(suspects, "error")
-            return tuple(client for client in failure.unit if client not in suspects)
+            self.log(f"{text}; the round goes on without {_clients(suspects)}", failure.trace)
+            self.faults.add(suspects, "error")
+            return tuple(client for client in failure.group if client not in suspects)
         repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
         if tries < self.on_error.tries and not repeated:
-            self.journal.failure(f"{said}; another try, {tries + 1} of {self.on_error.tries}", failure.trace)
-            return failure.unit
-        why = ", the same error twice" if repeated else ""
-        self.journal.failure(f"{said}; the run ends here{why}", failure.trace)
-        raise _ended(failure, "on_client_error=drop goes on without it")
+            self.log(f"{text}; another try, {tries + 1} of {self.on_error.tries}", failure.trace)
+            return failure.group
+        self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
+        raise _final(failure, "set on_client_error=drop to continue without it")
 
-    def kept(self, replies: Iterable[Reply]) -> None:
-        """Tell of what is not finite and was let through, all of it in one line."""
-        found = {r.report.client: (r.report, r.nonfinite) for r in replies if r.nonfinite}
-        self.tell_kept({client: words for client, (_, words) in found.items()})
+    def divide(self, failure: Failure) -> bool:
+        """Return whether a call of several groups that failed as a whole is repeated group by group, and log it."""
+        if self.on_error.rule != "drop":
+            return False
+        self.log(f"{failure.error}; tried again one by one", failure.trace)
+        return True
 
-    def tell_kept(self, found: dict[int, str]) -> None:
-        """The same, of the words by client."""
-        if found:
-            first = min(found)
-            self.journal.say(
-                f"values that are not finite were fused (on_nonfinite=keep): {_clients(found)}; client {first}: "
-                f"{found[first]}"
+    def record_kept(self, nonfinite: Mapping[int, str]) -> None:
+        """Log in one line which clients' values are not finite but were kept.
+
+        Args:
+            nonfinite: by client, which values.
+        """
+        if nonfinite:
+            first = min(nonfinite)
+            logger.warning(
+                f"values that are not finite were fused (on_nonfinite=keep): {_clients(nonfinite)}; client {first}: "
+                f"{nonfinite[first]}"
             )
-            self.journal.fault(found, "nonfinite")
+            self.faults.add(nonfinite, "nonfinite")
+
+    def log(self, text: str, trace: str) -> None:
+        """Log a failure, with its traceback unless the same one was logged before."""
+        if trace and trace not in self._logged_traces:
+            self._logged_traces.add(trace)
+            text = f"{text}\n{trace.rstrip()}"
+        logger.warning(text)
 
 
 def _clients(clients: Iterable[int]) -> str:
@@ -74,8 +93,8 @@ def _clients(clients: Iterable[int]) -> str:
     return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
 
-def _ended(failure: Failure, advice: str) -> ClientError:
-    """The error with which the run ends: where, and what could be done."""
+def _final(failure: Failure, advice: str) -> ClientError:
+    """Return the error that ends the run, with the actor and an advice."""
     error = failure.error
     reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
     return ClientError(error.client, error.round_number, error.phase, f"{reason} ({advice})", error.suspects)

@@ -1,9 +1,9 @@
-"""The executor that runs everything in this process: for debugging, and for most tests."""
+"""The executor that runs everything in this process, for debugging and for tests."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,29 +11,28 @@ from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import EvalRequest, Sent, Trained
+from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained, TrainTask
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.run_folder.journal import Journal
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
+from ray_actors.hosts.base_executor import BaseExecutor
 from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.failure_policy import FailurePolicy
-from ray_actors.hosts.retries import Attempts, Failure, Reply
+from ray_actors.hosts.client_host import ClientHost, Reply
+from ray_actors.hosts.failures import Failure, run_groups
 from ray_actors.hosts.server_host import ServerHost
 
-Content = Message | Sequence[Uplink]
+logger = logging.getLogger(__name__)
+Messages = Message | Sequence[Uplink]
 
 
-class InlineExecutor:
-    """One host with all clients, beside the server; a handle is the message itself.
+class InlineExecutor(BaseExecutor[Messages]):
+    """One host with all clients, and the server. A handle is the message itself, or a list of uplinks.
 
     Args:
-        recipe, dataset, partition: for the host.
-        rule, federation: for the server.
-        on_error: what becomes of clients that fail.
-        journal: hears of them.
+        factory, dataset, partition: see `ClientHost`.
+        rule, federation: see `ServerHost`.
+        on_error: the setting on_client_error.
     """
 
     def __init__(
@@ -44,164 +43,122 @@ class InlineExecutor:
         rule: ServerRule,
         federation: Federation,
         on_error: OnError | None = None,
-        journal: Journal | None = None,
     ):
-        self._parts = factory, dataset, partition, rule, federation
-        self.journal = journal or Journal()
-        self.failure_policy = FailurePolicy(on_error or OnError("abort"), factory.on_nonfinite, self.journal)
-        self.clients_done: Callable[[int], None] = lambda done: None
+        super().__init__(factory, on_error or OnError("abort"))
+        self._arguments = dataset, partition, rule, federation
 
     def start(self) -> None:
-        """Build server and host."""
-        factory, dataset, partition, rule, federation = self._parts
-        self.server = ServerHost(rule, federation, factory.threads)
-        self.host = ClientHost(factory, dataset, partition, range(partition.clients))
-        self._counted: dict[int, Tensors] = {}
-        self._before: tuple[Any, dict[int, Tensors]] | None = None
+        """Build the server and the host."""
+        dataset, partition, rule, federation = self._arguments
+        self.server = ServerHost(rule, federation, self.factory.threads)
+        self.host = ClientHost(self.factory, dataset, partition, range(partition.clients))
+        self._before = None
 
-    def whereabouts(self) -> str:
-        """Here."""
+    def describe_placement(self) -> str:
+        """Return that all clients are in this process."""
         return "all clients in this process"
 
     def refresh(self) -> None:
-        """Nothing ever comes."""
+        """Do nothing: no nodes join."""
 
     def recover(self) -> bool:
-        """Nothing is ever lost."""
+        """Return True: no state is lost."""
         return True
 
-    def send(self, clients: Sequence[int]) -> Sent[Content]:
-        """The server's messages."""
-        with self._serving("send"):
+    def send(self, clients: Sequence[int]) -> Sent[Messages]:
+        """Have the server make the downlinks of these clients."""
+        with self._server_errors("send"):
             return _sent(self.server.downlinks(clients))
 
-    def join(self, clients: Sequence[int]) -> Sent[Content]:
-        """The server's messages to newcomers."""
-        with self._serving("join"):
+    def join(self, clients: Sequence[int]) -> Sent[Messages]:
+        """Have the server make the first downlinks of newcomers."""
+        with self._server_errors("join"):
             return _sent(self.server.join(clients))
 
-    def finetune(self, round_number: int, sent: Sent[Content], epochs: int) -> None:
-        """Train newcomers, in turn."""
-        down: Any = sent.downlinks
-        found = self._settled([(client,) for client in down], lambda tries: tries.finetune(round_number, epochs, down))
-        self._before = self.server.state, self._counted
-        self._count(found)
+    def run(self, task: ClientTask, sent: Sent[Messages]) -> Trained[Messages]:
+        """Have the clients in `sent` do a task, one client group after another."""
+        alone = [(client,) for client in sent.downlinks]
+        groups = self.factory.client_groups(sent.downlinks) if isinstance(task, TrainTask) else alone
+        results: dict[int, Reply] = self._results(task, groups, sent.downlinks)
+        replies = [results[client] for client in sorted(results)]
+        self.failure_policy.record_kept({r.report.client: r.nonfinite for r in replies if r.nonfinite})
+        uplinks = [reply.uplink for reply in replies if reply.uplink is not None]
+        states = {reply.report.client: reply.state for reply in replies if reply.state is not None}
+        return Trained([uplinks], tuple(reply.report for reply in replies), states)
 
-    def train(
-        self, round_number: int, sent: Sent[Content], work: Mapping[int, float] | None = None
-    ) -> Trained[Content]:
-        """Train the clients that were sent something, unit by unit."""
-        down: Any = sent.downlinks
-        units = self.host.factory.units(down)
-        return self._trained(self._settled(units, lambda tries: tries.train(round_number, down, work or {})))
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Messages | None]) -> dict[int, list[EvalRow]]:
+        return self._results(request, [(client,) for client in messages], messages)
 
-    def open(self, clients: Sequence[int]) -> Trained[Content]:
-        """Reply, in turn."""
-        return self._trained(self._settled([(client,) for client in clients], lambda tries: tries.open()))
+    def _results(
+        self, task: ClientTask | EvalRequest, groups: Sequence[tuple[int, ...]], messages: Any
+    ) -> dict[int, Any]:
+        """Return the results of the clients that succeed, after retries where the failure policy asks for them."""
+        results: dict[int, Any] = {}
+        pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
+        while pending:
+            group, tries, before = pending.pop(0)
+            found = run_groups(self.host, task, [group], messages)
+            succeeded = {client: result for client, result in found.items() if not isinstance(result, Failure)}
+            results.update(succeeded)
+            self.clients_done(len(succeeded))
+            for failure in dict.fromkeys(result for result in found.values() if isinstance(result, Failure)):
+                if again := self.failure_policy.retry(failure, tries, before):
+                    pending.append((again, tries + 1, failure))
+        return results
 
-    def fuse(self, trained: Trained[Content], matrices: bool = False) -> RoundDiagnostics:
-        """Fuse."""
-        before = self.server.state, self._counted
-        with self._serving("fuse"):
-            seen = self.server.fuse(*trained.uplinks, matrices=matrices)  # type: ignore[arg-type]
-        self._before = before
-        self._count(trained.states)  # type: ignore[arg-type]
-        return seen
+    def _fuse(self, trained: Trained[Messages], matrices: bool) -> RoundDiagnostics:
+        uplinks: Any = trained.uplinks
+        with self._server_errors("fuse"):
+            return self.server.fuse(*uplinks, matrices=matrices)
 
-    def evaluate(self, request: EvalRequest, sent: Sent[Content] | None = None) -> list[EvalRow]:
-        """Judge."""
-        messages: Any = {}
-        if request.model == "global":
-            with self._serving("send_global"):
-                message = self.server.global_message()
-            if message is None:
-                return []
-            messages = dict.fromkeys(request.clients, message)
-        elif request.phase == "received":
-            messages = (self.send(request.clients) if sent is None else sent).downlinks
-        units = [(client,) for client in (messages or request.clients)]
-        found = self._settled(units, lambda tries: tries.evaluate(request, messages))
-        return [row for client in sorted(found) for row in found[client]]
+    def _global_message(self) -> Message | None:
+        with self._server_errors("send_global"):
+            return self.server.global_message()
 
-    def downlink(self, handle: Content) -> Message:
-        """The message itself."""
+    def downlink(self, handle: Messages) -> Message:
+        """Return the message itself."""
         assert isinstance(handle, Message)
         return handle
 
-    def uplinks(self, handle: Content) -> Sequence[Uplink]:
-        """The messages themselves."""
+    def uplinks(self, handle: Messages) -> Sequence[Uplink]:
+        """Return the uplinks themselves."""
         assert not isinstance(handle, Message)
         return handle
 
     def server_numbers(self) -> Tensors:
-        """The rule's own numbers."""
+        """Return the server rule's own numbers."""
         return self.server.numbers()
 
     def server_state(self) -> object:
-        """The rule's state in plain form."""
+        """Return the server rule's state as plain containers and tensors."""
         return self.server.saved_state()
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
-        """Every client's private state."""
-        initial = self.host.states
-        yield from ((c, self._counted[c] if c in self._counted else initial[c]) for c in self.host.clients)
+        """Yield every client's id and private state."""
+        yield from ((client, self.host.states[client]) for client in self.host.clients)
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
-        """Take over saved states."""
+        """Load the states of a checkpoint."""
         self.server.restore(server)
-        self._count(dict(clients))
+        self.host.states.update(clients)
 
-    def go_back(self) -> None:
-        """The states before the last fusion, or fine-tuning."""
-        if self._before is not None:
-            for client in self._counted:
-                self.host.states.pop(client, None)  # then it is what it was at the beginning
-            self.server.state, self._counted = self._before
-            self.host.states.update(self._counted)
-            self._before = None
+    def _client_states(self) -> dict[int, Tensors]:
+        return dict(self.host.states)
 
-    def confirm(self) -> None:
-        """What was before may go."""
-        self._before = None
-
-    def _count(self, states: Mapping[int, Tensors]) -> None:
-        """These count from now on; what a host has in between, while it works, does not."""
-        self._counted = {**self._counted, **states}
+    def _set_client_states(self, states: Mapping[int, Tensors]) -> None:
+        self.host.states.clear()
         self.host.states.update(states)
 
     @contextmanager
-    def _serving(self, what: str) -> Iterator[None]:
-        """An error of the server's inside the block is told once, and ends the run."""
+    def _server_errors(self, method: str) -> Iterator[None]:
+        """Log an error of the server inside the block, and raise it as a `ServerError`."""
         try:
             yield
         except Exception as error:
-            text = f"the server failed in {what}: {type(error).__name__}: {error}"
-            self.journal.failure(text, traceback.format_exc())
+            text = f"the server failed in {method}: {type(error).__name__}: {error}"
+            logger.warning(text, exc_info=True)
             raise ServerError(text) from error
 
-    def _settled(
-        self, units: Sequence[tuple[int, ...]], work: Callable[[Attempts], Mapping[int, Any]]
-    ) -> dict[int, Any]:
-        """The results of those that came to something, however often it had to be tried."""
-        found: dict[int, Any] = {}
-        pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(unit, 0, None) for unit in units]
-        while pending:
-            unit, tries, before = pending.pop(0)
-            results = work(Attempts(self.host, [unit]))
-            good = {client: r for client, r in results.items() if not isinstance(r, Failure)}
-            found.update(good)
-            self.clients_done(len(good))
-            for failure in dict.fromkeys(r for r in results.values() if isinstance(r, Failure)):
-                rest = self.failure_policy.again(failure, tries, before)
-                pending += [(rest, tries + 1, failure)] if rest else []
-        return found
 
-    def _trained(self, found: Mapping[int, Reply]) -> Trained[Content]:
-        replies = [found[client] for client in sorted(found)]
-        self.failure_policy.kept(replies)
-        states = {reply.report.client: reply.state for reply in replies}
-        return Trained([[reply.uplink for reply in replies]], tuple(reply.report for reply in replies), states)
-
-
-def _sent(messages: Mapping[int, Message]) -> Sent[Content]:
+def _sent(messages: Mapping[int, Message]) -> Sent[Messages]:
     return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})

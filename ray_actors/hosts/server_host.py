@@ -1,4 +1,4 @@
-"""The home of the server rule and its state: a plain class, made a Ray actor where it is used."""
+"""The host of the server rule: a plain class, which the Ray executor runs inside an actor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ray_actors.hosts.threads import torch_threads
 
 
 class ServerHost:
-    """Runs a server rule.
+    """Holds a server rule and its state.
 
     Args:
-        rule: the method's server.
-        federation: what it knows before the first round.
-        threads: torch threads of the fusion.
+        rule: the method's server rule.
+        federation: what the server knows before the first round.
+        threads: number of torch's threads.
     """
 
     def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1):
@@ -27,56 +27,53 @@ class ServerHost:
             self.state = rule.init(federation)
 
     def downlinks(self, clients: Sequence[int]) -> dict[int, Message]:
-        """The messages to these clients."""
+        """Return the downlinks of these clients."""
         with torch_threads(self.threads):
             return self.rule.downlinks(self.state, clients)
 
     def join(self, clients: Sequence[int]) -> dict[int, Message]:
-        """The messages to clients that are new."""
+        """Return the first downlinks of newcomers."""
         with torch_threads(self.threads):
             return {client: self.rule.join(self.state, client) for client in clients}
 
     def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> RoundDiagnostics:
-        """Fuse what the hosts sent, in the order of the client ids whatever the order of arrival.
+        """Fuse uplinks in the order of the client ids, and return the diagnostics of the round.
 
         Args:
-            uplinks: of every call.
-            matrices: whether what is returned has any.
-
-        Returns:
-            What is seen of it.
+            uplinks: in any order.
+            matrices: also compute the matrices of the diagnostics.
         """
-        ordered = sorted((up for part in uplinks for up in part), key=lambda up: up.client)
+        ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
         with torch_threads(self.threads):
             state = self.rule.fuse(self.state, ordered)
-            seen = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
-        self.state = state  # now that nothing can fail any more
-        return seen
+            diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
+        self.state = state  # last, so that a failure leaves it unchanged
+        return diagnostics
 
     def global_message(self) -> Message | None:
-        """The one model for all, or None where the method has none."""
+        """Return the global model, or None if the method has none."""
         with torch_threads(self.threads):
             weights = self.rule.global_weights(self.state)
         return None if weights is None else Message(weights=weights)
 
     def numbers(self) -> Tensors:
-        """The rule's own numbers."""
+        """Return the rule's own numbers."""
         return self.rule.numbers(self.state)
 
     def saved_state(self) -> object:
-        """The rule's state in plain form."""
+        """Return the state as plain containers and tensors."""
         return plain(self.state)
 
     def restore(self, saved: object) -> None:
-        """Go back to a state that was saved in plain form.
+        """Load a state that `saved_state` returned.
 
         Raises:
-            ValueError: it is no state of this rule.
+            ValueError: it is not a state of this rule.
         """
         self.state = restored(self.rule.init(self.federation), saved)
 
 
 def identity(message: Message) -> tuple[int | None, ...]:
-    """Equal for messages that are made of the very same sections, so that they need to be moved once only."""
+    """Return a key that is equal for messages of the same sections, which need to be transferred only once."""
     sections = (message.weights, message.prototypes, message.extra, message.numbers)
     return tuple(id(section) if section else None for section in sections)

@@ -1,4 +1,4 @@
-"""The number of threads a computation runs with."""
+"""The number of threads of a computation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """Run the block with so many torch threads: their number changes the last bits, so it is not left to chance."""
+    """Set the number of torch's threads inside the block; the last bits of results depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,1 +1,1 @@
-"""Runs on a cluster through Ray Jobs: `python launch.py submit`, `status`, `logs`, `stop`, `fetch`."""
+"""Run on a cluster with Ray Jobs: the commands `submit`, `status`, `logs`, `stop` and `fetch`."""

@@ -9,50 +9,49 @@ from pathlib import Path
 
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
-from ray_actors.jobs.client import DEFAULT, Cluster, connect
+from ray_actors.jobs.client import DEFAULT_ADDRESS, Cluster, connect
 from ray_actors.jobs.fetch import fetch
 from ray_actors.jobs.follow import Follower
 from ray_actors.jobs.pack import mib
 from ray_actors.jobs.show import details, stop, table
-from ray_actors.jobs.submit import HOMES, Request, check_request, packed, submit
+from ray_actors.jobs.submit import DEFAULT_HOMES, Request, check_request, packed, submit
 
 Composed = Callable[[Sequence[str], bool, Sequence[str]], Sequence[Settings]]
-"""From overrides, -m and --config-dirs to the settings of the runs, checked; none for one that is taken up."""
+"""Composes and checks the settings of the runs from overrides, -m and --config-dirs; empty for a resumed run."""
 
-ADDRESS = f"the dashboard of the cluster, http://HOST:8265 (default: RAY_ADDRESS if it is one, else {DEFAULT})"
-WHAT = {
-    "submit": "Run something on a cluster: check its settings here, send the working directory, start a job there.",
-    "status": "What the jobs of a cluster do: all of pflsim's in a table, or one in detail.",
-    "logs": "What a job has printed.",
-    "stop": "Stop a job. It saves its state first, and can be taken up again.",
-    "fetch": "Bring the run folders of a job here, also while it runs.",
+DESCRIPTIONS = {
+    "submit": "Submit a run as a job: check its settings, upload the working directory and start it on the cluster.",
+    "status": "Show the jobs of pflsim in a table, or one job in detail.",
+    "logs": "Print the log of a job.",
+    "stop": "Stop a job after it has saved its state, from which it can be resumed.",
+    "fetch": "Copy the run folders of a job to this machine.",
 }
 
 
 def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
-    """Do what a command line says whose first word is a command.
+    """Run one of the commands for jobs.
 
     Args:
-        arguments: the command and what follows it.
-        root: the working directory, where launch.py is.
-        composed: makes settings of overrides.
+        arguments: the command and its arguments.
+        root: the working directory, which contains launch.py.
+        composed: composes and checks the settings of the runs.
 
     Returns:
-        The exit status: of a job that was followed, its own; else 1, it could not be done; 2, it was asked wrongly.
+        The exit status: that of the job if it was followed; else 1 if the command failed, 2 if an argument is wrong.
     """
     command = arguments[0]
     options = parser(command).parse_intermixed_args(arguments[1:])
     try:
         if command == "submit":
             return _submit(options, root, composed)
-        return _about(command, options, connect(options.address))
+        return _query(command, options, connect(options.address))
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -60,42 +59,47 @@ def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
 
 
 def parser(command: str) -> argparse.ArgumentParser:
-    """The parser of what follows a command."""
-    made = argparse.ArgumentParser(prog=f"python launch.py {command}", description=WHAT[command], allow_abbrev=False)
-    made.add_argument("--address", help=ADDRESS)
+    """Return the parser of a command's arguments."""
+    description = DESCRIPTIONS[command]
+    made = argparse.ArgumentParser(prog=f"python launch.py {command}", description=description, allow_abbrev=False)
+    add = made.add_argument
+    add(
+        "--address",
+        metavar="URL",
+        help=f"the cluster's dashboard, http://HOST:8265 (default: RAY_ADDRESS if it is one, else {DEFAULT_ADDRESS})",
+    )
     if command == "submit":
         _add_submit(made)
     elif command == "status":
-        made.add_argument("id", nargs="?", metavar="ID", help="of the job; without it: all")
+        add("id", nargs="?", metavar="ID", help="id of a job (default: all jobs)")
     else:
-        made.add_argument("id", metavar="ID", help="of the job, as submit and status say it")
+        add("id", metavar="ID", help="id of the job, as submit and status print it")
     if command == "logs":
-        made.add_argument("--follow", action="store_true", help="go on until the job is over")
+        add("--follow", action="store_true", help="continue until the job is finished")
     if command == "fetch":
-        made.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to (default: runs)")
-        made.add_argument("--without-checkpoints", action="store_true", help="leave them there: the rest is small")
+        add("folder", nargs="?", default="runs", metavar="FOLDER", help="target folder (default: runs)")
+        add("--without-checkpoints", action="store_true", help="do not copy checkpoints, which are most of the data")
     return made
 
 
 def _add_submit(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
-    add(
-        "overrides", nargs="*", metavar="OVERRIDE", help="settings, as launch.py takes them; resume=last with --home-of"
-    )
-    add("-m", "--multirun", action="store_true", help="run every combination of comma-separated values, in one job")
-    add("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="as of launch.py; inside what is sent")
-    add("--detach", action="store_true", help="do not follow the log: print the id and end")
-    add("--id", metavar="ID", help="of the job (default: pflsim-<date-time>-<method>-...)")
-    add("--home", metavar="DIR", help=f"where runs/ will be, on the driver's machine (default: {HOMES}/ID)")
-    add("--home-of", metavar="ID", help="work where that job did: in its home, on its machine")
-    add("--driver-cpus", type=_amount, default=1, metavar="N", help="CPUs that the driver asks for (default: 1)")
-    add("--driver-resource", type=_resource, action="append", default=[], metavar="NAME=AMOUNT",
-        help="what else it asks for, to have it on a certain kind of machine; may be repeated")  # fmt: skip
-    add("--exclude", action="append", default=[], metavar="PATTERN",
-        help="names or paths that are not sent, such as '*.ipynb' or 'notes/old'; may be repeated")  # fmt: skip
-    add("--python", default="python", metavar="PATH", help="Python on the cluster's machines (default: python)")
+    repeated = {"action": "append", "default": []}
+    add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for launch.py; resume=last with --home-of")
+    add("-m", "--multirun", action="store_true", help="run all combinations of comma-separated values in one job")
+    add("--config-dir", "-cd", metavar="DIR", **repeated, help="folder with more configs, inside the working directory")
+    add("--detach", action="store_true", help="do not follow the log")
+    add("--id", metavar="ID", help="id of the job (default: pflsim-<date-time>-<method>-...)")
+    add("--home", metavar="DIR", help=f"folder for runs/ on the driver's node (default: {DEFAULT_HOMES}/ID)")
+    add("--home-of", metavar="ID", help="use the home folder and the node of another job")
+    add("--driver-cpus", type=_amount, default=1, metavar="N", help="CPUs that the driver requests (default: 1)")
+    add("--driver-resource", type=_resource, metavar="NAME=AMOUNT", **repeated,
+        help="another resource that the driver requests, to choose its node; may be repeated")  # fmt: skip
+    add("--exclude", metavar="PATTERN", **repeated,
+        help="names or paths that are not uploaded, such as '*.ipynb' or 'notes/old'; may be repeated")  # fmt: skip
+    add("--python", default="python", metavar="PATH", help="Python on the cluster's nodes (default: python)")
     add("--stop-wait", type=_seconds, default=600, metavar="SECONDS",
-        help="how long the driver may take to save its state when it is stopped (default: 600)")  # fmt: skip
+        help="time for the driver to save its state when it is stopped (default: 600)")  # fmt: skip
 
 
 def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
@@ -112,18 +116,18 @@ def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     cluster = connect(options.address)
     job = submit(cluster, request, package, runs)
-    print(f"job {job}: {len(package.files)} files, {mib(package.bytes)} of content", flush=True)
+    print(f"job {job}: {len(package.sizes)} files, {mib(package.bytes)}", flush=True)
     if not options.detach:
         status = Follower(cluster, job, sys.stdout).follow()
-        if status not in (2, 127, 130):  # it has not begun, or goes on
-            print(f"bring its run folder here with   {cluster.command(f'fetch {job}')}", flush=True)
+        if status not in (2, 127, 130):  # wrong settings, no Python, or still running
+            print(f"copy its run folder to this machine with   {cluster.command(f'fetch {job}')}", flush=True)
         return status
     for words in (f"status {job}", f"logs {job} --follow", f"stop {job}", f"fetch {job}"):
         print(f"  {cluster.command(words)}")
     return 0
 
 
-def _about(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
+def _query(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
     if command == "status":
         print(details(cluster, options.id) if options.id else table(cluster.jobs()), flush=True)
     elif command == "logs" and options.follow:
@@ -133,21 +137,9 @@ def _about(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
     elif command == "stop":
         stop(cluster, options.id, say=lambda text: print(text, flush=True))
     else:
-        return _fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints)
+        for folder in fetch(cluster, options.id, Path(options.folder), not options.without_checkpoints):
+            print(folder, flush=True)
     return 0
-
-
-def _fetch(cluster: Cluster, job: str, into: Path, checkpoints: bool) -> int:
-    found = fetch(cluster, job, into, checkpoints)
-    for folder in found.brought:
-        print(folder, flush=True)
-    for folder in found.complete:
-        print(f"{folder} has come whole before", flush=True)
-    for folder, why in found.kept.items():
-        print(
-            f"{folder} is left as it is: {why}; move it away, or give another FOLDER, to have it anew", file=sys.stderr
-        )
-    return 0 if found.brought or found.complete else 2
 
 
 def _amount(text: str) -> float:
@@ -167,7 +159,7 @@ def _seconds(text: str) -> int:
 def _resource(text: str) -> tuple[str, float]:
     name, _, amount = text.partition("=")
     if not name or name in ("CPU", "memory"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=AMOUNT; CPUs are asked for by --driver-cpus")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=AMOUNT; for CPUs use --driver-cpus")
     try:
         return name, _amount(amount)
     except ValueError:

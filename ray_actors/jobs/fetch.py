@@ -1,12 +1,11 @@
-"""Bringing the run folders of a job back, through the address of the cluster's jobs alone.
+"""Copy the run folders of a job to this machine through the address of the dashboard.
 
-A second, small job runs where the first one's driver does, or did, and prints the folders as an archive to its log.
+A second, small job on the node of the driver prints the folders as an archive to its log (`sender.py`).
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import json
@@ -17,107 +16,66 @@ import tarfile
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.folder import CONFIG
 from ray_actors.jobs import sender
 from ray_actors.jobs.client import FETCH, KIND, Cluster
-from ray_actors.jobs.copies import ANOTHER, is_settled, mark, put
-from ray_actors.jobs.follow import state, wait_until_over
+from ray_actors.jobs.follow import state, wait_until_finished
 from ray_actors.jobs.pack import mib
-from ray_actors.jobs.submit import NODE, home_of, place
+from ray_actors.jobs.submit import NODE_LABEL, home_of, shell_path
 
-LIMIT = 256 * 2**20
-"""Bytes of an archive. Its text is held in memory by the cluster's dashboard, and by this process."""
-NAMES = 60_000
-"""Characters of names that are there already; a command's argument may not be much longer."""
-PATIENCE_S = 60.0
-"""For the second job to begin: it asks for nothing but a machine that is there."""
-SENDING_S = 1800.0
+MAX_BYTES = 256 * 2**20
+"""Largest size of the run folders. The dashboard, the sending job and this process hold them in memory."""
+START_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 1800.0
 NOT_FOUND = 127
-"""The exit status of a shell that has not found a command."""
-
-
-@dataclass
-class Fetched:
-    """What became of the run folders of a job.
-
-    Args:
-        brought: those that are new here, or newer than before.
-        complete: those that had come whole before, and were not sent again.
-        kept: those that were left as they are, and why.
-    """
-
-    brought: list[Path] = field(default_factory=list)
-    complete: list[Path] = field(default_factory=list)
-    kept: dict[Path, str] = field(default_factory=dict)
+"""The exit status of a shell that does not find a command."""
 
 
 def fetch(
     cluster: Cluster, job: str, into: Path, checkpoints: bool = True, wait: Callable[[float], None] = time.sleep
-) -> Fetched:
-    """Bring the run folders of a job into a folder, or bring what came there before up to date.
+) -> list[Path]:
+    """Copy the run folders of a job into a folder and return their paths.
 
     Raises:
-        SettingsError: there is nothing to bring.
-        RunError: what came is not what was sent, or nothing came, or it cannot be written.
+        SettingsError: there is no run folder on the cluster, or one of that name exists here.
+        RunError: the archive did not arrive, is damaged, too large or unsafe, or cannot be unpacked.
     """
     home, node = home_of(cluster, job)
     metadata = cluster.info(job).metadata
-    have = [name for name in _names(into) if is_settled(into / name, checkpoints)]
-    asked = {
-        "home": home,
-        "elsewhere": json.loads(metadata.get("run_dirs", "[]")),
-        "checkpoints": checkpoints,
-        "have": have if sum(map(len, have)) < NAMES else [],
-        "limit": LIMIT,
-    }
+    run_dirs = json.loads(metadata.get("run_dirs", "[]"))
+    request = {"home": home, "run_dirs": run_dirs, "checkpoints": checkpoints, "max_bytes": MAX_BYTES}
     python, text = metadata.get("python", "python"), Path(sender.__file__).read_text(encoding="utf-8")
-    command = f"exec {place(python)} -c {shlex.quote(text)} {shlex.quote(json.dumps(asked))}"
-    head, content = received(_printed(cluster, job, command, node, wait, python), job)
-    if not head["all"]:
-        raise SettingsError(
-            f"{job}: there is no run folder in {head['home']} (yet): see {cluster.command(f'logs {job}')}"
-        )
-    _check_names([*head["all"], *head["runs"]])
-    found = unpack(content, head["runs"], into, checkpoints)
-    for name, first in head["all"].items():
-        folder = into / name
-        if name in head["runs"]:
-            continue
-        if mark(folder) is None:
-            found.kept[folder] = "it was not brought by fetch"
-        elif sender.first(folder) != first:
-            found.kept[folder] = ANOTHER
-        else:
-            found.complete.append(folder)
-    return found
+    command = f"exec {shell_path(python)} -c {shlex.quote(text)} {shlex.quote(json.dumps(request))}"
+    runs, content = received(_printed(cluster, job, command, node, wait, python), job)
+    if not runs:
+        raise SettingsError(f"{job}: no run folder in {home} (yet): see {cluster.command(f'logs {job}')}")
+    return unpack(content, runs, into)
 
 
 def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable[[float], None], python: str) -> str:
-    """What the command prints on a node; its job is forgotten afterwards."""
+    """Run a command as a job on a node and return its log."""
     name = cluster.submit(
         entrypoint=command,
         submission_id=f"{job}-fetch-{uuid.uuid4().hex[:6]}",
         metadata={KIND: FETCH},
-        entrypoint_label_selector={NODE: node},
+        entrypoint_label_selector={NODE_LABEL: node},
     )
     try:
-        info = wait_until_over(cluster, name, PATIENCE_S, wait)
+        info = wait_until_finished(cluster, name, START_TIMEOUT_S, wait)
         if state(info) == "PENDING":
-            raise RunError(f"{job}: the machine that it ran on does not answer; it may have left the cluster")
+            raise RunError(f"{job}: the node of its driver does not answer; it may have left the cluster")
         if state(info) == "RUNNING":
-            info = wait_until_over(cluster, name, SENDING_S, wait)
+            info = wait_until_finished(cluster, name, SEND_TIMEOUT_S, wait)
         if info.driver_exit_code == NOT_FOUND:
-            raise RunError(f"{job}: its run folders cannot be read there: there is no {python} to do it")
+            raise RunError(f"{job}: its run folders cannot be read: {python} is not found on the node of its driver")
         if state(info) != "SUCCEEDED":
             why = (info.message or "no reason given").strip().splitlines()[-1]
-            raise RunError(f"{job}: its run folders cannot be read there: {why}")
+            raise RunError(f"{job}: its run folders cannot be read: {why}")
         return cluster.log(name)
     finally:
         with suppress(RunError, SettingsError):
@@ -125,75 +83,78 @@ def _printed(cluster: Cluster, job: str, command: str, node: str, wait: Callable
             cluster.delete(name)
 
 
-def received(log: str, job: str) -> tuple[dict[str, Any], bytes]:
-    """The archive in a log, and what is said of it.
+def received(log: str, job: str) -> tuple[list[str], bytes]:
+    """Return the names of the runs in a log and their archive, a tar file.
 
     Raises:
-        RunError: it is not there, not whole, or was too large to be sent.
+        RunError: the archive is missing, incomplete, damaged or too large.
     """
     lines = log.splitlines()
-    for line in lines:
-        if line.startswith(f"{sender.ERROR} {{"):
-            said = json.loads(line.partition(" ")[2])
-            raise RunError(
-                f"{job}: its run folders are {mib(said['bytes'])} as an archive, at most {mib(LIMIT)} come through a "
-                f"log: give --without-checkpoints, or copy {said['home']} from the driver's machine"
-            )
-    begin = [number for number, line in enumerate(lines) if line.startswith(f"{sender.BEGIN} {{")]
+    begins = [number for number, line in enumerate(lines) if line.startswith(f"{sender.BEGIN} {{")]
     ends = [number for number, line in enumerate(lines) if line == sender.END]
-    if len(begin) != 1 or not ends or ends[-1] < begin[0]:
-        raise RunError(f"{job}: the log that brings its run folders is not whole; try again")
-    head = json.loads(lines[begin[0]].partition(" ")[2])
+    if len(begins) != 1 or not ends or ends[-1] < begins[0]:
+        raise RunError(f"{job}: the log with its run folders is incomplete; try again")
     try:
-        content = b"".join(base64.b64decode(line, validate=True) for line in lines[begin[0] + 1 : ends[-1]])
-    except binascii.Error as error:
-        raise RunError(f"{job}: something else is between the lines of its run folders; try again") from error
-    if len(content) != head["bytes"] or hashlib.sha256(content).hexdigest() != head["sha256"]:
-        raise RunError(f"{job}: its run folders did not arrive as they were sent; try again")
-    return head, content
+        head = json.loads(lines[begins[0]].partition(" ")[2])
+        home, runs, size, digest = head["home"], [*map(str, head["runs"])], head["size"], head["sha256"]
+        compressed = b"".join(base64.b64decode(line, validate=True) for line in lines[begins[0] + 1 : ends[-1]])
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"size {size}")
+        if size > MAX_BYTES:
+            raise RunError(
+                f"{job}: its run folders have {mib(size)}, and at most {mib(MAX_BYTES)} can be fetched: give "
+                f"--without-checkpoints, or copy {home} from the node of the driver"
+            )
+        content = zlib.decompressobj().decompress(compressed, size + 1)
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        raise RunError(f"{job}: the log with its run folders is damaged ({error}); try again") from error
+    if hashlib.sha256(compressed).hexdigest() != digest or len(content) != size:
+        raise RunError(f"{job}: the archive of its run folders does not have its checksum and size; try again")
+    return runs, content
 
 
-def unpack(content: bytes, names: list[str], into: Path, checkpoints: bool = True) -> Fetched:
-    """Unpack run folders aside, then put each into its place.
+def unpack(content: bytes, runs: list[str], into: Path) -> list[Path]:
+    """Unpack run folders and return their paths. Nothing is written unless the whole archive can be.
 
     Raises:
-        RunError: the archive has what no run folder has, or the folder cannot be written to.
+        SettingsError: one of the folders exists.
+        RunError: the archive is unsafe or damaged, or the folder cannot be written to.
     """
+    if existing := [str(into / run) for run in runs if os.path.lexists(into / run)]:
+        raise SettingsError(f"{', '.join(existing)} exists, and fetch writes over nothing: give another FOLDER")
+    aside = None
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=into))
-    except OSError as error:
-        raise RunError(f"{into} cannot be written to: {error.strerror}") from error
-    try:
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-            archive.extractall(aside, filter="data")
-        found = Fetched()
-        for name in names:
-            if (aside / name).is_dir():
-                if why := put(aside / name, into / name, checkpoints):
-                    found.kept[into / name] = why
-                else:
-                    found.brought.append(into / name)
-        return found
-    except (tarfile.TarError, EOFError) as error:
-        raise RunError(f"what came is no archive of run folders ({error}); nothing was written") from error
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            members = archive.getmembers()
+            _check(members, runs)
+            into.mkdir(parents=True, exist_ok=True)
+            aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=into))
+            archive.extractall(aside, members, filter="data")
+        for run in runs:
+            (aside / run).mkdir(parents=True, exist_ok=True)
+            (into / run).parent.mkdir(parents=True, exist_ok=True)
+            (aside / run).rename(into / run)
+        return [into / run for run in runs]
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise RunError(f"the archive of run folders is not valid ({error}); nothing was written") from error
     except OSError as error:
         raise RunError(f"{into} cannot be written to: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside is not None:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_names(names: list[str]) -> None:
+def _check(members: list[tarfile.TarInfo], runs: list[str]) -> None:
+    """Accept regular files and folders with different names inside the run folders, and nothing else."""
+    names = [*runs, *(member.name for member in members)]
     for name in names:
-        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise RunError(f"{name!r} is no name of a run folder; nothing was written")
-
-
-def _names(into: Path) -> list[str]:
-    """The run folders that are there."""
-    found = []
-    for folder, below, files in os.walk(into):
-        if CONFIG in files:
-            below.clear()
-            found.append(Path(folder).relative_to(into).as_posix())
-    return sorted(found)
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts or "\0" in name:
+            raise ValueError(f"{name!r} is not the name of a file in a run folder")
+    if len(set(names)) != len(names):
+        raise ValueError("a name occurs twice")
+    for member in members:
+        if not (member.isreg() or member.isdir()) or member.issparse():
+            raise ValueError(f"{member.name!r} is neither a regular file nor a folder")
+        if not any(member.name.startswith(f"{run}/") for run in runs):
+            raise ValueError(f"{member.name!r} is outside the run folders")

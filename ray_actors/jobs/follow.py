@@ -1,4 +1,4 @@
-"""Following a job: its log as it comes, and the exit status that it ends with."""
+"""Follow a job: print its log while it is written, and return its exit status."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from pflsim.errors import RunError
-from ray_actors.jobs.client import OVER, Cluster
+from ray_actors.jobs.client import FINISHED, Cluster
 
-ATTEMPTS = 6
-"""How often in a row the connection may be lost with nothing new coming; waits of 1, 2, 4, ... seconds."""
-SOON = 5
-"""Seconds in which a job begins that has a place."""
+MAX_ATTEMPTS = 6
+"""How many connections in a row may be lost without new output, with waits of 1, 2, 4, ... seconds between them."""
+PENDING_S = 5
+"""Seconds after which a job that has not started is reported."""
 STOPPED = 143
-"""As launch.py itself ends when it is told to stop by SIGTERM, which is what Ray sends."""
+"""The exit status of a stopped job: that of launch.py after SIGTERM, which Ray sends."""
 
 
 @dataclass
 class Follower:
-    """Prints the log of a job, every character once, however often the connection is lost."""
+    """Prints the log of a job, every character once, even if the connection is lost."""
 
     cluster: Cluster
     job: str
@@ -31,50 +31,50 @@ class Follower:
     seen: int = 0
 
     def follow(self) -> int:
-        """Print until the job is over.
+        """Print the log until the job is finished.
 
         Returns:
-            The exit status: the job's own; 130 at Ctrl-C, which leaves the job alone.
+            The exit status of the job; 130 after Ctrl-C, which does not stop the job.
 
         Raises:
-            RunError: the connection is lost for good; the job goes on.
+            RunError: the connection is lost and cannot be restored. The job continues.
         """
         try:
-            self._pending()
-            return self._to_the_end()
+            self._wait_for_start()
+            return self._print_until_finished()
         except KeyboardInterrupt:
-            print(f"\nthe job goes on; stop it with   {self.cluster.command(f'stop {self.job}')}", file=self.out)
+            print(f"\nthe job continues; stop it with   {self.cluster.command(f'stop {self.job}')}", file=self.out)
             return 130
 
-    def _pending(self) -> None:
-        """Say so if it does not begin soon."""
-        for _ in range(SOON):
+    def _wait_for_start(self) -> None:
+        """Report a job that does not start soon."""
+        for _ in range(PENDING_S):
             if state(self.cluster.info(self.job)) != "PENDING":
                 return
             self.wait(1)
-        print(f"{self.job} waits for a place; Ctrl-C leaves it waiting", file=self.out, flush=True)
+        print(f"{self.job} waits for free resources; Ctrl-C ends this command, not the job", file=self.out, flush=True)
 
-    def _to_the_end(self) -> int:
+    def _print_until_finished(self) -> int:
         failures = 0
         while True:
             before = self.seen
             try:
                 asyncio.run(self._print())
                 info = self.cluster.info(self.job)
-                if state(info) in OVER:
-                    self._write(self.cluster.log(self.job), 0)  # what came between the log's end and the job's
-                    return self._ended(info)
+                if state(info) in FINISHED:
+                    self._write(self.cluster.log(self.job), 0)  # the end of the log may be missing in the stream
+                    return self._exit_status(info)
                 failures = 0
                 self.wait(1)
             except RunError as error:
                 failures = failures + 1 if self.seen == before else 1
-                if failures == ATTEMPTS:
+                if failures == MAX_ATTEMPTS:
                     again = self.cluster.command(f"logs {self.job} --follow")
-                    raise RunError(f"{error}; the job may go on. Follow it again with   {again}") from error
+                    raise RunError(f"{error}; the job may still be running. Follow it again with   {again}") from error
                 self.wait(2 ** (failures - 1))
 
     async def _print(self) -> None:
-        """Every connection gets the log from its beginning."""
+        """Print what is new. Every connection receives the log from its beginning."""
         passed = 0
         async with aclosing(self.cluster.tail(self.job)) as texts:  # type: ignore[type-var]
             async for text in texts:
@@ -82,13 +82,13 @@ class Follower:
                 passed += len(text)
 
     def _write(self, text: str, at: int) -> None:
-        """Print what is new of a piece of the log that begins at a character."""
+        """Print the new part of a piece of the log that begins at character `at`."""
         if at + len(text) > self.seen:
             self.out.write(text[max(0, self.seen - at) :])
             self.out.flush()
             self.seen = at + len(text)
 
-    def _ended(self, info: Any) -> int:
+    def _exit_status(self, info: Any) -> int:
         status = exit_status(info)
         if status and info.driver_exit_code is None and info.message and state(info) == "FAILED":
             print(f"{self.job} failed: {info.message.strip()}", file=self.out, flush=True)
@@ -96,12 +96,12 @@ class Follower:
 
 
 def state(info: Any) -> str:
-    """PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED."""
+    """Return PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED."""
     return str(getattr(info.status, "value", info.status))
 
 
 def exit_status(info: Any) -> int:
-    """What a shell would see had the job run in it."""
+    """Return the exit status that a shell would see."""
     code = info.driver_exit_code
     if state(info) == "SUCCEEDED":
         return 0
@@ -110,11 +110,11 @@ def exit_status(info: Any) -> int:
     return 1 if not code else code if code > 0 else 128 - code
 
 
-def wait_until_over(cluster: Cluster, job: str, seconds: float, wait: Callable[[float], None] = time.sleep) -> Any:
-    """The details of a job when it is over, or when the time is."""
+def wait_until_finished(cluster: Cluster, job: str, seconds: float, wait: Callable[[float], None] = time.sleep) -> Any:
+    """Return the `JobDetails` of a job when it is finished or the time has passed."""
     until = time.monotonic() + seconds
     while True:
         info = cluster.info(job)
-        if state(info) in OVER or time.monotonic() > until:
+        if state(info) in FINISHED or time.monotonic() > until:
             return info
         wait(1)

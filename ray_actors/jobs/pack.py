@@ -1,11 +1,9 @@
-"""Which files of the working directory go to a cluster, and the archive that they travel in."""
+"""Choose the files of the working directory that `submit` sends to a cluster; Ray packs and uploads them."""
 
 from __future__ import annotations
 
-import ntpath
 import os
-import stat
-import zipfile
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -13,146 +11,111 @@ from pathlib import Path
 
 from pflsim.errors import SettingsError
 
-LIMIT = 80 * 2**20
-"""Bytes of content. The dashboard takes requests of at most 100 MiB."""
-LARGEST = 10
-"""How many paths are named when it is too much."""
-NAMES = ("__pycache__", "node_modules", "*.egg-info", "*.pyc", ".git", ".hg", ".svn", ".venv", ".tox", ".nox")
-CACHES = (".pytest_cache", ".ruff_cache", ".mypy_cache", ".hypothesis", ".benchmarks", ".ipynb_checkpoints")
+MAX_BYTES = 80 * 2**20
+"""Largest total size of the files. The dashboard accepts requests of up to 100 MiB."""
+MAX_LISTED = 10
+"""How many paths an error or a warning lists."""
+GENERATED = (
+    *("__pycache__", "node_modules", "*.egg-info", "*.pyc", ".git", ".hg", ".svn", ".venv", ".tox", ".nox"),
+    *(".pytest_cache", ".ruff_cache", ".mypy_cache", ".hypothesis", ".benchmarks", ".ipynb_checkpoints"),
+)
+"""Names that are excluded in every folder."""
+TOP_LEVEL = ("runs", "data", "build", "dist", "multirun", "outputs", "benchmarks/out")
+"""Paths that are excluded in the working directory only, because packages such as `pflsim/data` use the same names."""
 SECRETS = (".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "id_rsa*", "id_ed25519*", ".git-credentials", ".pypirc")
-"""Left out, and named: the cluster keeps what it is sent, for others to read perhaps."""
-PROGRAM = ("launch.py", "configs", "pflsim", "lightning_modules", "ray_actors")
-TOP = ("runs", "data", "build", "dist", "multirun", "outputs", "benchmarks/out")
-"""Left out at the top only: deeper down these may be names of packages, as `pflsim/data` is."""
-BEGUN = (".lock", "environment.json", "partition.json")
-"""What a run folder has beside its config.yaml."""
+"""Names that are excluded with a warning, because other users of the cluster may be able to read what is uploaded."""
+REQUIRED = ("launch.py", "configs", "pflsim", "lightning_modules", "ray_actors")
+RUN_FILES = (".lock", "environment.json", "partition.json")
+"""A folder with config.yaml and one of these files is a run folder."""
 
 
 @dataclass
 class Package:
-    """The files that go, by their names in the archive, in order."""
+    """The files of a working directory that are sent.
+
+    Args:
+        root: the working directory.
+        sizes: size in bytes of each file, by its path relative to `root`.
+        excludes: the paths that are not sent, as `excludes` of Ray's `runtime_env`.
+        warnings: messages for the user.
+    """
 
     root: Path
-    files: dict[str, Path] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-    texts: dict[str, bytes] = field(default_factory=dict)
-    """What is made for the archive and is no file here."""
+    excludes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
-        """Of content, before it is compressed."""
+        """Total size of the files."""
         return sum(self.sizes.values())
 
     def holds(self, folder: Path) -> bool:
-        """Whether anything of a folder in the tree goes along."""
+        """Return whether any file in a folder below `root` is sent."""
         name = folder.resolve().relative_to(self.root).as_posix()
-        return name == "." or any(file.startswith(f"{name}/") for file in self.files)
+        return name == "." or any(file.startswith(f"{name}/") for file in self.sizes)
 
 
-def select(root: Path, left_out: Collection[Path] = (), exclude: Sequence[str] = ()) -> Package:
-    """The files of a working directory that a run needs: code and configs, no data, no results, no caches.
+def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = ()) -> Package:
+    """Select the files that a run needs: code and configs, but no data, results or caches.
 
     Args:
         root: the working directory.
-        left_out: files and folders that stay here, such as the data.
-        exclude: patterns of names, or of paths from the root, that stay here too.
+        data: files and folders of data sets, which are not sent.
+        exclude: patterns of further names, or of paths relative to `root`, that are not sent.
 
     Raises:
-        SettingsError: it is too much, or something in it cannot be read or named in an archive.
+        SettingsError: the files are too large, or one of them cannot be read or packed.
     """
     package = Package(root.resolve())
-    walk = _Walk(package, {path.resolve() for path in left_out} - {package.root}, [p.rstrip("/") for p in exclude])
-    walk.folder(package.root, "", (package.root,))
-    if walk.secrets:
-        more = f" and {len(walk.secrets) - LARGEST} more" if len(walk.secrets) > LARGEST else ""
-        package.warnings.append(
-            f"left out, since there may be secrets in it: {', '.join(walk.secrets[:LARGEST])}{more}"
+    not_sent = {path.resolve() for path in data} - {package.root}
+    patterns = [pattern.rstrip("/") for pattern in exclude]
+    links: list[str] = []
+    secrets: list[str] = []
+    folders = [package.root]
+    try:
+        while folders:
+            for path in sorted(folders.pop().iterdir()):
+                name = path.relative_to(package.root).as_posix()
+                if _is_excluded(name, patterns) or path in not_sent or _is_environment(path) or _is_run(path):
+                    pass
+                elif path.is_symlink():
+                    links.append(name)
+                elif any(fnmatch(path.name, pattern) for pattern in SECRETS):
+                    secrets.append(name)
+                elif path.is_dir():
+                    folders.append(path)
+                    continue
+                elif path.is_file():
+                    _check_file(path, name)
+                    package.sizes[name] = path.stat().st_size
+                    continue
+                package.excludes.append("/" + re.sub(r"([*?\[\]\\ ])", r"\\\1", name))
+    except OSError as error:
+        raise SettingsError(f"{error.filename} cannot be read ({error.strerror}): exclude it with --exclude") from error
+    if secrets:
+        package.warnings.append(f"not sent, because they may contain secrets: {_listed(secrets)}")
+    if links:
+        package.warnings.append(f"not sent, because they are symbolic links: {_listed(links)}")
+    if package.bytes > MAX_BYTES:
+        raise SettingsError(
+            f"the working directory has {mib(package.bytes)} in {len(package.sizes)} files; at most {mib(MAX_BYTES)} "
+            "can be sent. The largest files:\n"
+            + "\n".join(_largest(package.sizes))
+            + "\nExclude what a run does not need with --exclude PATTERN, which may be repeated. Keep data sets out of "
+            "the working directory and set data.root to their folder on the cluster"
         )
-    package.files = dict(sorted(package.files.items()))
-    if package.bytes > LIMIT:
-        raise SettingsError(_too_much(package))
     return package
 
 
-def write_archive(package: Package, target: Path) -> Path:
-    """Write the archive, the same bytes for the same files, so that a cluster that has it need not get it again.
-
-    Raises:
-        SettingsError: a file cannot be read.
-    """
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in package.files.items():
-            try:
-                content = path.read_bytes()
-                runs = path.stat().st_mode & stat.S_IXUSR
-            except OSError as error:
-                raise SettingsError(_unreadable(name, error)) from error
-            archive.writestr(_entry(name, 0o755 if runs else 0o644), content)
-        for name, content in sorted(package.texts.items()):
-            archive.writestr(_entry(name, 0o644), content)
-    return target
-
-
-def _entry(name: str, mode: int) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-    entry.create_system, entry.external_attr = 3, (stat.S_IFREG | mode) << 16
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    return entry
-
-
-@dataclass
-class _Walk:
-    package: Package
-    left_out: set[Path]
-    exclude: list[str]
-    secrets: list[str] = field(default_factory=list)
-
-    def folder(self, folder: Path, prefix: str, chain: tuple[Path, ...]) -> None:
-        """Take what is in a folder; `chain` has the folders that lead here, as they are on disk."""
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            raise SettingsError(_unreadable(prefix, error)) from error
-        for entry in entries:
-            if not self._stays(entry, prefix + entry.name):
-                self._take(Path(entry.path), prefix + entry.name, chain)
-
-    def _take(self, path: Path, name: str, chain: tuple[Path, ...]) -> None:
-        try:
-            real = path.resolve(strict=True)
-            found = real.stat()
-        except (OSError, RuntimeError) as error:  # a link to nowhere, or to itself
-            if not path.is_symlink():
-                raise SettingsError(_unreadable(name, error)) from error
-            self.package.warnings.append(f"{name} is a link to nothing; it was left out")
-            return
-        if not real.is_relative_to(self.package.root):
-            self.package.warnings.append(f"{name} is a link to {real}, outside of what is sent; it was left out")
-        elif real in self.left_out or _is_environment(real):
-            return
-        elif any(map(_is_secret, (path.name, *real.relative_to(self.package.root).parts))):
-            self.secrets.append(name)
-        elif stat.S_ISDIR(found.st_mode):
-            if real in chain:
-                self.package.warnings.append(f"{name} is a link to a folder that it lies in; it was left out")
-            elif not _is_run(real):
-                self.folder(path, f"{name}/", (*chain, real))
-        elif stat.S_ISREG(found.st_mode):
-            _check_name(name)
-            self.package.files[name], self.package.sizes[name] = path, found.st_size
-
-    def _stays(self, entry: os.DirEntry[str], name: str) -> bool:
-        if name in TOP or any(fnmatch(entry.name, pattern) for pattern in (*NAMES, *CACHES)):
-            return True
-        asked = next((p for p in self.exclude for text in (entry.name, name) if fnmatch(text, p)), None)
-        if asked is not None and name in PROGRAM:
-            raise SettingsError(f"--exclude {asked} would leave out {name}, which every run needs")
-        return asked is not None
-
-
-def _is_secret(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in SECRETS)
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    last = name.rpartition("/")[2]
+    if name in TOP_LEVEL or any(fnmatch(last, pattern) for pattern in GENERATED):
+        return True
+    matched = next((p for p in patterns if fnmatch(last, p) or fnmatch(name, p)), None)
+    if matched is not None and name in REQUIRED:
+        raise SettingsError(f"--exclude {matched} would exclude {name}, which every run needs")
+    return matched is not None
 
 
 def _is_environment(folder: Path) -> bool:
@@ -160,43 +123,32 @@ def _is_environment(folder: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file() and any((folder / name).exists() for name in BEGUN)
+    return (folder / "config.yaml").is_file() and any((folder / name).exists() for name in RUN_FILES)
 
 
-def _check_name(name: str) -> None:
-    """Refuse what Ray would drop without a word when it unpacks."""
+def _check_file(path: Path, name: str) -> None:
+    """Refuse a file that Ray would skip, or fail to pack."""
     try:
         name.encode()
-        good = "\\" not in name and not ntpath.splitdrive(name)[0]
+        valid = "\\" not in name and not re.match("[A-Za-z]:", name)
     except UnicodeEncodeError:
-        good = False
-    if not good:
-        raise SettingsError(f"{name!r} has a name that cannot be sent: rename it, or leave it out with --exclude")
+        valid = False
+    if not valid:
+        raise SettingsError(f"{name!r} has a name that cannot be packed: rename it, or exclude it with --exclude")
+    if not os.access(path, os.R_OK):
+        raise PermissionError(13, "Permission denied", str(path))
 
 
-def _unreadable(name: str, error: Exception) -> str:
-    why = getattr(error, "strerror", None) or error
-    return f"{name or 'the working directory'} cannot be read ({why}): leave it out with --exclude, or let it be read"
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(sorted(names)[:MAX_LISTED]) + more
 
 
-def _too_much(package: Package) -> str:
-    return "\n".join(
-        [
-            f"the working directory has {mib(package.bytes)} in {len(package.files)} files; at most {mib(LIMIT)} are "
-            "sent. The largest:",
-            *largest(package.sizes),
-            "leave out what a run does not need: --exclude PATTERN, as often as needed; data sets stay out of it and "
-            "are named by data.root=DIR, where they are on the cluster's machines",
-        ]
-    )
-
-
-def largest(sizes: Mapping[str, int]) -> Iterator[str]:
-    """A line for each of the largest files."""
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:LARGEST]:
+def _largest(sizes: Mapping[str, int]) -> Iterator[str]:
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:MAX_LISTED]:
         yield f"  {mib(sizes[name]):>10}  {name}"
 
 
 def mib(count: int) -> str:
-    """A number of bytes as it is told."""
+    """Format a number of bytes in MiB."""
     return f"{count / 2**20:.1f} MiB"

@@ -1,99 +1,97 @@
-"""What is told of jobs: a table of all of ours, one in detail; and how one is stopped."""
+"""Show jobs as a table or one in detail, and stop a job."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from pflsim.errors import RunError
-from ray_actors.jobs.client import KIND, RUN, Cluster
-from ray_actors.jobs.follow import OVER, state, wait_until_over
+from ray_actors.jobs.client import FINISHED, KIND, RUN, Cluster
+from ray_actors.jobs.follow import state, wait_until_finished
 
-LINES = 10
-"""Of a log's end."""
+LOG_LINES = 10
+"""How many of the last lines of a log `details` shows."""
 SAVED = "stopped by SIG"
-"""What launch.py says when it was told to stop and has saved what there was."""
-STOP_S = 900.0
-"""How long a driver may take to save and end, before we do not wait any longer."""
-PENDING_S = 10.0
+"""The message of launch.py after a signal, when it has saved its state."""
+STOP_TIMEOUT_S = 900.0
+"""Longest wait for a driver to save its state and end."""
+PENDING_TIMEOUT_S = 10.0
 COLUMNS = ("id", "state", "started", "duration", "run")
 
 
 def table(jobs: Sequence[Any], now: float | None = None) -> str:
-    """Our jobs, the newest last."""
+    """Return a table of the jobs of pflsim, the newest last."""
     ours = sorted((j for j in jobs if (j.metadata or {}).get(KIND) == RUN), key=lambda j: j.start_time or 0)
-    rows = [COLUMNS, *(tuple(_row(job, now or time.time())) for job in ours)]
+    rows = [COLUMNS, *((j.submission_id, state(j), _date(j.start_time), _duration(j, now), _run_of(j)) for j in ours)]
     if len(rows) == 1:
         return "no jobs of pflsim"
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _row(job: Any, now: float) -> Iterator[str]:
-    yield job.submission_id
-    yield state(job)
-    yield _date(job.start_time)
-    yield _duration(job, now)
-    yield _what(job)
-
-
 def details(cluster: Cluster, job: str) -> str:
-    """One job, with the end of its log."""
+    """Return the details of a job with the end of its log."""
     info = cluster.info(job)
     metadata = info.metadata or {}
     code = "" if info.driver_exit_code is None else f" (exit status {info.driver_exit_code})"
-    said = {
+    shown = {
         "job": info.submission_id or job,
         "state": f"{state(info)}{code}",
-        "run": _what(info),
+        "run": _run_of(info),
         "arguments": metadata.get("arguments"),
         "started": _date(info.start_time),
-        "duration": _duration(info, time.time()),
+        "duration": _duration(info),
         "node": _node(info),
         "home": metadata.get("home"),
         "message": (info.message or "").strip().partition("\n")[0],
     }
-    lines = [f"{key + ':':<11}{value}" for key, value in said.items() if value]
-    end = cluster.log(job).splitlines()[-LINES:]
-    return "\n".join([*lines, *(["", "the end of its log:", *end] if end else [])])
+    lines = [f"{key + ':':<11}{value}" for key, value in shown.items() if value]
+    end = cluster.log(job).splitlines()[-LOG_LINES:]
+    return "\n".join([*lines, *(["", "last lines of its log:", *end] if end else [])])
 
 
 def stop(cluster: Cluster, job: str, say: Callable[[str], None], wait: Callable[[float], None] = time.sleep) -> None:
-    """Stop a job and wait until it is; its driver saves its state before it ends.
+    """Stop a job and wait until it is finished. Its driver saves its state first.
+
+    Args:
+        cluster: the cluster of the job.
+        job: its id.
+        say: prints a message.
+        wait: waits for a number of seconds.
 
     Raises:
-        RunError: it has not ended in time.
+        RunError: the job is still running after `STOP_TIMEOUT_S`.
     """
     info = cluster.info(job)
-    if state(info) in OVER:
-        say(f"{job} is over: {state(info)}")
+    if state(info) in FINISHED:
+        say(f"{job} is already finished: {state(info)}")
         return
-    begun = state(info) == "RUNNING"
+    started = state(info) == "RUNNING"
     cluster.stop(job)
-    if begun:
-        say(f"{job} saves its state and ends; this may take a while")
-    info = wait_until_over(cluster, job, STOP_S if begun else PENDING_S, wait)
+    if started:
+        say(f"{job} is saving its state; this may take a while")
+    info = wait_until_finished(cluster, job, STOP_TIMEOUT_S if started else PENDING_TIMEOUT_S, wait)
     if state(info) == "PENDING":
-        say(f"{job} still waits for a place; it is told to stop, and ends as soon as it gets one")
-    elif state(info) not in OVER:
-        raise RunError(f"{job} was told to stop, but is {state(info)} still; see {cluster.command(f'status {job}')}")
+        say(f"{job} still waits for resources; it will stop as soon as it gets them")
+    elif state(info) not in FINISHED:
+        raise RunError(f"{job} was asked to stop, but is still {state(info)}; see {cluster.command(f'status {job}')}")
     elif state(info) != "STOPPED":
-        say(f"{job} was over before it could be stopped: {state(info)}")
-    elif not begun:
-        say(f"{job} is stopped; it had not begun")
+        say(f"{job} finished before it could be stopped: {state(info)}")
+    elif not started:
+        say(f"{job} is stopped; it had not started")
     elif SAVED in cluster.log(job):
         again = cluster.command(f"submit --home-of {job} resume=last")
-        say(f"{job} is stopped, its state is saved. Go on with   {again}")
+        say(f"{job} is stopped and its state is saved. Resume it with   {again}")
     else:
-        say(f"{job} is stopped; its log does not say that its state was saved: {cluster.command(f'logs {job}')}")
+        say(f"{job} is stopped, but its log does not report a saved state: see {cluster.command(f'logs {job}')}")
 
 
-def _what(job: Any) -> str:
+def _run_of(job: Any) -> str:
     metadata = job.metadata or {}
-    parts = [metadata.get("method", "resume"), metadata.get("data"), f"seed {metadata.get('seed')}"]
-    return " ".join(part for part in parts[: 3 if "seed" in metadata else 1] if part) if KIND in metadata else ""
+    words = [metadata.get("method", "resume"), metadata.get("data"), f"seed {metadata.get('seed')}"]
+    return " ".join(word for word in words[: 3 if "seed" in metadata else 1] if word) if KIND in metadata else ""
 
 
 def _node(job: Any) -> str:
@@ -105,15 +103,8 @@ def _date(milliseconds: int | None) -> str:
     return f"{datetime.fromtimestamp(milliseconds / 1000):%Y-%m-%d %H:%M:%S}" if milliseconds else "-"
 
 
-def _duration(job: Any, now: float) -> str:
+def _duration(job: Any, now: float | None = None) -> str:
     if not job.start_time:
         return "-"
-    seconds = max(0, round((job.end_time / 1000 if job.end_time else now) - job.start_time / 1000))
-    hours, minutes = seconds // 3600, seconds // 60 % 60
-    return (
-        f"{hours} h {minutes:02d} min"
-        if hours
-        else f"{minutes} min {seconds % 60:02d} s"
-        if minutes
-        else f"{seconds} s"
-    )
+    end = job.end_time / 1000 if job.end_time else now or time.time()
+    return str(timedelta(seconds=max(0, round(end - job.start_time / 1000))))

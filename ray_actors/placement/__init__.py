@@ -1,1 +1,1 @@
-"""Which client lives on which actor, what each actor requests, and on which node it runs."""
+"""Assigns clients to actors and actors to nodes, and computes the resources that each actor requests."""

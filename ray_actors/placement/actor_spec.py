@@ -1,4 +1,4 @@
-"""What actors ask of Ray, and on which node each of them is. Nothing here can change a result."""
+"""The resources that an actor requests, and the nodes that provide them. None of this changes a result."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 ACTOR_MB = 600
-"""Memory that one actor is reckoned with: about 420 MB of imports, and room to work."""
+"""Memory reserved per actor in MiB: about 420 MiB of imports, the rest for computation."""
 
 
 class ActorSpec(NamedTuple):
-    """What one client actor asks for.
+    """The resources that one client actor requests.
 
     Args:
-        cpus, gpus: shares of them count in steps of 0.0001.
-        node: the id of the node that it is to be on; empty on a machine of one's own, where there is no other.
+        cpus, gpus: amounts, in steps of 0.0001.
+        node: the id of the node to run on; empty on a single machine.
     """
 
     cpus: float
@@ -25,14 +25,14 @@ class ActorSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a cluster, with what is free on it.
+    """A node of a cluster and its free resources.
 
     Args:
-        id: Ray's.
+        id: Ray's node id.
         address: its IP address, for messages.
-        cpus, gpus: free ones.
-        memory_mb: free, as Ray counts it, in MiB.
-        here: whether the driver runs on it.
+        cpus, gpus: free CPUs and GPUs.
+        memory_mb: free memory in MiB, as Ray counts it.
+        here: whether the driver runs on this node.
     """
 
     id: str
@@ -43,52 +43,51 @@ class Node:
     here: bool = False
 
     @property
-    def holds(self) -> int:
-        """How many actors its memory holds."""
+    def max_actors(self) -> int:
+        """The number of actors that fit into its memory."""
         return max(0, int(self.memory_mb // ACTOR_MB))
 
-    def slots(self, other: int = 0) -> int:
-        """For how many actors on CPUs there is room, one a CPU, beside so many others."""
-        return max(0, min(int(self.cpus), self.holds) - other)
+    def slots(self, others: int = 0) -> int:
+        """Return how many CPU actors fit, one per CPU, beside `others` actors on the same node."""
+        return max(0, min(int(self.cpus), self.max_actors) - others)
 
     def __str__(self) -> str:
         gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
         return f"{self.address}: {self.cpus:g} CPUs{gpus}, {self.memory_mb / 1024:.1f} GiB"
 
 
-def spread_over(
-    nodes: Sequence[Node], room: Sequence[int], actors: int, strategy: str, most: Sequence[int] | None = None
+def actors_per_node(
+    nodes: Sequence[Node], slots: Sequence[int], actors: int, strategy: str, limits: Sequence[int] | None = None
 ) -> list[int]:
-    """How many actors each node gets; fewer altogether where the most that nodes may get are used up.
+    """Distribute actors over nodes; the total is smaller than `actors` if all limits are reached.
 
     Args:
-        nodes: all of them.
-        room: how many actors each has room for; where the actors are more than that altogether, they are shared out in
-            these proportions.
-        actors: how many there are.
-        strategy: "pack" fills one node after the other, the driver's first, then those with the most room: the
-            fewer nodes, the less is sent between them. "spread" gives each as large a part of its room.
-        most: how many actors each may get, whatever room there is; None: any number.
+        nodes: the nodes.
+        slots: the free slots of each node. More actors than slots are distributed in proportion to the slots.
+        actors: the number of actors.
+        strategy: "pack" fills one node after the other, first the driver's, then by free slots, which keeps traffic
+            between nodes low. "spread" fills all nodes to the same fraction of their slots.
+        limits: the maximum number of actors of each node; None: no limit.
     """
-    order = sorted(range(len(nodes)), key=lambda n: (not nodes[n].here, -room[n], nodes[n].address, nodes[n].id))
+    order = sorted(range(len(nodes)), key=lambda n: (not nodes[n].here, -slots[n], nodes[n].address, nodes[n].id))
     counts = [0] * len(nodes)
-    most = [actors] * len(nodes) if most is None else most
-    first = [min(pair) for pair in zip(room, most, strict=True)]
-    if strategy == "pack" and actors <= sum(first):
+    limits = [actors] * len(nodes) if limits is None else limits
+    free = [min(pair) for pair in zip(slots, limits, strict=True)]
+    if strategy == "pack" and actors <= sum(free):
         for n in order:
-            counts[n] = min(first[n], actors - sum(counts))
+            counts[n] = min(free[n], actors - sum(counts))
         return counts
     for _ in range(actors):
-        usable = [n for n in order if room[n] > 0 and counts[n] < most[n]]
+        usable = [n for n in order if slots[n] > 0 and counts[n] < limits[n]]
         if not usable:
             break
-        counts[min(usable, key=lambda n: ((counts[n] + 1) / room[n], order.index(n)))] += 1
+        counts[min(usable, key=lambda n: ((counts[n] + 1) / slots[n], order.index(n)))] += 1
     return counts
 
 
 def share(amount: float, actors: int) -> float:
-    """CPUs, or of a GPU, per actor: one, or an even share where there are more actors than that.
+    """Return the CPUs, or the fraction of a GPU, of each actor: 1, or an equal share of `amount` if that is less.
 
-    Ray counts in steps of 0.0001; rounded down, so that they fit together.
+    The share is rounded down to 0.0001, the smallest step that Ray counts, so that all actors fit.
     """
     return 1.0 if actors <= amount else int(amount * 10_000 / actors) / 10_000

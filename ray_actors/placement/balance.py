@@ -1,4 +1,4 @@
-"""Dividing clients among actors so that all are done at about the same time."""
+"""Distributes clients over actors so that all actors finish at about the same time."""
 
 from __future__ import annotations
 
@@ -6,49 +6,48 @@ from collections.abc import Sequence
 
 from pflsim.errors import SettingsError
 
-LOOSEN = (
-    "set a smaller lockstep_clients, 1 for stacks of one, or lockstep=false (it changes the last digits of the results)"
-)
+LOCKSTEP_HINT = "set lockstep_clients to a smaller number, or lockstep=false (which changes the last digits of results)"
 
 
 def balance(
     work: Sequence[int],
     groups: int,
-    most: int | None = None,
-    parts: Sequence[Sequence[int]] | None = None,
+    max_clients: int | None = None,
+    stacks: Sequence[Sequence[int]] | None = None,
     speeds: Sequence[float] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """Spread clients over groups that shall be done at the same time (longest first, to where it is done soonest).
+    """Distribute clients over groups: longest first, each to the group that finishes it first.
 
-    Ties go to the group with fewer clients, then to the first; a group is never left empty while there are clients: the
-    shortest go to those that would be.
+    Ties go to the group with fewer clients, then to the first one. No group stays empty while there are clients.
 
     Args:
-        work: of every client.
-        groups: how many.
-        most: clients that a group may get.
-        parts: clients that stay together, all of them in one part; None: each for itself.
-        speeds: of every group; None: all are alike.
+        work: the work of each client.
+        groups: the number of groups.
+        max_clients: the maximum number of clients per group.
+        stacks: the clients that stay together, every client in one stack; None: each client on its own.
+        speeds: the relative speed of each group; None: all equal.
 
     Raises:
-        SettingsError: a part is larger than `most`, or does not fit any more.
+        SettingsError: a stack does not fit into any group.
     """
-    parts = [(client,) for client in range(len(work))] if parts is None else parts
+    stacks = [(client,) for client in range(len(work))] if stacks is None else stacks
     speeds = [1.0] * groups if speeds is None else speeds
-    loads = [sum(max(work[client], 1) for client in part) for part in parts]
-    held, members = [0] * groups, [list[int]() for _ in range(groups)]
-    order = sorted(range(len(parts)), key=lambda k: (-loads[k], parts[k][0]))
-    for taken, at in enumerate(order):
-        room = [g for g in range(groups) if most is None or len(members[g]) + len(parts[at]) <= most]
-        if not room:
+    stack_work = [sum(max(work[client], 1) for client in stack) for stack in stacks]
+    loads, members = [0] * groups, [list[int]() for _ in range(groups)]
+    order = sorted(range(len(stacks)), key=lambda k: (-stack_work[k], stacks[k][0]))
+    for assigned, k in enumerate(order):
+        open_groups = [
+            g for g in range(groups) if max_clients is None or len(members[g]) + len(stacks[k]) <= max_clients
+        ]
+        if not open_groups:
             raise SettingsError(
-                f"placement.clients_per_actor={most}, but {len(parts[at])} clients train in lockstep and stay on one "
-                f"actor: {LOOSEN}"
+                f"placement.clients_per_actor={max_clients}, but {len(stacks[k])} clients train in lockstep and need "
+                f"one actor: raise it, or {LOCKSTEP_HINT}"
             )
-        empty = [g for g in room if not members[g]]
-        if len(empty) >= len(order) - taken:
-            room = empty
-        best = min(room, key=lambda g: ((held[g] + loads[at]) / speeds[g], len(members[g]), g))
-        members[best].extend(parts[at])
-        held[best] += loads[at]
+        empty = [g for g in open_groups if not members[g]]
+        if len(empty) >= len(order) - assigned:
+            open_groups = empty
+        best = min(open_groups, key=lambda g: ((loads[g] + stack_work[k]) / speeds[g], len(members[g]), g))
+        members[best].extend(stacks[k])
+        loads[best] += stack_work[k]
     return tuple(tuple(sorted(group)) for group in members)

@@ -1,4 +1,4 @@
-"""How the clients of a run come to be on nodes of a cluster, which come and go."""
+"""Assigns clients to the nodes of a cluster while nodes join and leave."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Protocol
 from pflsim.config.settings import Placement
 from pflsim.errors import RunError, SettingsError
 from ray_actors.placement.layout import Layout, Supply, lay_out
-from ray_actors.placement.nodes import LOOK_S, alive_ids
+from ray_actors.placement.nodes import POLL_INTERVAL_S, alive_ids
 
 
 class Cluster(Protocol):
-    """A cluster whose nodes come and go."""
+    """A cluster whose nodes join and leave."""
 
     def supply(self, placement: Placement) -> Supply:
-        """What is free on the nodes that are alive."""
+        """Return the free resources of the nodes that are alive."""
         ...
 
 
 class ElasticLayout:
-    """Lays clients out on the nodes that there are.
+    """Computes layouts for the nodes that are alive.
 
     Args:
-        cluster: has the nodes.
-        work, stacks: of the run, see `lay_out`.
-        placement: the settings.
+        cluster: provides the free resources.
+        work, stacks: see `lay_out`.
+        placement: the placement settings.
     """
 
     def __init__(
@@ -36,28 +36,28 @@ class ElasticLayout:
         self._known: frozenset[str] = frozenset()
 
     def first(self) -> Layout:
-        """The layout to begin with.
+        """Return the layout to start with; wait for nodes for up to `placement.wait_s` seconds.
 
         Raises:
-            SettingsError: the placement cannot be met, though nodes were waited for as long as the settings say.
+            SettingsError: the placement cannot be met.
         """
-        return self._laid_out(self._placement.nodes or 0)
+        return self._wait(self._placement.nodes or 0)
 
     def lay_out(self) -> Layout:
-        """Another one, when nodes are gone.
+        """Return a new layout after nodes have left; wait for nodes for up to `placement.wait_s` seconds.
 
         Raises:
-            RunError: what is left is not enough.
+            RunError: the remaining nodes are not enough.
         """
         try:
-            return self._laid_out(0)
+            return self._wait(0)
         except SettingsError as error:
             raise RunError(
-                f"nodes have left the cluster, and what is left has no place for the clients: {error}"
+                f"nodes have left the cluster and the remaining ones cannot hold the clients: {error}"
             ) from None
 
     def grown(self, layout: Layout) -> Layout | None:
-        """A layout on more actors, where nodes have joined since the last one and that is asked for."""
+        """Return a layout on more actors or nodes if nodes have joined and `placement.elastic` is set, else None."""
         if not self._placement.elastic:
             return None
         alive = alive_ids()
@@ -65,26 +65,24 @@ class ElasticLayout:
         if not joined:
             return None
         try:
-            new = self._now()
+            new = self._compute()
         except SettingsError:
-            return None  # it stays as it is
+            return None
         return new if len(new.specs) > len(layout.specs) or _nodes(new) > _nodes(layout) else None
 
-    def _laid_out(self, least: int) -> Layout:
-        """A layout, as soon as so many nodes are there and it is possible."""
-
-        def found() -> Layout:
-            if (there := len(alive_ids())) < least:
+    def _wait(self, min_nodes: int) -> Layout:
+        def compute() -> Layout:
+            if (alive := len(alive_ids())) < min_nodes:
                 raise SettingsError(
-                    f"placement.nodes={least}, but the cluster has {there}, also after {self._placement.wait_s:g} s: "
-                    "ask for fewer, or wait longer (placement.wait_s)"
+                    f"placement.nodes={min_nodes}, but the cluster has {alive} nodes after {self._placement.wait_s:g} "
+                    "s: request fewer, or wait longer (placement.wait_s)"
                 )
-            return self._now()
+            return self._compute()
 
-        self._known = alive_ids()  # one that joins from here on is looked at again
-        return in_time(found, self._placement.wait_s)
+        self._known = alive_ids()  # before computing, so that `grown` notices a node that joins meanwhile
+        return retry_until(compute, self._placement.wait_s)
 
-    def _now(self) -> Layout:
+    def _compute(self) -> Layout:
         return lay_out(self._work, self._placement, self._cluster.supply(self._placement), self._stacks)
 
 
@@ -92,17 +90,17 @@ def _nodes(layout: Layout) -> int:
     return len({spec.node for spec in layout.specs})
 
 
-def in_time(find: Callable[[], Layout], patience_s: float) -> Layout:
-    """What is found as soon as it is: nodes may be on their way.
+def retry_until(compute: Callable[[], Layout], timeout_s: float) -> Layout:
+    """Return the layout as soon as it can be computed.
 
     Raises:
-        SettingsError: the last one, when the time is over.
+        SettingsError: the last error of `compute`, after the timeout.
     """
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return find()
+            return compute()
         except SettingsError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)

@@ -4,57 +4,55 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
 
 from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
+from ray_actors.ray_private import available_resources_per_node
 
-LOOK_S = 0.5
-"""How often Ray is asked while something is waited for."""
+POLL_INTERVAL_S = 0.5
+"""How often to ask Ray again while waiting for nodes."""
 
 
 def alive_ids() -> frozenset[str]:
-    """The ids of the nodes that Ray holds to be alive."""
+    """Return the ids of the nodes that are alive."""
     return frozenset(str(node["NodeID"]) for node in ray.nodes() if node["Alive"])
 
 
 def addresses(ids: Collection[str]) -> list[str]:
-    """The IP addresses of nodes, also of dead ones."""
+    """Return the IP addresses of nodes, dead ones included."""
     return [str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] in ids]
 
 
 def alive_nodes(held: Collection[ActorSpec] = ()) -> tuple[Node, ...]:
-    """All nodes that are alive, with what is free on them.
+    """Return the nodes that are alive, with their free resources.
 
     Args:
-        held: seats whose actors would be ended for others; what they hold counts as free.
+        held: actors that may be ended; their resources count as free.
     """
     here, free = ray.get_runtime_context().get_node_id(), available_resources_per_node()
-    found = []
-    for node in ray.nodes():
-        name = str(node["NodeID"])
-        if not node["Alive"]:
-            continue
-        mine, left = [spec for spec in held if spec.node == name], free.get(name, {})
-        found.append(
-            Node(
-                name,
-                str(node["NodeManagerAddress"]),
-                round(left.get("CPU", 0.0) + sum(spec.cpus for spec in mine), 4),
-                round(left.get("GPU", 0.0) + sum(spec.gpus for spec in mine), 4),
-                left.get("memory", 0.0) / 2**20 + len(mine) * ACTOR_MB,
-                name == here,
-            )
+
+    def described(node: dict[str, Any]) -> Node:
+        id_ = str(node["NodeID"])
+        specs, resources = [spec for spec in held if spec.node == id_], free.get(id_, {})
+        return Node(
+            id_,
+            str(node["NodeManagerAddress"]),
+            round(resources.get("CPU", 0.0) + sum(spec.cpus for spec in specs), 4),
+            round(resources.get("GPU", 0.0) + sum(spec.gpus for spec in specs), 4),
+            resources.get("memory", 0.0) / 2**20 + len(specs) * ACTOR_MB,
+            id_ == here,
         )
+
+    found = (described(node) for node in ray.nodes() if node["Alive"])
     return tuple(sorted(found, key=lambda node: (node.address, node.id)))
 
 
 def whereabouts(specs: Sequence[ActorSpec]) -> str:
-    """How many client actors there are on which node, and which has the driver and the server, in words."""
-    here, names = ray.get_runtime_context().get_node_id(), {}
-    for node in ray.nodes():
-        names[str(node["NodeID"])] = str(node["NodeManagerAddress"])
+    """Return a line with the number of client actors on each node, and the node of the driver and the server."""
+    here = ray.get_runtime_context().get_node_id()
+    names = {str(node["NodeID"]): str(node["NodeManagerAddress"]) for node in ray.nodes()}
     counts = Counter(names.get(spec.node or here, "a node that has left") for spec in specs)
-    held = ", ".join(f"{count} on {name}" for name, count in sorted(counts.items()))
-    return f"client actors: {held}; driver and server on {names.get(here, 'this machine')}"
+    per_node = ", ".join(f"{count} on {name}" for name, count in sorted(counts.items()))
+    return f"client actors: {per_node}; driver and server on {names.get(here, 'this machine')}"

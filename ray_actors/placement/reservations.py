@@ -1,10 +1,9 @@
-"""Room for actors on nodes of a cluster, which others may want as well: reserved before anything is started there."""
+"""Reserves resources on cluster nodes, as placement groups, before any actor starts: other jobs may want them too."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,62 +12,65 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from pflsim.errors import SettingsError
-from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec
+from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
 from ray_actors.placement.nodes import alive_nodes
 
 NODE_LABEL = "ray.io/node-id"
 
 
-def reserve(specs: Sequence[ActorSpec], patience_s: float) -> list[Any]:
-    """Reserve what each seat asks for on its node; all of it or nothing.
+def reserve(specs: Sequence[ActorSpec], timeout_s: float) -> list[Any]:
+    """Reserve the resources of all actors on their nodes, or none.
 
     Args:
-        specs: with nodes.
-        patience_s: how long Ray may take to find it. The actors themselves may take longer to start.
+        specs: the requests, each with a node.
+        timeout_s: how long Ray may take to reserve them. Starting the actors may take longer.
+
+    Returns:
+        A placement group per actor.
 
     Raises:
-        SettingsError: it was not free in time; says what was asked and what there is.
+        SettingsError: the resources are not free.
     """
     groups: list[Any] = []
     try:
         for spec in specs:
             groups.append(placement_group([bundle(spec)], bundle_label_selector=[{NODE_LABEL: spec.node}]))
-        until = time.monotonic() + patience_s  # of which Ray drops fractions of a second
-        had = all(group.wait(max(1, math.ceil(until - time.monotonic()))) for group in groups)
+        deadline = time.monotonic() + timeout_s
+        # Ray ignores fractions of a second
+        ready = all(group.wait(max(1, math.ceil(deadline - time.monotonic()))) for group in groups)
     except BaseException:
         release(groups)
         raise
-    if not had:
+    if not ready:
         release(groups)
+        nodes = alive_nodes()
         raise SettingsError(
-            f"the placement cannot be met, Ray found no room within {patience_s:g} s. Asked for are "
-            f"{_demand(specs)}; free are {'; '.join(map(str, alive_nodes())) or 'no nodes'}. Others may use the "
-            "cluster: ask for less (placement.actors, placement.cpus), or wait longer for it (placement.wait_s)"
+            f"the placement cannot be met: Ray did not find the resources within {timeout_s:g} s. Requested: "
+            f"{_demand(specs, nodes)}. Free: {'; '.join(map(str, nodes)) or 'no nodes'}. Other jobs may use the "
+            "cluster: request less (placement.actors, placement.cpus), or wait longer (placement.wait_s)"
         )
     return groups
 
 
 def release(groups: Sequence[Any]) -> None:
-    """Give back what was reserved; the actors on it end."""
+    """Remove placement groups; the actors in them end."""
     for group in groups:
         with suppress(RayError):
             remove_placement_group(group)
 
 
 def bundle(spec: ActorSpec) -> dict[str, float]:
-    """What a seat asks for, as Ray counts it: memory in bytes."""
-    asked = {"CPU": spec.cpus, "GPU": spec.gpus, "memory": float(ACTOR_MB * 2**20)}
-    return {name: amount for name, amount in asked.items() if amount > 0}
+    """Return the resources of an actor as a bundle of a placement group; memory in bytes."""
+    amounts = {"CPU": spec.cpus, "GPU": spec.gpus, "memory": float(ACTOR_MB * 2**20)}
+    return {name: amount for name, amount in amounts.items() if amount > 0}
 
 
-def _demand(specs: Sequence[ActorSpec]) -> str:
-    """What all the seats ask for, node by node."""
-    addresses = {node.id: node.address for node in alive_nodes()}
-    words = []
-    for node, count in Counter(spec.node for spec in specs).items():
-        mine = [spec for spec in specs if spec.node == node]
-        cpus, gpus = sum(s.cpus for s in mine), sum(s.gpus for s in mine)
-        with_gpus = f", {gpus:g} GPUs" if gpus else ""
-        where = addresses.get(node, "a node that has left")
-        words.append(f"{where}: {cpus:g} CPUs{with_gpus}, {count * ACTOR_MB / 1024:.1f} GiB")
-    return "; ".join(words)
+def _demand(specs: Sequence[ActorSpec], nodes: Sequence[Node]) -> str:
+    """Return the requested resources of each node."""
+    addresses = {node.id: node.address for node in nodes}
+    requests = []
+    for id_ in dict.fromkeys(spec.node for spec in specs):
+        mine = [spec for spec in specs if spec.node == id_]
+        cpus, gpus = sum(spec.cpus for spec in mine), sum(spec.gpus for spec in mine)
+        requests.append(Node(id_, addresses.get(id_, "a node that has left"), cpus, gpus, len(mine) * ACTOR_MB))
+    return "; ".join(map(str, requests))

@@ -1,4 +1,4 @@
-"""Which clients train in lockstep: a matter of the run, not of its placement."""
+"""Chooses the clients that train in lockstep. This depends on the settings of a run, not on its placement."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from lightning_modules.base import ClientModule
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
-TAKING_PART = {"cpu": 5, "cuda": 64}
-"""Clients of a stack that take part in a round, by device: a CPU's cache holds few, a GPU wants many. On a CPU a model
-with convolutions is a stack of its own: several together gain nothing, and one keeps its channels last in memory."""
+CLIENTS_PER_STACK = {"cpu": 5, "cuda": 64}
+"""Clients of a stack that take part in a round, by device: few fit into a CPU's cache, and a GPU is fast with many. On
+a CPU, a client with convolutions is a stack of its own: more are not faster, and a single one can use channels_last."""
 
 
 def stacks(
     settings: Settings, method: str, module: ClientModule, device: str, sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Divide the clients that train into stacks, those with as much to do together.
+    """Divide the clients that train into stacks of clients with similar shard sizes.
 
     Args:
-        settings: of the run; `lockstep`, `lockstep_clients` and `fraction` count.
-        method: its name, for errors.
-        module: a client's.
-        device: torch device of the computation.
-        sizes: training examples of every client that trains.
+        settings: `lockstep`, `lockstep_clients`, `fraction` and `model.variants` matter.
+        method: the name of the method, for errors.
+        module: a client's module.
+        device: the torch device of the clients.
+        sizes: the number of training examples of each client that trains.
 
     Returns:
-        The stacks, each with the largest shard first; none where clients train one by one.
+        The stacks, each with the largest shard first; empty if clients train one by one.
 
     Raises:
-        SettingsError: lockstep=true, and the method cannot.
+        SettingsError: lockstep=true, but the method does not support it.
     """
-    wanted = str(settings.lockstep).lower()
-    if wanted == "true" and not module.lockstep:
-        raise SettingsError(f"lockstep=true: {method} trains its clients one by one; leave lockstep out")
-    if wanted == "false" or not module.lockstep:
+    lockstep = str(settings.lockstep).lower()
+    if lockstep == "true" and not module.lockstep:
+        raise SettingsError(f"lockstep=true: {method} does not support lockstep; leave lockstep out")
+    if lockstep == "false" or not module.lockstep:
         return ()
-    made: list[tuple[int, ...]] = []
-    kinds = len(settings.model.get("variants") or [None])
-    for kind in range(kinds):
-        clients = sorted(range(kind, len(sizes), kinds), key=lambda c: (-sizes[c], c))
-        made += _even(clients, settings.lockstep_clients or _size(settings, module, device))
-    return tuple(made)
+    found: list[tuple[int, ...]] = []
+    variants = len(settings.model.get("variants") or [None])
+    for variant in range(variants):
+        clients = sorted(range(variant, len(sizes), variants), key=lambda c: (-sizes[c], c))
+        found += _divide(clients, settings.lockstep_clients or _stack_size(settings, module, device))
+    return tuple(found)
 
 
-def _size(settings: Settings, module: nn.Module, device: str) -> int:
-    if device == "cpu" and any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules()):
+def _stack_size(settings: Settings, module: nn.Module, device: str) -> int:
+    if device == "cpu" and any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules()):
         return 1
-    return math.ceil(TAKING_PART[device.partition(":")[0]] / settings.fraction)
+    return math.ceil(CLIENTS_PER_STACK[device.partition(":")[0]] / settings.fraction)
 
 
-def _even(clients: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Neighbours in as few parts as there must be, of sizes that differ by one at most."""
-    count = -(-len(clients) // most)
-    ends = [len(clients) * at // count for at in range(count + 1)] if count else [0]
+def _divide(clients: Sequence[int], max_size: int) -> list[tuple[int, ...]]:
+    """Divide a sequence into as few pieces as possible, whose sizes differ by at most one."""
+    count = -(-len(clients) // max_size)
+    ends = [len(clients) * k // count for k in range(count + 1)] if count else [0]
     return [tuple(clients[a:b]) for a, b in zip(ends, ends[1:], strict=False)]

@@ -91,7 +91,7 @@ def test_results_are_read_as_written(results: Results, tmp_path: Path) -> None:
     assert Results.read(tmp_path / "none.json") == Results({}, {})
 
 
-def test_a_failing_part_is_told(tmp_path: Path) -> None:
+def test_a_failing_way_is_reported(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "log"
     assert "status 2: " in run_module("benchmarks.one", ["nothing"], log, 60)["error"]
     assert "no end after 0 s" in run_module("benchmarks.one", ["start", "start"], log, 0)["error"]

@@ -1,4 +1,4 @@
-"""Whom the soak kills and when, what it takes for equal, what it says."""
+"""The soak test: what it kills and when, how it compares runs, and its report."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from benchmarks import soak
 from benchmarks.soak import (
     DECK,
     KINDS,
-    Blow,
+    Kill,
     Soak,
     Tally,
+    choose_processes,
     differences,
-    drawn_blows,
+    draw_kills,
     put,
     report,
     role_of,
     same,
-    victims,
 )
 from pflsim.run_folder.checkpoint import write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
-def test_blows_are_drawn_from_the_seed_and_of_all_kinds() -> None:
-    blows = drawn_blows(300, 8, 0)
-    assert blows == drawn_blows(300, 8, 0) != drawn_blows(300, 8, 1)
-    assert 25 <= len(blows) <= 55
-    assert all(a.after < b.after for a, b in zip(blows, blows[1:], strict=False)) and blows[-1].after < 299
-    assert {blow.kind for blow in blows} == set(KINDS) == set(DECK)
-    assert [blow.after for blow in drawn_blows(6, 1, 0)] == [1, 2, 3, 4]
+def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
+    kills = draw_kills(300, 8, 0)
+    assert kills == draw_kills(300, 8, 0) != draw_kills(300, 8, 1)
+    assert 25 <= len(kills) <= 55
+    assert all(a.after < b.after for a, b in zip(kills, kills[1:], strict=False)) and kills[-1].after < 299
+    assert {kill.kind for kill in kills} == set(KINDS) == set(DECK)
+    assert [kill.after for kill in draw_kills(6, 1, 0)] == [1, 2, 3, 4]
 
 
 def test_roles() -> None:
@@ -45,13 +45,13 @@ def test_roles() -> None:
     assert role_of(["ray::IDLE"]) == role_of(["/usr/bin/python", "launch.py"]) == role_of([]) == ""
 
 
-def test_victims() -> None:
+def test_choose_processes() -> None:
     there: Any = {"client": ["a", "b", "c"], "server": ["s"], "raylet": ["r"], "": ["driver's other things"]}
-    hit = lambda kind, draw: victims(Blow(1, 0.0, kind, draw), there)  # noqa: E731
+    hit = lambda kind, draw: choose_processes(Kill(1, 0.0, kind, draw), there)  # noqa: E731
     assert hit("client", 0.0) == ["a"] and hit("again", 0.99) == ["c"]
     assert hit("server", 0.5) == ["s"] and hit("raylet", 0.5) == ["r"]
     assert len(hit("several", 0.1)) == 2 and sorted(hit("several", 0.99)) == ["a", "b", "c", "s"]
-    assert victims(Blow(1, 0.0, "client", 0.5), {}) == victims(Blow(1, 0.0, "server", 0.5), {}) == []
+    assert choose_processes(Kill(1, 0.0, "client", 0.5), {}) == choose_processes(Kill(1, 0.0, "server", 0.5), {}) == []
 
 
 def folder(path: Path, seconds: float, state: float, row: str = "1,0\n") -> Path:
@@ -85,7 +85,7 @@ def test_same() -> None:
 
 @pytest.fixture
 def idle(tmp_path: Path) -> Soak:
-    return Soak([], tmp_path, [Blow(1, 0.0, "client", 0.0)], tmp_path / "log", lambda text: None)
+    return Soak([], tmp_path, [Kill(1, 0.0, "client", 0.0)], tmp_path / "log", lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_process_that_ends_by_itself(idle: Soak, monkeypatch: pytest.MonkeyPat
 
 def test_the_result_and_its_place() -> None:
     tally = Tally(killed=3, resumes=1)
-    tally.blows.update(client=2, killed=1)
+    tally.kills.update(client=2, killed=1)
     tally.lost.update(client=12.0, killed=20.0)
     made = report("make soak", {"commit": "0123456789", "dirty": True}, 300, 2, 0.5, tally, [])
     for part in ("0123456 and changes", "equal to the bit", "| a client actor | 2 | 12 | 6.0 |", "| all | 3 | 32 |"):

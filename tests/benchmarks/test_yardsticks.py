@@ -13,6 +13,7 @@ from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
 from pflsim.config.settings import Settings
+from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.threads import torch_threads
@@ -38,7 +39,7 @@ def job() -> PreparedRun:
 def mean_of_ours(job: PreparedRun) -> Mapping[str, Tensor]:
     executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
-    executor.fuse(executor.train(1, executor.send(range(4))))
+    executor.fuse(executor.run(TrainTask(1), executor.send(range(4))))
     message = executor.server.global_message()
     assert message is not None
     return {name.removeprefix("net."): value for name, value in message.weights.items()}
@@ -63,7 +64,7 @@ def test_the_workers_average_to_the_same(job: PreparedRun, mean_of_ours: Mapping
     mean = plain_ray.mean([fit[1] for fit in fits], [len(rows) for rows in job.partition.train])
     for name, value in zip(worker.net.state_dict(), mean, strict=True):
         torch.testing.assert_close(torch.from_numpy(value), mean_of_ours[name], atol=1e-6, rtol=0)
-    assert worker.request(mean, 0)[1] == len(job.partition.test[0])
+    assert worker.evaluate(mean, 0)[1] == len(job.partition.test[0])
 
 
 def test_ours_takes_as_many_steps_and_evaluates_as_much(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ class Module(nn.Module):
 
 
 def held(module: Module, value: float) -> Module:
-    module.anchor.hold({name: torch.full_like(p, value) for name, p in module.named_parameters()})
+    module.anchor.store({name: torch.full_like(p, value) for name, p in module.named_parameters()})
     return module
 
 
 def test_pairs_by_name() -> None:
     module = Module()
-    module.anchor.hold({"net.1.bias": torch.tensor([7.0]), "scale": torch.tensor(8.0)})
+    module.anchor.store({"net.1.bias": torch.tensor([7.0]), "scale": torch.tensor(8.0)})
     (w, a), (s, b) = module.anchor.pairs(module)
     assert w is module.net[1].bias and a.tolist() == [7]
     assert s is module.scale and b.item() == 8
@@ -46,8 +46,8 @@ def test_not_in_the_state() -> None:
 
 def test_holds_copies_and_forgets_what_was_held() -> None:
     module, sent = Module(), torch.zeros(1)
-    module.anchor.hold({"net.0.bias": torch.zeros(3)})
-    module.anchor.hold({"net.1.bias": sent})
+    module.anchor.store({"net.0.bias": torch.zeros(3)})
+    module.anchor.store({"net.1.bias": sent})
     sent.fill_(9)
     ((parameter, anchor),) = module.anchor.pairs(module)
     assert parameter is module.net[1].bias and anchor.item() == 0
@@ -64,7 +64,7 @@ def test_follows_the_module() -> None:
 
 def test_a_name_the_module_lacks() -> None:
     module = Module()
-    module.anchor.hold({"net.7.weight": torch.zeros(1)})
+    module.anchor.store({"net.7.weight": torch.zeros(1)})
     with pytest.raises(AttributeError, match="7"):
         list(module.anchor.pairs(module))
 
@@ -92,10 +92,10 @@ def test_holds_what_it_is_for_as_it_is_received() -> None:
     """By the same name or by another one; what is missing is said, and an anchor for nothing keeps what it holds."""
     module, sent = Module(), {"net.1.bias": torch.tensor([7.0]), "other.1.bias": torch.tensor([8.0])}
     for anchor, value in ((Anchor(["net.1.bias"]), 7), (Anchor({"net.1.bias": "other.1.bias"}), 8)):
-        anchor.take(sent)
+        anchor.store_received(sent)
         ((parameter, held_value),) = anchor.pairs(module)
         assert parameter is module.net[1].bias and held_value.tolist() == [value]
         with pytest.raises(KeyError, match="1.bias"):
-            anchor.take({})
-    held(module, 2.0).anchor.take(sent)
+            anchor.store_received({})
+    held(module, 2.0).anchor.store_received(sent)
     assert len(list(module.anchor.pairs(module))) == 5

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from lightning_modules.prototypes import class_means
-from pflsim.data.federated import AT_ONCE, Examples
+from pflsim.data.federated import FORWARD_BATCH, Examples
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
 def test_against_numpy(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(AT_ONCE, "cpu", batch_size)
+    monkeypatch.setitem(FORWARD_BATCH, "cpu", batch_size)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, size=(11, 1, 2, 3)).astype(np.uint8), np.array([0, 2, 2, 0, 4, 4, 4, 0, 2, 4, 0])
     torch.manual_seed(0)

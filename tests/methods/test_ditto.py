@@ -18,7 +18,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Schedule
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.seeding import torch_generator
@@ -96,7 +96,7 @@ def test_the_anchor_is_the_model_as_received() -> None:
         return real(batch)
 
     module.personal_objective = watched  # type: ignore[assignment]
-    after = trained_states(executor, executor.train(3, executor.send((0,))))
+    after = trained_states(executor, executor.run(TrainTask(3), executor.send((0,))))
     assert seen and all(
         torch.equal(a["personal" + k.removeprefix("net")], v) for a in seen for k, v in received.items()
     )
@@ -152,7 +152,7 @@ def test_two_rounds_by_hand() -> None:
     np.testing.assert_allclose(mean, common, rtol=1e-4, atol=2e-6)
 
 
-def test_it_is_judged_by_the_personal_model_and_the_other_is_reported() -> None:
+def test_the_personal_model_is_reported_and_the_global_one_beside_it() -> None:
     one, other = ditto().inline(), world(FedAvg, Server()).inline()
     for executor in (one, other):
         rounds(executor, 3, 4)
@@ -174,7 +174,7 @@ def test_it_is_judged_by_the_personal_model_and_the_other_is_reported() -> None:
 def test_only_the_common_model_travels() -> None:
     executor = ditto().inline()
     sent = executor.send(ALL)
-    trained = executor.train(1, sent)
+    trained = executor.run(TrainTask(1), sent)
     ups = [up for h in trained.uplinks for up in executor.uplinks(h)]
     assert all(key.startswith("net.") for up in ups for key in up.weights)
     assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {(16 * 5 + 5 + 5 * 3 + 3) * 4}

@@ -16,7 +16,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ServerError, SettingsError
 from pflsim.fusion.layerwise import stack
 from pflsim.messages import Uplink
@@ -55,7 +55,7 @@ def global_models(kind: type[ClientModule], rule: ServerRule[Any], fraction: flo
     found = []
     for t in range(WARMUP + 1, 11):
         cohort = range(w.clients) if fraction == 1 else [(t + i) % w.clients for i in range(2)]
-        executor.fuse(executor.train(t, executor.send(sorted(cohort))))
+        executor.fuse(executor.run(TrainTask(t), executor.send(sorted(cohort))))
         found.append(executor.server.rule.global_weights(executor.server.state))
     return found
 
@@ -107,7 +107,7 @@ def run(job: PreparedRun) -> InlineExecutor:
     executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
     for t, cohort in enumerate(job.plan.cohorts, start=1):
-        executor.fuse(executor.train(t, executor.send(cohort)))
+        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
     return executor
 
 
@@ -136,7 +136,7 @@ def test_clients_that_were_absent_find_their_digit(seed: int) -> None:
     executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
     for t in (1, 2, 3):
-        trained = executor.train(t, executor.send(range(30)))
+        trained = executor.run(TrainTask(t), executor.send(range(30)))
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
         executor.server.fuse([up for up in ups if t > 1 or up.client not in late])
         groups = executor.server_numbers()["groups"].tolist()
@@ -171,7 +171,7 @@ def test_a_group_is_sent_one_message() -> None:
     assert len({identity(m) for m in w.inline().server.downlinks(range(4)).values()}) == 1
 
 
-def test_judged_by_the_mixture_as_received() -> None:
+def test_reports_the_mixture_as_received() -> None:
     _, executor = fused(groups=2)
     (row,) = executor.evaluate(EvalRequest("personal", "received", (1,), ("test",)))
     module = executor.host.factory.build()
@@ -188,7 +188,7 @@ def test_a_group_without_participants_keeps_its_model() -> None:
     state = executor.server.state
     absent = int(state.groups[0])
     cohort = [i for i in range(4) if int(state.groups[i]) != absent]
-    executor.fuse(executor.train(8, executor.send(cohort)))
+    executor.fuse(executor.run(TrainTask(8), executor.send(cohort)))
     after = executor.server.state
     for m in range(2):
         kept = all(torch.equal(state.models[m][k], after.models[m][k]) for k in after.weights)

@@ -224,8 +224,7 @@ def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
     flat = np.stack([np.concatenate([delta[i][k].ravel() for k in keys]) for i in range(6)])
     rho = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1))
     groups, psi = made["groups"], made["psi"]
-    within = rho[(groups[:, None] == groups) & ~np.eye(6, dtype=bool)].mean()
-    assert within > rho[groups[:, None] != groups].mean()
+    assert groups.tolist() == ward(rho, 3)
     for m in range(3):
         who = np.flatnonzero(groups == m)
         share = sizes[who] / sizes[who].sum()
@@ -250,6 +249,27 @@ def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
                 weight = psi[groups[i], number]
                 expected = weight * own_k[groups[i]] + (1 - weight) * np.tensordot(share, own_k, 1)
                 np.testing.assert_allclose(trace[2][f"down_{i:03d}"][f"weights/{k}"], expected, rtol=1e-5, atol=1e-7)
+
+
+def ward(rho: np.ndarray, count: int) -> list[int]:
+    """Ward's clustering of unit vectors with cosines ρ into `count` groups, numbered by their first clients.
+
+    The two clusters are joined whose union has the least growth of the sum of squares, n_a·n_b/(n_a+n_b)·‖c_a − c_b‖²,
+    where the squared distance of the means follows from ρ.
+    """
+    clusters = [[i] for i in range(len(rho))]
+
+    def growth(a: list[int], b: list[int]) -> float:
+        within, between = rho[np.ix_(a, a)].mean() + rho[np.ix_(b, b)].mean(), rho[np.ix_(a, b)].mean()
+        return len(a) * len(b) / (len(a) + len(b)) * (within - 2 * between)
+
+    while len(clusters) > count:
+        pairs = [(a, b) for a in range(len(clusters)) for b in range(a)]
+        a, b = min(pairs, key=lambda pair: growth(clusters[pair[0]], clusters[pair[1]]))
+        joined = clusters[a] + clusters[b]
+        clusters = [cluster for at, cluster in enumerate(clusters) if at not in (a, b)] + [joined]
+    clusters.sort(key=min)
+    return [next(m for m, cluster in enumerate(clusters) if i in cluster) for i in range(len(rho))]
 
 
 def class_sizes(folder: Path) -> np.ndarray:

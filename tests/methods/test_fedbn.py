@@ -1,4 +1,4 @@
-"""FedBN: normalisation layers never travel, the rest is FedAvg; judged with its own normalisation on the mean."""
+"""FedBN: normalisation layers are private, the other layers follow FedAvg; reported as received."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedbn import FedBN
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.servers.fedavg import FedAvg as Server
 
 ALL = (0, 1, 2, 3)
@@ -61,7 +61,7 @@ def test_normalisation_layers_never_travel(buffers: Any) -> None:
     assert set(w.factory.build().state_dict()) == NORMS | REST
     for t in (1, 2):
         sent = executor.send(ALL)
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         executor.fuse(trained)
         assert all(set(executor.downlink(h).weights) == REST for h in sent.downlinks.values())
         assert all(set(up.weights) == REST for h in trained.uplinks for up in executor.uplinks(h))
@@ -71,7 +71,7 @@ def test_normalisation_layers_never_travel(buffers: Any) -> None:
 def test_a_round_by_hand() -> None:
     """The rest is the sample-weighted mean (NumPy float64); each client's own normalisation meets it."""
     executor = normed("local").inline()
-    trained = executor.train(1, executor.send(ALL))
+    trained = executor.run(TrainTask(1), executor.send(ALL))
     after = trained_states(executor, trained)
     executor.fuse(trained)
     assert all(not torch.equal(after[0][k], after[1][k]) for k in NORMS if not k.endswith("tracked"))
@@ -87,5 +87,5 @@ def test_a_round_by_hand() -> None:
     with torch.no_grad():
         loss = nn.functional.cross_entropy(expected.net(inputs), labels, reduction="sum")
     assert row.loss == pytest.approx(float(loss), rel=1e-6)
-    moved = trained_states(executor, executor.train(2, executor.send((2,))))
+    moved = trained_states(executor, executor.run(TrainTask(2), executor.send((2,))))
     assert same({c: after[c] for c in (0, 1, 3)}, {c: moved[c] for c in (0, 1, 3)}), "absent clients keep all of it"

@@ -1,4 +1,4 @@
-"""What FedFCD must hold: who moves when, what travels, the opening, ablations, absent clients, missing classes."""
+"""FedFCD: trained parameters, messages, the initial round, ablations, absent clients, missing classes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.params import load
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
 from pflsim.servers.local import Local as LocalServer
@@ -45,10 +46,10 @@ def fedfcd(server: dict[str, Any] | None = None, **client: Any) -> World:
 
 
 def run(w: World, count: int = 3, fraction: float = 1.0) -> InlineExecutor:
-    """Rounds after the opening, where there is one."""
+    """Rounds after the initial round, if there is one."""
     executor = w.inline()
     if w.rule.initial_round:
-        executor.fuse(executor.open(range(w.clients)))
+        executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(w.clients))))
     rounds(executor, count, w.clients, fraction)
     return executor
 
@@ -83,14 +84,14 @@ def test_body_and_local_head_never_leave() -> None:
     """Up: (classes held)·(D+1)·4 bytes. Down: the head, and (classes)·(D+1)·4 bytes; D = 5, C = 3."""
     w = fedfcd(sizes=(12, 2, 1))
     executor = w.inline()
-    executor.fuse(executor.open(range(3)))
+    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(3))))
     for t in (1, 2):
         sent = executor.send(range(3))
         for client in range(3):
             message = executor.downlink(sent.downlinks[client])
             assert set(message.weights) == {"global_head.weight", "global_head.bias"} and not message.extra
             assert sent.down_bytes[client] == (3 * 5 + 3) * 4 + 3 * (5 + 1) * 4
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
         for up, report, held in zip(ups, trained.reports, (3, 2, 1), strict=True):
             assert up.prototypes is not None and not up.weights and not up.extra and not up.numbers
@@ -109,7 +110,7 @@ def test_class_means_are_of_the_trained_body() -> None:
     """LFR (eq. 3) in NumPy float64, from the client's state after training."""
     w = fedfcd()
     executor = w.inline()
-    trained = executor.train(1, executor.send(range(4)))
+    trained = executor.run(TrainTask(1), executor.send(range(4)))
     for up in executor.uplinks(trained.uplinks[0]):
         own, state = executor.host.shards[up.client].train, trained_states(executor, trained)[up.client]
         x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
@@ -122,7 +123,7 @@ def test_class_means_are_of_the_trained_body() -> None:
 
 
 def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
-    """GFR and head of every downlink by NumPy from the uplinks of the round before, the opening included."""
+    """GFR and head of every downlink by NumPy from the uplinks of the round before, the initial round included."""
     w = fedfcd(server={"server_lr": 0.5, "server_batch": 4})
     made = plan(4, 3, trace_rounds=(0, 1, 2, 3), initial_round=True, eval_every=3)
     made = replace(made, cohorts=((0, 2), (0, 1, 2, 3), (1, 3)))
@@ -158,13 +159,13 @@ def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
             np.testing.assert_allclose(file.get_tensor("head/weight"), weight, rtol=1e-4, atol=1e-6)
 
 
-def test_round_one_has_both_after_the_opening() -> None:
+def test_round_one_has_both_after_the_initial_round() -> None:
     """The means are those of the common initial body over everyone's examples, whoever takes part in round 1."""
     w = fedfcd()
     executor = w.inline()
     before = w.rule.downlink(executor.server.state, 0)
     assert before.prototypes is None
-    executor.fuse(executor.open(range(4)))
+    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
     down = w.rule.downlink(executor.server.state, 3)
     assert down.prototypes is not None and int(down.prototypes.counts.sum()) == 48
     assert any(not torch.equal(down.weights[k], before.weights[k]) for k in down.weights)
@@ -188,16 +189,63 @@ def test_everything_off_is_local() -> None:
     assert executor.evaluate(request) == alone.evaluate(request)
     sent = executor.send(range(4))
     assert set(sent.down_bytes.values()) == {0}
-    assert {r.up_bytes for r in executor.train(4, sent).reports} == {0}
+    assert {r.up_bytes for r in executor.run(TrainTask(4), sent).reports} == {0}
+
+
+SWITCHES = ("feature_alignment", "decision_fusion", "hierarchical")
+BODY, LOCAL_HEAD, GLOBAL_HEAD = (
+    [f"{name}.{kind}" for kind in ("weight", "bias")] for name in ("net.body.fc1", "net.head", "global_head")
+)
+
+
+def expected_step(
+    w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, means: np.ndarray, align: bool, fuse: bool, in_turn: bool
+) -> dict[str, np.ndarray]:
+    """One batch of eqs. 9 and 10 with the switches, λ = 2 and η = 0.3, by NumPy."""
+
+    def forward(body: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        z = np.maximum(x @ body[0].T + body[1], 0)
+        scores = z @ w[LOCAL_HEAD[0]].T + w[LOCAL_HEAD[1]]
+        p = softmax(scores + (z @ w[GLOBAL_HEAD[0]].T + w[GLOBAL_HEAD[1]] if fuse else 0))
+        return z, (p - np.eye(3)[y]) / len(y)
+
+    body = [w[key] for key in BODY]
+    z, error = forward(body)
+    back = error @ (w[LOCAL_HEAD[0]] + (w[GLOBAL_HEAD[0]] if fuse else 0))
+    if align:
+        back = back + 2 * 2 / z.size * (z - means[y])
+    back = back * (z > 0)
+    body = [body[0] - 0.3 * back.T @ x, body[1] - 0.3 * back.sum(0)]
+    if in_turn:
+        z, error = forward(body)
+    head = [w[LOCAL_HEAD[0]] - 0.3 * error.T @ z, w[LOCAL_HEAD[1]] - 0.3 * error.sum(0)]
+    return dict(zip(BODY + LOCAL_HEAD, body + head, strict=True))
 
 
 def test_every_switch_has_an_effect() -> None:
-    """All eight ablations train another body."""
-    found = []
+    """One batch of all eight ablations by NumPy, each of which ends elsewhere."""
+    rng = np.random.default_rng(2)
+    x, y, means = rng.uniform(size=(8, 16)), rng.integers(0, 3, size=8), rng.normal(size=(3, 5))
+    batch = torch.from_numpy(x).reshape(8, 1, 4, 4), torch.from_numpy(y)
+    w = {key: rng.normal(0, 0.5, size=shape) for key, shape in (
+        *zip(BODY, ((5, 16), (5,)), strict=True),
+        *zip(LOCAL_HEAD, ((3, 5), (3,)), strict=True),
+        *zip(GLOBAL_HEAD, ((3, 5), (3,)), strict=True),
+    )}  # fmt: skip
+    ends: list[np.ndarray] = []
     for switches in product((True, False), repeat=3):
-        names = dict(zip((*ON, "hierarchical"), switches, strict=True))
-        found.append(states(run(fedfcd(**names), 2))[0]["net.body.fc1.weight"])
-    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+        chosen = dict(zip(SWITCHES, switches, strict=True))
+        module = fedfcd(lam=2.0, training=Training(lr=0.3, batch_size=8), **chosen).factory.build().double()
+        load(module, {k: torch.from_numpy(w[k]) for k in BODY + LOCAL_HEAD})
+        heads = {k: torch.from_numpy(w[k]) for k in GLOBAL_HEAD if chosen["decision_fusion"]}
+        module.receive(Message(weights=heads, prototypes=Prototypes(torch.from_numpy(means), torch.ones(3).long())))
+        for phase in (phase for stage in module.stages() for phase in stage.phases):
+            module.optimise(batch, module.make_step(phase))
+        expected = expected_step(w, x, y, means, *switches)
+        for key, value in expected.items():
+            np.testing.assert_allclose(module.get_parameter(key).detach().numpy(), value, rtol=1e-10, err_msg=key)
+        ends.append(np.concatenate([value.ravel() for value in expected.values()]))
+    assert all(abs(a - b).max() > 1e-3 for i, a in enumerate(ends) for b in ends[:i])
 
 
 def test_no_weight_of_the_alignment_is_no_alignment() -> None:
@@ -212,13 +260,13 @@ def test_no_weight_of_the_alignment_is_no_alignment() -> None:
 def test_absent_clients_keep_all_and_others_means_stay() -> None:
     w = fedfcd()
     executor = w.inline()
-    executor.fuse(executor.open(range(4)))
+    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
     rounds(executor, 1, 4)
     before = states(executor)
-    executor.fuse(executor.train(2, executor.send([1])))
+    executor.fuse(executor.run(TrainTask(2), executor.send([1])))
     after = states(executor)
     assert all(same({0: before[c]}, {0: after[c]}) for c in (0, 2, 3))
-    found = trained_states(executor, executor.train(3, executor.send([0])))
+    found = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
     head = executor.server.downlinks([0])[0].weights
     assert torch.equal(found[0]["global_head.weight"], head["global_head.weight"])
     assert torch.equal(found[2]["global_head.weight"], before[2]["global_head.weight"])
@@ -357,12 +405,12 @@ def test_recalibration_is_for_what_was_received() -> None:
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
 
 
-def test_batch_norm_in_the_two_steps_and_in_the_opening() -> None:
+def test_batch_norm_in_the_two_steps_and_in_the_initial_round() -> None:
     """Each of the two steps on a batch passes through the body in training mode; class means do not."""
     model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
     w = fedfcd(model=model, data=dataset(shape=(1, 8, 8)), sizes=(12, 12), training=Training(lr=0.1, batch_size=4))
     executor = w.inline()
-    opened = executor.open(range(2))
+    opened = executor.run(ReplyTask(), Sent.nothing(range(2)))
     (ups,) = (executor.uplinks(handle) for handle in opened.uplinks)
     module, own = w.factory.build().eval(), executor.host.shards[0].train
     with torch.no_grad():
@@ -396,7 +444,7 @@ def test_different_bodies_work_together() -> None:
     made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
     executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
-    executor.fuse(executor.open(range(4)))
+    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
     rounds(executor, 2, 4)
     found = states(executor)
     assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2

@@ -134,7 +134,7 @@ def test_hierarchical_steps(fusion: bool, align: bool) -> None:
     module, hand = client(decision_fusion=fusion, feature_alignment=align)
     (turns,) = module.schedule()
     assert isinstance(turns, Alternate) and turns.every == "batch"
-    steps = [module.step_of(phase) for phase in turns.phases]
+    steps = [module.make_step(phase) for phase in turns.phases]
     for seed in range(3):
         x, y, data = batch(seed)
         ce, aligned = hand.terms(x, y)
@@ -156,7 +156,7 @@ def test_without_hierarchy_both_move_at_once() -> None:
     module, hand = client(hierarchical=False)
     (phase,) = module.schedule()
     assert isinstance(phase, Phase)
-    step = module.step_of(phase)
+    step = module.make_step(phase)
     for seed in range(3):
         x, y, data = batch(seed)
         module.optimise(data, step)

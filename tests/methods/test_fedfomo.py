@@ -19,7 +19,8 @@ from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.data.federated import AT_ONCE, Partition, Shard
+from pflsim.data.federated import FORWARD_BATCH, Partition, Shard
+from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, payload_bytes
@@ -169,7 +170,7 @@ def test_previous_is_where_the_last_local_training_began(baseline: str, monkeypa
         for key, value in began[client].items():
             assert torch.equal(state[f"previous.{key}"], value) and not torch.equal(state[key], value)
     before, sent = states(executor)[1], executor.send([1])
-    (handle,) = executor.train(3, sent).uplinks
+    (handle,) = executor.run(TrainTask(3), sent).uplinks
     (up,) = executor.uplinks(handle)
     start = began_at(before, "previous.") if baseline == "previous" else began_at(before, "")
     shard, offered = executor.host.shards[1], candidates(executor.downlink(sent.downlinks[1]))
@@ -308,7 +309,7 @@ def test_validation_loss_takes_all_examples(monkeypatch: pytest.MonkeyPatch) -> 
     module, shard, trained, _ = setting()
     whole = mean_loss(module.net, shard.train)
     with monkeypatch.context() as some:
-        some.setitem(AT_ONCE, "cpu", 3)
+        some.setitem(FORWARD_BATCH, "cpu", 3)
         assert mean_loss(module.net, shard.train) == pytest.approx(whole, rel=1e-5)
     assert mean_loss(module.net, shard.val) == pytest.approx(loss_of(arrays(trained), shard), rel=1e-5)
     with pytest.raises(ValueError, match="at least one example"):
@@ -381,7 +382,7 @@ def test_affinity_grows_by_what_clients_report() -> None:
     executor = w.inline()
     expected = np.eye(4)
     for t in range(1, 5):
-        trained = executor.train(t, executor.send((0, 1, 3) if t % 2 else (0, 2, 3)))
+        trained = executor.run(TrainTask(t), executor.send((0, 1, 3) if t % 2 else (0, 2, 3)))
         (handle,) = trained.uplinks
         for up in executor.uplinks(handle):
             for name, value in up.numbers.items():
@@ -394,10 +395,10 @@ def test_affinity_grows_by_what_clients_report() -> None:
 def test_the_last_model_of_everyone_who_has_reported_is_on_offer() -> None:
     w = fomo(models=10)
     executor = w.inline()
-    executor.fuse(executor.train(1, executor.send([0, 2])))
+    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
     first = states(executor)
     assert set(candidates(executor.server.downlinks([3])[3])) == {0, 2}
-    executor.fuse(executor.train(2, executor.send([1, 2])))
+    executor.fuse(executor.run(TrainTask(2), executor.send([1, 2])))
     second = states(executor)
     found = candidates(executor.server.downlinks([3])[3])
     assert set(found) == {0, 1, 2}
@@ -423,7 +424,7 @@ def test_every_model_sent_counts() -> None:
     sent = executor.send(range(4))
     assert set(sent.down_bytes.values()) == {2 * MODEL}
     assert payload_bytes(executor.downlink(sent.downlinks[0])) == 2 * MODEL
-    assert {r.up_bytes for r in executor.train(2, sent).reports} == {MODEL + 2 * 8}
+    assert {r.up_bytes for r in executor.run(TrainTask(2), sent).reports} == {MODEL + 2 * 8}
 
 
 def test_a_trace_names_the_candidates(tmp_path: Path) -> None:
@@ -447,7 +448,7 @@ def test_one_client_alone_is_local() -> None:
     for target, kept in ((fomo(), found), (world(Local, LocalServer()), expected)):
         executor = replace(target, partition=Partition(*(p[:1] for p in parts(target)))).inline()
         for t in (1, 2, 3):
-            executor.fuse(executor.train(t, executor.send([0])))
+            executor.fuse(executor.run(TrainTask(t), executor.send([0])))
         kept[0] = {k: v for k, v in states(executor)[0].items() if k.startswith("net.")}
     assert same(found, expected)
 
@@ -460,7 +461,7 @@ def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None
     """Also where what is private starts differently on every client: what it was before training is its model."""
     w = world(FedFomo, Server(models=10), init="per_client")
     executor = w.inline()
-    executor.fuse(executor.train(1, executor.send([0, 2])))
+    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
     module, shard = executor.host.module, executor.host.shards[1]
     module.load_state_dict(dict(executor.host.states[1]))
     assert all(torch.equal(v, w.federation.initial[k]) for k, v in own(module).items())  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
@@ -41,7 +41,7 @@ def fedgh(server: Mapping[str, Any] | None = None, **extra: Any) -> World:
 def run(w: World, cohorts: Sequence[Sequence[int]]) -> InlineExecutor:
     executor = w.inline()
     for t, cohort in enumerate(cohorts, start=1):
-        executor.fuse(executor.train(t, executor.send(cohort)))
+        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
     return executor
 
 
@@ -61,7 +61,7 @@ def test_the_server_trains_its_head_on_the_class_means(epochs: int, size: int) -
     executor = w.inline()
     weight, bias = (w.federation.initial[k].double().numpy() for k in HEAD)
     for t in (1, 2, 3):
-        trained = executor.train(t, executor.send(range(4)))
+        trained = executor.run(TrainTask(t), executor.send(range(4)))
         ups = executor.uplinks(trained.uplinks[0])
         executor.fuse(trained)
         pairs = []
@@ -120,7 +120,7 @@ def test_a_round_is_full_local_training_under_the_servers_head() -> None:
     module.load_state_dict({**before, **received})
     module.round_number = 2
     train(module, executor.host.shards[2].train, torch_generator(0, "batches", 2, 2))
-    after = trained_states(executor, executor.train(2, executor.send(range(4))))[2]
+    after = trained_states(executor, executor.run(TrainTask(2), executor.send(range(4))))[2]
     assert all(torch.equal(after[k], v) for k, v in module.state_dict().items())
     assert all(not torch.equal(after[k], v) for k, v in {**before, **received}.items())
 
@@ -137,7 +137,7 @@ def test_the_servers_head_is_nobodys_own() -> None:
     for t in (1, 2):
         sent = executor.send(range(4))
         mine = {k: v.clone() for k, v in head(executor).items()}
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         assert all(torch.equal(head(executor)[k], v) for k, v in mine.items()), "clients have trained their heads"
         executor.fuse(trained)
         server, module = memory(head(executor)), executor.host.module
@@ -165,7 +165,7 @@ def test_the_head_goes_down_and_class_means_go_up() -> None:
         assert all(set(m.weights) == set(HEAD) and m.weights is messages[0].weights for m in messages)
         assert all(m.prototypes is None and not m.extra and not m.numbers for m in messages)
         assert set(sent.down_bytes.values()) == {(3 * 5 + 3) * 4}
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
         assert all(not up.weights and not up.extra and not up.numbers for up in ups)
         assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
@@ -180,7 +180,7 @@ def test_absent_clients_and_classes() -> None:
     part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
     executor = run(replace(fedgh(), partition=part), [EVERYONE])
     before = states(executor)
-    executor.fuse(executor.train(2, executor.send([1])))
+    executor.fuse(executor.run(TrainTask(2), executor.send([1])))
     after = states(executor)
     assert all(same({0: before[c]}, {0: after[c]}) == (c != 1) for c in EVERYONE)
     assert all(v.isfinite().all() for s in after.values() for v in s.values())
@@ -221,7 +221,7 @@ def test_running_statistics_in_a_head_stay_with_the_client() -> None:
     executor = run(fedgh(model=NormedHead), [EVERYONE] * 2)
     assert not any("running" in key for key in head(executor)) and "net.head.0.weight" in head(executor)
     found = [s["net.head.0.running_mean"] for s in states(executor).values()]
-    after = trained_states(executor, executor.train(3, executor.send([0])))
+    after = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(after[0]["net.head.0.running_mean"], found[0])
 

@@ -17,7 +17,7 @@ from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.params import BODY
 from pflsim.servers.fedavg import FedAvg as Server
@@ -71,7 +71,7 @@ def test_heads_never_travel() -> None:
     executor = w.inline()
     for t in (1, 2):
         sent = executor.send(ALL)
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         executor.fuse(trained)
         messages = [executor.downlink(h) for h in sent.downlinks.values()]
         messages += [up for h in trained.uplinks for up in executor.uplinks(h)]
@@ -85,7 +85,7 @@ def test_a_round_by_hand() -> None:
     """All layers train; the bodies' sample-weighted mean (NumPy float64) meets the client's own head."""
     executor = fedper().inline()
     before = states(executor)
-    executor.fuse(executor.train(1, executor.send(ALL)))
+    executor.fuse(executor.run(TrainTask(1), executor.send(ALL)))
     trained = states(executor)
     assert all(not torch.equal(before[c][k], trained[c][k]) for c in ALL for k in before[c])
     share = np.array([12, 7, 20, 9]) / 48

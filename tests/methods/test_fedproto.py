@@ -20,7 +20,7 @@ from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
@@ -44,7 +44,7 @@ def fedproto(*, training: Training = TRAINING, model: Any = None, data: Any = No
 def run(w: World, cohorts: Sequence[Sequence[int]] = COHORTS) -> InlineExecutor:
     executor = w.inline()
     for t, cohort in enumerate(cohorts, start=1):
-        executor.fuse(executor.train(t, executor.send(cohort)))
+        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
     return executor
 
 
@@ -67,7 +67,7 @@ def test_a_step_by_hand() -> None:
             module.get_parameter(name).copy_(torch.from_numpy(value))
     sent = torch.from_numpy(np.where(held[:, None], means, np.nan))
     module.receive(Message(prototypes=Prototypes(sent, torch.tensor([4, 0, 9]))))
-    step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    step = module.make_step(module.schedule()[0])  # type: ignore[arg-type]
     for _ in range(3):
         x, y = rng.random((8, 16)), np.array([0, 1, 2, 2, 1, 0, 0, 2])
         hidden = x @ w1.T + b1
@@ -124,7 +124,7 @@ def test_global_means_are_not_shrunk() -> None:
     """Eq. 6 without its division by the number of clients: the mean over all examples of a class, from the uplinks."""
     w = fedproto()
     executor = w.inline()
-    trained = executor.train(1, executor.send(range(4)))
+    trained = executor.run(TrainTask(1), executor.send(range(4)))
     ups = executor.uplinks(trained.uplinks[0])
     executor.fuse(trained)
     down = executor.server.downlinks([0])[0].prototypes
@@ -178,14 +178,14 @@ def test_only_class_means_travel() -> None:
         messages = [executor.downlink(sent.downlinks[c]) for c in range(3)]
         assert all(not m.weights and not m.extra and m.prototypes is messages[0].prototypes for m in messages)
         assert set(sent.down_bytes.values()) == {down}
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
         assert all(not up.weights and not up.extra and not up.numbers for up in ups)
         assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
         executor.fuse(trained)
 
 
-def test_judged_with_the_newest_means() -> None:
+def test_evaluated_with_the_newest_means() -> None:
     """Received: the trained body with what the server has fused since; trained: with what it trained with."""
     w = fedproto()
     executor = run(w, (EVERYONE, EVERYONE))
@@ -208,7 +208,7 @@ def test_means_are_fixed_while_a_client_trains() -> None:
     w = fedproto()
     executor = run(w, (EVERYONE,))
     down = executor.server.downlinks([0])[0].prototypes
-    after = trained_states(executor, executor.train(2, executor.send(range(4))))
+    after = trained_states(executor, executor.run(TrainTask(2), executor.send(range(4))))
     assert down is not None
     assert all(torch.equal(s["means"], down.means) for s in after.values())
 
@@ -269,7 +269,7 @@ def test_different_architectures_work_together() -> None:
 
 def test_settings() -> None:
     client = job().factory.build()
-    assert isinstance(client, FedProto) and (client.lam, client.judged_module) == (1.0, "prototype")
+    assert isinstance(client, FedProto) and (client.lam, client.predicts_by) == (1.0, "prototype")
     with pytest.raises(SettingsError, match="method.lam="):
         job("method.lam=-1")
     with pytest.raises(SettingsError, match="predict"):

@@ -17,6 +17,7 @@ from lightning_modules.methods.fedrep import FedRep
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
@@ -87,7 +88,7 @@ def test_a_round_by_hand() -> None:
     """Two epochs of the head, one of the body, and the mean of the bodies, in NumPy float64."""
     w = fedrep(head_epochs=2, training=Training(lr=LR, batch_size=4))
     executor = w.inline()
-    executor.fuse(executor.train(1, executor.send(ALL)))
+    executor.fuse(executor.run(TrainTask(1), executor.send(ALL)))
     found, bodies = states(executor), []
     for client in ALL:
         w1, b1, w2, b2 = (w.factory.build().state_dict()[k].double().numpy().copy() for k in BODY + HEAD)
@@ -120,7 +121,7 @@ def test_head_bytes_never_travel() -> None:
     executor = fedrep().inline()
     for t in (1, 2):
         sent = executor.send(ALL)
-        trained = executor.train(t, sent)
+        trained = executor.run(TrainTask(t), sent)
         executor.fuse(trained)
         messages = [executor.downlink(h) for h in sent.downlinks.values()]
         messages += [up for h in trained.uplinks for up in executor.uplinks(h)]
@@ -142,5 +143,5 @@ def test_phases_without_epochs_are_refused(setting: Any) -> None:
 
 
 def test_a_body_without_parameters_is_refused() -> None:
-    with pytest.raises(SettingsError, match="body has no parameters"):
+    with pytest.raises(SettingsError, match="fedrep.*body.*no parameters"):
         fedrep(model=partial(Mlp, hidden=[]))

@@ -19,7 +19,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, FinetuneTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.fusion.layerwise import stack
@@ -196,7 +196,7 @@ def test_two_kinds_of_clients_are_told_apart() -> None:
     assert scores[2] > 0.95 and scores[1] < 0.8
 
 
-def test_judged_by_the_cluster_model_as_received() -> None:
+def test_reports_the_cluster_model_as_received() -> None:
     assert FeSEM.reported_model == "personal" and FeSEM.reported_phase == "received"
     w = world(FeSEM, Server(groups=2))
     executor = w.inline()
@@ -243,7 +243,7 @@ def numpy_losses(centre: Any, x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> None:
-    """It is sent all of them, which counts, and is judged by, and trains from, the one with the lowest mean loss."""
+    """It receives all centres, which count as traffic, and starts from the one with the lowest mean loss."""
     w, taken = world(FeSEM, Server(), training=Training(lr=0.1, batch_size=4)), []
     two = replace(w, federation=replace(w.federation, clients=w.federation.clients[:2]), rule=Server(groups=2))
     for seed in range(4):
@@ -254,7 +254,7 @@ def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> N
         joining = executor.join([2, 3])
         assert set(joining.down_bytes.values()) == {2 * sum(v.numel() * 4 for v in centres[0].values())}
         rows = executor.evaluate(EvalRequest("personal", "received", (2, 3), ("test",), joining=True), joining)
-        executor.finetune(3, joining, 0)
+        executor.store(executor.run(FinetuneTask(3, 0), joining))
         for client, row in zip((2, 3), rows, strict=True):
             shard = executor.host.shards[client]
             train, test = (s.batch(slice(None)) for s in (shard.train, shard.test))

@@ -19,7 +19,7 @@ from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples, Partition, Shard
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
@@ -38,7 +38,7 @@ def gpfl(*, extra: dict[str, Any] | None = None, **settings: Any) -> World:
 def run(w: World, cohorts: Sequence[Sequence[int]]) -> InlineExecutor:
     executor = w.inline()
     for t, cohort in enumerate(cohorts, start=1):
-        executor.fuse(executor.train(t, executor.send(cohort)))
+        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
     return executor
 
 
@@ -104,7 +104,7 @@ def test_objective_and_steps_by_hand() -> None:
     """Every term, and three steps along the gradient of their sum, by central differences of the NumPy terms."""
     module, weights, fixed = client()
     (phase,) = module.schedule()
-    step = module.step_of(phase)
+    step = module.make_step(phase)
     assert {id(p) for p in step.parameters} == {id(p) for p in module.parameters()}, "all at once"
     rng = np.random.default_rng(1)
     for turn in range(3):
@@ -147,7 +147,7 @@ def test_embeddings_learn_by_the_angle_alone() -> None:
     torch.testing.assert_close(decay, MU * c.detach())
     held = {k: v.clone() for k, v in module.fixed.named_buffers()}
     personal = module.personal.clone()
-    step = module.step_of(module.schedule()[0])
+    step = module.make_step(module.schedule()[0])
     for _ in range(3):
         module.optimise(batch, step)
     assert not torch.equal(c.detach(), torch.from_numpy(fixed)), "C has moved"
@@ -185,14 +185,14 @@ def test_conditions_are_made_of_the_new_embeddings() -> None:
 
 
 def test_conditions_of_a_run() -> None:
-    """In every round those of that round's downlink, which differ; and when judged as received, the newest."""
+    """In every round those of that round's downlink, which differ; evaluated as received, the newest."""
     w = gpfl()
     executor = w.inline()
     seen = []
     for t in (1, 2, 3):
         sent = executor.send(range(4))
         new = executor.downlink(sent.downlinks[0]).weights["embeddings.weight"].clone()
-        executor.fuse(executor.train(t, sent))
+        executor.fuse(executor.run(TrainTask(t), sent))
         for c, state in states(executor).items():
             y = executor.host.shards[c].train.y
             shares = torch.bincount(y, minlength=3).double() / len(y)
@@ -231,7 +231,7 @@ def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
     keys = set(executor.downlink(sent.downlinks[0]).weights)
     assert keys == {k for k, _ in w.factory.build().named_parameters() if not k.startswith("net.head")}
     assert {k.partition(".")[0] for k in keys} == {"net", "valve", "embeddings"}
-    trained = executor.train(1, sent)
+    trained = executor.run(TrainTask(1), sent)
     ups = executor.uplinks(trained.uplinks[0])
     executor.fuse(trained)
     n = np.array([12, 7, 20, 9])
@@ -248,7 +248,7 @@ def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
 
 
 def test_there_is_no_model_for_all() -> None:
-    """Head and condition are the clients' own, so there is nothing that could be judged as one."""
+    """Head and condition are the clients' own, so there is no global model."""
     executor = run(gpfl(), [EVERYONE])
     assert executor.server.global_message() is None
     assert executor.evaluate(EvalRequest("global", "received", EVERYONE, ("test",))) == []

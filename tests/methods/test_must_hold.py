@@ -18,13 +18,16 @@ from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedamp import FedAMP as FedAMPServer
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
+from pflsim.servers.fesem import FeSEM as FeSEMServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from pflsim.servers.pfedme import PFedMe as PFedMeServer
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.hosts.server_host import ServerHost
 
@@ -88,7 +91,7 @@ def test_local_clients_send_nothing_and_do_not_meet() -> None:
     w = world(Local, LocalServer(), sizes=sizes)
     executor = w.inline()
     sent = executor.send([0, 1, 2])
-    trained = executor.train(1, sent)
+    trained = executor.run(TrainTask(1), sent)
     assert set(sent.down_bytes.values()) == {0} and {r.up_bytes for r in trained.reports} == {0}
     alone = world(Local, LocalServer(), sizes=sizes[:1])
     assert same({0: after(w)[0]}, after(alone))
@@ -169,7 +172,7 @@ def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, s
     sent = executor.send(range(4))
     stored = {c: regression(state) for c, state in states(executor).items()}
     received = {c: regression(executor.downlink(sent.downlinks[c]).weights) for c in range(4)}
-    after = trained_states(executor, executor.train(2, sent))
+    after = trained_states(executor, executor.run(TrainTask(2), sent))
     for c, start in received.items():
         assert abs(start - stored[c]).max() > 1e-3, "the two are told apart"
         weights = start
@@ -178,11 +181,32 @@ def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, s
         np.testing.assert_allclose(regression(after[c]), weights, rtol=1e-5, atol=1e-6)
 
 
-def test_without_its_pull_fedamp_follows_plain_sgd_from_the_mixture() -> None:
-    pulled, free = (
-        after(world(partial(FedAMP, alpha=1.0, lam=lam), FedAMPServer(alpha=1.0, sigma=10.0))) for lam in (5.0, 0.0)
-    )
-    assert not same(pulled, free)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_without_its_penalty_fedamp_follows_plain_sgd_from_the_mixture(steps: int) -> None:
+    """Round 2 by NumPy: the mixture of the models of round 1, then SGD without a penalty."""
+    training, alpha, sigma = Training(lr=0.4, batch_size=100, local_steps=steps), 3.0, 20.0
+    ends = []
+    for lam in (0.0, 2.0):
+        w = world(
+            partial(FedAMP, lam=lam, alpha=alpha),
+            FedAMPServer(alpha=alpha, sigma=sigma),
+            training=training,
+            model=partial(Mlp, hidden=[]),
+        )
+        executor = w.inline()
+        rounds(executor, 1, 4)
+        sent = {c: regression(state) for c, state in states(executor).items()}
+        ends.append(trained_states(executor, executor.train(2, executor.send(range(4)))))
+        if lam:
+            continue
+        for n in range(4):
+            zeta = {m: alpha * np.exp(-((sent[n] - sent[m]) ** 2).sum() / sigma) / sigma for m in range(4) if m != n}
+            weights = (1 - sum(zeta.values())) * sent[n] + sum(zeta[m] * sent[m] for m in zeta)
+            assert abs(weights - sent[n]).max() > 1e-3, "the mixture differs from the client's own model"
+            for _ in range(steps):
+                weights = weights - 0.4 * gradient(weights, *examples(executor, n))
+            np.testing.assert_allclose(regression(ends[0][n]), weights, rtol=1e-5, atol=1e-6)
+    assert same(*ends) == (steps == 1), "in the first step the penalty is zero"
 
 
 def test_pfedcfr_with_all_units_as_one_model_is_fedamp() -> None:
@@ -198,6 +222,32 @@ def test_pfedcfr_without_mixed_units_is_the_uniform_mean() -> None:
     rule = PFedCFRServer(r=0, alpha=100.0, sigma=1e3)
     cfr = world(partial(PFedCFR, alpha=100.0, r=0, unit="module", mu=0.5), rule, sizes=(9, 9, 9), training=TRAINING)
     assert same(after(cfr), after(prox))
+
+
+@pytest.mark.parametrize(
+    ("rule", "weighted"),
+    [
+        (FedAvgServer(), True),
+        (PFedCFRServer(r=0, alpha=100.0, sigma=1e3), False),
+        (PFedMeServer(), False),
+        (FeSEMServer(groups=1), False),
+    ],
+    ids=["fedavg", "pfedcfr", "pfedme", "fesem"],
+)
+def test_the_mean_of_clients_of_unequal_sizes(rule: Any, weighted: bool) -> None:
+    """Σ n_i·w_i / Σ n_i where the paper weights by examples, else Σ w_i / N, by NumPy."""
+    sizes = (4, 9, 20)
+    w = world(FedAvg, rule, sizes=sizes)
+    rng = np.random.default_rng(8)
+    sent = [{k: rng.normal(size=v.shape) for k, v in w.federation.initial.items()} for _ in sizes]
+    ups = [
+        Uplink({k: torch.from_numpy(v).float() for k, v in own.items()}, client=i, num_examples=sizes[i])
+        for i, own in enumerate(sent)
+    ]
+    down = rule.downlink(rule.fuse(rule.init(w.federation), ups), 1).weights
+    for key in w.federation.initial:
+        mean = np.average([own[key] for own in sent], axis=0, weights=sizes if weighted else None)
+        np.testing.assert_allclose(down[key].numpy(), mean, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def test_wide_sigma_gives_equal_weights() -> None:
@@ -273,7 +323,7 @@ def test_absent_clients_count_with_their_last_upload() -> None:
     executor, last = w.inline(), dict[int, Any]()
     mixed, common = ("net.body.fc1.weight", "net.body.fc1.bias"), ("net.head.weight", "net.head.bias")
     for t, cohort in ((1, (0, 2)), (2, (1, 2)), (3, (0, 3))):
-        trained = executor.train(t, executor.send(cohort))
+        trained = executor.run(TrainTask(t), executor.send(cohort))
         for up in (up for handle in trained.uplinks for up in executor.uplinks(handle)):
             last[up.client] = {key: value.numpy().astype(np.float64) for key, value in up.weights.items()}
         executor.fuse(trained)

@@ -73,7 +73,7 @@ def drawn(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def step(module: ClientModule, batch: Batch) -> Terms:
-    return module.optimise(batch, module.step_of(module.schedule()[0]))  # type: ignore[arg-type]
+    return module.optimise(batch, module.make_step(module.schedule()[0]))  # type: ignore[arg-type]
 
 
 def close(module: ClientModule, expected: Arrays, rtol: float = 1e-10) -> None:
@@ -101,7 +101,7 @@ def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
     module, rng = w0.factory.build().double(), np.random.default_rng(6)
     module.round_number = 3
     w = [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
-    speed, ready = [np.zeros_like(v) for v in w], module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    speed, ready = [np.zeros_like(v) for v in w], module.make_step(module.schedule()[0])  # type: ignore[arg-type]
     for _ in range(3):
         x, y, batch = drawn(rng, 6)
         module.optimise(batch, ready)
@@ -115,7 +115,7 @@ def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
     close(module, along(w, slope(w, x, y), -ALPHA))
 
 
-def test_the_step_before_the_model_is_judged_is_in_training_mode() -> None:
+def test_the_step_before_evaluation_is_in_training_mode() -> None:
     """Batch normalisation takes the statistics of the shard, whatever mode the model was in."""
     module = world(partial(PerFedAvg, alpha=ALPHA), Server(), model=normed).factory.build().double()
     _, _, (inputs, labels) = drawn(np.random.default_rng(8), 12)
@@ -257,7 +257,7 @@ def test_adaptation_is_one_step_on_the_whole_shard() -> None:
     close(module, along(w, slope(w, x, y), -ALPHA))
 
 
-def test_judged_after_one_step_on_a_copy() -> None:
+def test_evaluated_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
     alpha = 0.7
     w = world(partial(PerFedAvg, alpha=alpha), Server(), training=Training(lr=0.1, batch_size=4))

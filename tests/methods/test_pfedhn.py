@@ -14,6 +14,7 @@ from support import World, rounds, states, world
 from lightning_modules.methods.pfedhn import PFedHN
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, parts, pull_back, rebuilt, tensors
 from pflsim.messages import Uplink
@@ -249,7 +250,7 @@ def test_clients_start_near_the_initial_model_and_train_from_what_they_are_sent(
     for client in range(4):
         for key, value in executor.downlink(sent.downlinks[client]).weights.items():
             assert 0 < float((value - w.federation.initial[key]).abs().max()) < 1
-    (handle,) = executor.train(1, sent).uplinks
+    (handle,) = executor.run(TrainTask(1), sent).uplinks
     for up in executor.uplinks(handle):
         down = executor.downlink(sent.downlinks[up.client]).weights
         assert all(torch.equal(up.weights[k], v) for k, v in down.items())
@@ -298,7 +299,7 @@ def test_absent_clients_keep_their_own_model() -> None:
     w = hn()
     executor = w.inline()
     before = states(executor)
-    executor.fuse(executor.train(1, executor.send([0, 2])))
+    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
     now = states(executor)
     for client in range(4):
         same = all(torch.equal(now[client][k], v) for k, v in before[client].items())
@@ -339,5 +340,5 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
         hn(**settings)
 
 
-def test_judged_as_received() -> None:
+def test_reported_as_received() -> None:
     assert (PFedHN.reported_model, PFedHN.reported_phase) == ("personal", "received")

@@ -22,6 +22,7 @@ from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.lenet import LeNet
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
+from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.fusion import hypernetwork
@@ -185,8 +186,8 @@ def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
     executor = w.inline()
     for key, value in executor.server.join([4])[4].weights.items():
         torch.testing.assert_close(value, w.federation.initial[key])
-    executor.fuse(executor.train(1, executor.send([2])))
-    executor.fuse(executor.train(2, executor.send([0, 2])))
+    executor.fuse(executor.run(TrainTask(1), executor.send([2])))
+    executor.fuse(executor.run(TrainTask(2), executor.send([0, 2])))
     table, sent = executor.server.state.table, executor.server.join([4])[4].weights
     assert set(sent) == set(w.federation.initial)
     for key, value in sent.items():
@@ -199,9 +200,9 @@ def test_absent_clients_keep_their_row_and_their_hypernetwork() -> None:
     w = la(hn_lr=0.5)
     executor = w.inline()
     start = executor.server.state
-    executor.fuse(executor.train(1, executor.send([0, 1])))
+    executor.fuse(executor.run(TrainTask(1), executor.send([0, 1])))
     first = executor.server.state
-    executor.fuse(executor.train(2, executor.send([1, 2])))
+    executor.fuse(executor.run(TrainTask(2), executor.send([1, 2])))
     second = executor.server.state
     for before, now, absent in ((start, first, (2, 3)), (first, second, (0, 3))):
         for client in range(4):
@@ -271,7 +272,7 @@ def test_kept_units_cost_nothing_down_and_stay_with_the_client() -> None:
             start = module.state_dict()
             assert all(torch.equal(start[k], before[client][k]) for k in unit.keys)
             assert all(torch.equal(start[k], message.weights[k]) for k in other.keys)
-        trained = executor.train(t, down)
+        trained = executor.run(TrainTask(t), down)
         assert {r.up_bytes for r in trained.reports} == {BODY + HEAD}, "all of it is sent up, for the others"
         executor.fuse(trained)
     assert seen == {0, 1}, "both units were kept by somebody at some time"
@@ -373,6 +374,6 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
         la(**settings).inline()
 
 
-def test_judged_as_received() -> None:
+def test_reported_as_received() -> None:
     """Eq. 7 is the loss of the mixtures, and they are the output of Algorithm 1."""
     assert {(c.reported_model, c.reported_phase) for c in (PFedLA, HeurpFedLA)} == {("personal", "received")}

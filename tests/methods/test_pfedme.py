@@ -15,7 +15,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -72,7 +72,7 @@ def test_client_steps() -> None:
         common, down = message(rng, module)
         module.receive(down)
         theta, speed = [v.copy() for v in common], [np.zeros_like(v) for v in common]
-        step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+        step = module.make_step(module.schedule()[0])  # type: ignore[arg-type]
         for _ in range(3):  # mini-batches
             x, y = rng.uniform(size=(5, 16)), rng.integers(0, 3, size=5)
             terms = module.optimise((torch.from_numpy(x).reshape(5, 1, 4, 4), torch.from_numpy(y)), step)
@@ -100,7 +100,7 @@ def test_many_inner_steps_find_the_gradient_of_the_moreau_envelope() -> None:
     start, down = message(rng, module)
     module.receive(down)
     x, y = rng.uniform(size=(6, 16)), rng.integers(0, 3, size=6)
-    step = module.step_of(module.schedule()[0])  # type: ignore[arg-type]
+    step = module.make_step(module.schedule()[0])  # type: ignore[arg-type]
     module.gradients((torch.from_numpy(x).reshape(6, 1, 4, 4), torch.from_numpy(y)), step.phase, step.parameters)
 
     def envelope(w: Arrays) -> float:
@@ -204,7 +204,7 @@ def test_a_run_reports_both_models(tmp_path: Any) -> None:
 def test_only_w_travels_and_only_participants_change() -> None:
     executor = world(PFedMe, Server()).inline()
     before = states(executor)
-    trained = executor.train(1, executor.send([1, 2]))
+    trained = executor.run(TrainTask(1), executor.send([1, 2]))
     (ups,) = [executor.uplinks(handle) for handle in trained.uplinks]
     assert all(set(up.weights) == set(KEYS) for up in ups)
     after = trained_states(executor, trained)
@@ -232,7 +232,7 @@ def theta_name(key: str) -> str:
 def test_running_statistics_belong_to_theta_and_w_alike() -> None:
     """A model with batch normalisation: one set of running statistics, which moves with θ's K passes and travels."""
     executor = world(partial(PFedMe, inner_steps=3), Server(), model=normed).inline()
-    trained = executor.train(1, executor.send([0]))
+    trained = executor.run(TrainTask(1), executor.send([0]))
     state = trained_states(executor, trained)[0]
     (counted,) = [int(value) for key, value in state.items() if key.endswith("num_batches_tracked")]
     assert counted == 3 * trained.reports[0].steps
@@ -276,7 +276,7 @@ def test_wrong_settings_are_refused(setting: str, value: float) -> None:
             world(partial(PFedMe, **{setting: value}), Server())  # type: ignore[arg-type]
 
 
-def test_the_largest_stable_pull_is_named() -> None:
+def test_the_largest_stable_penalty_is_named() -> None:
     """θ − w shrinks by |1 − λ·η_p| a step, so 2/λ is the bound; up to it everything is taken."""
     with pytest.raises(SettingsError, match=r"method\.lam=15 .*method\.personal_lr.*above 2.*at most 4$") as said:
         world(partial(PFedMe, personal_lr=0.5), Server())

@@ -20,7 +20,7 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
 from pflsim.servers.local import Local as LocalServer
@@ -56,7 +56,7 @@ def run(executor: InlineExecutor, cohorts: Sequence[Sequence[int]], first: int =
     """Rounds with these clients; returns the reports."""
     reports = []
     for t, cohort in enumerate(cohorts, start=first):
-        trained = executor.train(t, executor.send(cohort))
+        trained = executor.run(TrainTask(t), executor.send(cohort))
         executor.fuse(trained)
         reports.append(trained.reports)
     return reports
@@ -140,7 +140,7 @@ def test_every_phase_moves_its_own_part(alternate: str) -> None:
     assert [p.name for p in phases] == ["net", "relation"]
     for p in phases:
         before = {k: v.clone() for k, v in module.state_dict().items()}
-        module.optimise(batch, module.step_of(p))
+        module.optimise(batch, module.make_step(p))
         moved = {k.partition(".")[0] for k, v in module.state_dict().items() if not torch.equal(v, before[k])}
         assert moved == {p.name}, "running statistics belong to the net"
         assert all(m.training for m in module.modules())
@@ -170,7 +170,7 @@ def test_the_first_round_knows_no_features() -> None:
     executor = pfedpm().inline()
     before, sent = states(executor), executor.send(EVERYONE)
     assert set(sent.down_bytes.values()) == {0}
-    trained = executor.train(1, sent)
+    trained = executor.run(TrainTask(1), sent)
     for report in trained.reports:
         assert report.losses["net/align"] == 0 < report.losses["net/ce"] and "relation/mse" not in report.losses
     weights = [name for name, _ in executor.host.module.relation.named_parameters(prefix="relation")]
@@ -244,7 +244,7 @@ def test_clients_that_come_back_have_their_own_features() -> None:
     assert torch.equal(states(executor)[0]["mixed"][2], executor.server.state.features.means[2])
 
 
-def test_what_a_client_is_judged_by_does_not_change_its_training() -> None:
+def test_the_prediction_does_not_change_the_training() -> None:
     one, other = (pfedpm(predict=p).inline() for p in ("decision", "relation"))
     for executor in (one, other):
         run(executor, COHORTS)
@@ -311,10 +311,10 @@ def test_one_pair_alone_is_scored() -> None:
 
 def test_defaults() -> None:
     client = job("method=pfedpm").factory.build()
-    assert (client.a, client.lam, client.distance, client.alternate, client.judged_module) == (
+    assert (client.a, client.lam, client.distance, client.alternate, client.predicts_by) == (
         0.5, 1.0, "mse", "round", "decision",
     )  # fmt: skip
-    assert job("method=r_pfedpm").factory.build().judged_module == "relation"
+    assert job("method=r_pfedpm").factory.build().predicts_by == "relation"
 
 
 def job(*overrides: str) -> Any:
@@ -371,7 +371,7 @@ def test_settings_out_of_range(override: str, message: str) -> None:
 
 def test_a_server_of_another_method_is_noticed() -> None:
     module = pfedpm().factory.build()
-    with pytest.raises(ValueError, match="pFedPM.s server sends class means"):
+    with pytest.raises(ValueError, match="pFedPM.*class means"):
         module.receive(Message())
     rule = Server()
     with pytest.raises(ValueError, match="client 2 sent no class features"):

@@ -175,7 +175,7 @@ def test_net_steps(how: str) -> None:
     module.own_counts.copy_(torch.tensor([4, 6, 0]))
     module.receive(Message(prototypes=sent(common, [9, 0, 9])))
     mixed = np.stack([A * own[0] + (1 - A) * common[0], own[1], common[2]])
-    step, speed = module.step_of(phase(module, "net")), [np.zeros_like(v) for v in net]
+    step, speed = module.make_step(phase(module, "net")), [np.zeros_like(v) for v in net]
     for labels in ([0, 0, 1, 1, 1, 0, 1], [2, 2, 2, 0], [1]):
         x, y, tensors = batch_of(rng, labels)
         terms = module.optimise(tensors, step)
@@ -290,7 +290,7 @@ def test_relation_step_on_flat_features(counts: list[int]) -> None:
         return relation_error(scores(), y, seen)
 
     np.testing.assert_allclose(module.predict(tensors[0]).detach().numpy(), scores(), rtol=1e-12)
-    terms = module.optimise(tensors, module.step_of(phase(module, "relation")))
+    terms = module.optimise(tensors, module.make_step(phase(module, "relation")))
     assert math.isclose(float(terms["relation/mse"]), loss(), rel_tol=1e-12)
     for name, value in zip(RELATION, g, strict=True):
         moved = (value - module.get_parameter(name).detach().numpy()) / LR
@@ -317,7 +317,7 @@ def test_relation_step_on_maps() -> None:
     def loss() -> float:
         return relation_error(map_scores(g, z, common.reshape(3, 2, 2, 2)), y, np.full(3, True))
 
-    terms = module.optimise(tensors, module.step_of(phase(module, "relation")))
+    terms = module.optimise(tensors, module.make_step(phase(module, "relation")))
     assert math.isclose(float(terms["relation/mse"]), loss(), rel_tol=1e-12)
     for name, value in zip(RELATION, g, strict=True):
         moved = (value - module.get_parameter(name).detach().numpy()) / LR

@@ -34,7 +34,7 @@ from lightning_modules.training import Training
 from pflsim import cli
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import EvalRequest, Sent
+from pflsim.engine.execution import EvalRequest, FinetuneTask, ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
 from pflsim.params import BODY, HEAD
 from pflsim.servers.base import ServerRule
@@ -62,7 +62,7 @@ def joined(client: Any, rule: ServerRule[Any], count: int = 3) -> tuple[Message,
     """What client 3 is sent after some rounds of the other three."""
     executor = fewer(world(client, rule), 3).inline()
     if rule.initial_round:
-        executor.fuse(executor.open(range(3)))
+        executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(3))))
     rounds(executor, count, 3)
     return executor.server.join([3])[3], executor.server.state, rule
 
@@ -110,11 +110,11 @@ def welcomed(client: Any, rule: ServerRule[Any]) -> tuple[World, InlineExecutor,
     return w, executor, sent, row.loss
 
 
-def test_a_newcomer_of_per_fedavg_is_judged_after_its_step() -> None:
+def test_a_newcomer_of_per_fedavg_is_evaluated_after_its_step() -> None:
     """As received, and after fine-tuning, it is the model after one step with α on all its training examples."""
     w, executor, sent, received = welcomed(partial(PerFedAvg, alpha=0.7), FedAvgServer())
     shard, common = executor.host.shards[3], dict(executor.server.state.weights)
-    executor.finetune(4, sent, 2)
+    executor.store(executor.run(FinetuneTask(4, 2), sent))
     (row,) = executor.evaluate(replace(JOINING, phase="trained"))
     for weights, found in ((common, received), (dict(executor.host.states[3]), row.loss)):
         net = net_of(w, weights)
@@ -127,12 +127,12 @@ def test_a_newcomer_of_per_fedavg_is_judged_after_its_step() -> None:
     assert row.loss != received
 
 
-def test_a_newcomer_of_pfedme_is_judged_by_theta() -> None:
+def test_a_newcomer_of_pfedme_is_evaluated_with_theta() -> None:
     """As received θ = w; after fine-tuning it is θ and no longer w."""
     w, executor, sent, received = welcomed(PFedMe, PFedMeServer())
     shard, common = executor.host.shards[3], executor.server.state.weights
     assert received == pytest.approx(summed_loss(net_of(w, common), shard.test), rel=1e-5)
-    executor.finetune(4, sent, 2)
+    executor.store(executor.run(FinetuneTask(4, 2), sent))
     (row,) = executor.evaluate(replace(JOINING, phase="trained"))
     state = executor.host.states[3]
     theta = {k.replace("/", "."): v for k, v in state.items()}
@@ -159,7 +159,7 @@ def test_a_newcomer_of_fedfomo_weighs_its_candidates() -> None:
     expected = summed_loss(net_of(w, mixed), shard.test)
     assert received == pytest.approx(expected, rel=1e-5)
     assert abs(expected - summed_loss(net_of(w, start), shard.test)) > 1e-2
-    executor.finetune(4, sent, 0)
+    executor.store(executor.run(FinetuneTask(4, 0), sent))
     for key, value in mixed.items():
         torch.testing.assert_close(executor.host.states[3][key], value, rtol=1e-4, atol=1e-6)
 
@@ -194,27 +194,25 @@ def test_fine_tuning_is_local_training_of_so_many_epochs(client: Any, own: int) 
     w = world(client, FedAvgServer(), training=long)
     module, down = w.inline().host.module, Message(weights=w.federation.initial)
     found, once = w.inline(), world(client, FedAvgServer(), training=replace(long, local_steps=None)).inline()
-    found.host.finetune(2, 1, [3], [0], down)
-    once.host.train(2, [3], [0], down)
-    assert same(states(found), states(once))
+    tuned = found.host.run(FinetuneTask(2, 1), {3: down})[3].state
+    assert same({3: tuned}, {3: once.host.run(TrainTask(2), {3: down})[3].state})
     assert found.host.module.training_settings == module.training_settings == long
     if not own:
         twice = world(client, FedAvgServer(), training=replace(long, local_steps=None, local_epochs=2)).inline()
-        twice.host.train(2, [3], [0], down)
-        found.host.finetune(2, 2, [3], [0], down)
-        for key, value in twice.host.states[3].items():
-            torch.testing.assert_close(found.host.states[3][key], value)
+        tuned = found.host.run(FinetuneTask(2, 2), {3: down})[3].state
+        for key, value in twice.host.run(TrainTask(2), {3: down})[3].state.items():
+            torch.testing.assert_close(tuned[key], value)
 
 
 def test_no_epochs_leave_what_was_received() -> None:
     w = world(FedAvg, FedAvgServer())
     executor = w.inline()
     rounds(executor, 2, 3)
-    executor.finetune(3, executor.join([3]), 0)
+    executor.store(executor.run(FinetuneTask(3, 0), executor.join([3])))
     assert all(torch.equal(executor.host.states[3][k], v) for k, v in executor.server.state.weights.items())
 
 
-def test_judging_a_newcomer_as_received_changes_nothing() -> None:
+def test_evaluating_a_newcomer_as_received_changes_nothing() -> None:
     executor = fewer(world(FedAvg, FedAvgServer()), 3).inline()
     rounds(executor, 2, 3)
     before, sent = states(executor), executor.join([3])
@@ -231,7 +229,7 @@ def run(folder: Path, *arguments: str) -> Path:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedalp", "fedfcd"])
 def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also for a method with rounds for everyone, and for one with an opening."""
+    """Also for a method with rounds for everyone, and for one with an initial round."""
     folder = run(tmp_path / "run", f"method={method}", "eval.holdout_clients=2", "eval.finetune_epochs=2")
     with (folder / "per_client.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""How much shared memory a run asks for, and whom signals reach while Ray comes up."""
+"""The size of the object store that a run requests, and the handling of signals while Ray starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from ray_actors import run
-from ray_actors.cluster import joined, local_ray
+from ray_actors.cluster import joined, launcher
 from ray_actors.prepare import PreparedRun, prepare
 
 SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]
@@ -30,11 +30,11 @@ def job(*overrides: str) -> PreparedRun:
 @pytest.mark.parametrize(
     ("overrides", "models"),
     [
-        (["method=fedavg"], 2 * 10),  # everyone once down and once up
+        (["method=fedavg"], 2 * 10),  # all clients once down and once up
         (["method=fedavg", "fraction=0.3"], 2 * 3),
         (["method=fedfomo", "fraction=0.3"], 3 * (5 + 1)),  # five candidates each
         (["method=fedfomo", "fraction=0.3", "method.models=100"], 3 * (10 + 1)),  # there are no more than ten
-        (["method=fedfomo", "fraction=0.3", "eval.received=true"], 10 * 5),  # all are judged as received
+        (["method=fedfomo", "fraction=0.3", "eval.received=true"], 10 * 5),  # all are evaluated as received
         (["method=fedfomo", "fraction=0.3", "eval.received=true", "eval.on=participants"], 3 * (5 + 1)),
         (["method=pfedla", "fraction=0.1"], 10),
         (["method=pfedla", "fraction=0.8"], 2 * 8),
@@ -52,7 +52,7 @@ def test_the_store_has_room_for_the_most_messages_at_once(
         rule=made.rule,
         federation=federation,
         dataset=SimpleNamespace(x=SimpleNamespace(nbytes=2**20)),
-        initial={"w": SimpleNamespace(numel=lambda: 3 * MODEL // 4, element_size=lambda: 4)},
+        initial_state={"w": SimpleNamespace(numel=lambda: 3 * MODEL // 4, element_size=lambda: 4)},
         settings=made.settings,
     )
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**50))
@@ -68,7 +68,7 @@ def test_it_is_between_what_ray_needs_and_a_third_of_what_is_free(monkeypatch: p
         rule=made.rule,
         federation=SimpleNamespace(initial={"w": SimpleNamespace(numel=lambda: MODEL, element_size=lambda: 4)}),
         dataset=made.dataset,
-        initial=made.initial,
+        initial_state=made.initial_state,
         settings=made.settings,
     )
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * 2**30))
@@ -83,34 +83,34 @@ def ray_takes_it() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def init(*args: object, **settings: object) -> None:
+def init(*args: object, **settings: object) -> SimpleNamespace:
     """As Ray's does it."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))
+    return SimpleNamespace(address_info={"session_dir": "/tmp/ray/session_1"})
 
 
-def test_who_is_told_to_stop_when_a_cluster_was_joined(monkeypatch: pytest.MonkeyPatch, ray_takes_it: None) -> None:
+def test_a_signal_after_joining_a_cluster_reaches_the_run(monkeypatch: pytest.MonkeyPatch, ray_takes_it: None) -> None:
     monkeypatch.setattr(joined.ray, "is_initialized", lambda: False)
     monkeypatch.setattr(joined.ray, "init", init)
     monkeypatch.setattr(joined.ray, "shutdown", lambda: None)
-    monkeypatch.setattr(joined, "_is_another_runs_own", lambda: False)  # whatever Ray other tests have up
     with run.Runner() as runner:
         runner._found(Settings(ray_address="auto"))
         os.kill(os.getpid(), signal.SIGTERM)
         assert runner.interrupts.requested == signal.SIGTERM
 
 
-def test_who_is_told_to_stop_while_ray_starts(
+def test_a_signal_while_ray_starts_reaches_the_run(
     monkeypatch: pytest.MonkeyPatch, ray_takes_it: None, tmp_path: Path
 ) -> None:
-    def told(*args: object, **settings: object) -> None:
+    def interrupted(*args: object, **settings: object) -> None:
         init()
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
-    monkeypatch.setattr(joined.ray, "init", told)
-    monkeypatch.setattr(local_ray, "_folder", lambda: tmp_path)
-    monkeypatch.setattr(local_ray, "remove_left_behind", lambda: None)
-    monkeypatch.setattr(local_ray, "Guardian", lambda *args: None)
-    monkeypatch.setattr(local_ray, "_guardians", {})
+    monkeypatch.setattr(joined.ray, "init", interrupted)
+    monkeypatch.setattr(launcher, "create_folder", lambda: (tmp_path, tmp_path))
+    monkeypatch.setattr(launcher, "remove_leftovers", lambda: None)
+    monkeypatch.setattr(launcher, "Guardian", lambda *args: None)
+    monkeypatch.setattr(launcher, "_guardians", {})
     with run.Runner() as runner:
-        local_ray.start(cpus=1, gpus=0, store_mb=100)
+        launcher.start(cpus=1, gpus=0, store_mb=100)
         assert runner.interrupts.requested == signal.SIGTERM

@@ -1,1 +1,1 @@
-"""Runs side by side: `python launch.py compare RUNS…`."""
+"""Compares runs: `python launch.py compare RUNS…`."""

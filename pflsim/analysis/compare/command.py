@@ -1,4 +1,4 @@
-"""`python launch.py compare RUNS…`: runs side by side."""
+"""The command line `python launch.py compare RUNS…`."""
 
 from __future__ import annotations
 
@@ -7,72 +7,61 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.analysis.exit_status import exit_status
 from pflsim.errors import SettingsError
 
 EXAMPLES = """examples:
-  python launch.py compare 'runs/20261122-*'                      what a pattern stands for
-  python launch.py compare runs --reference fedavg --target 0.9   all runs in a folder, held against FedAvg
-  python launch.py compare runs --out table.tex                   for a paper; .md, .csv and .txt likewise
-  python launch.py compare runs --curves acc.pdf --against bytes  accuracy by traffic
-  python launch.py compare --experiment pfedcfr_table2_mnist      runs of an experiment beside the paper's figures
+  python launch.py compare 'runs/20261122-*'                      all folders that match a pattern
+  python launch.py compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
+  python launch.py compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
+  python launch.py compare runs --curves acc.pdf --against bytes  accuracy against traffic
+  python launch.py compare --experiment pfedcfr_table2_mnist      runs of an experiment and the paper's results
 
-Runs that differ in nothing but their seed make a group, a line of the table. Groups can be compared where every seed
-has the same partition (its hash), all have the same seeds, models are judged on the same clients equally often, and
-all runs are complete; anything else is refused. What may differ (rounds, lr, model, ...) is in the labels.
+Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
+the same seeds, the same partition (hash) for each seed, and the same evaluation settings, and if all runs are complete.
+Other settings may differ (rounds, lr, model, ...); the labels show them.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare what the command line says.
+    """Run the command.
 
     Returns:
-        The exit status: 2, it cannot be done.
+        The exit status: 0, or 2 after an error.
     """
     options = _options(arguments)
-    try:
-        _beside_the_paper(options) if options.experiment else _compare(options)
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever read it has seen enough
-        return 0
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status(lambda: _beside_the_paper(options) if options.experiment else _compare(options))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python launch.py compare",
-        description="Puts runs side by side: accuracy over seeds, traffic, and differences client by client.",
+        description="Compare runs: accuracy over seeds, traffic, and paired differences between clients.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUNS", help="run folders, folders of run folders, or patterns; with --experiment "
-        "the default is runs/")  # fmt: skip
-    add("--experiment", metavar="NAME", help="put runs of this experiment beside what its paper has printed, with the "
-        "round that the paper reports")  # fmt: skip
-    add("--at", choices=["best_val", "last", "best_test_oracle"], help="the round that figures are taken from: the "
-        "best by validation (default where all runs have validation data), the last (default otherwise), or the best "
-        "by test data, which is an oracle's")  # fmt: skip
-    add("--target", type=_share, metavar="ACC", help="an accuracy in [0, 1] to reach; default: the highest that every "
-        "run reaches, rounded down to a hundredth")  # fmt: skip
-    add("--reference", metavar="LABEL", help="what the others are held against: a label of the table, or a method; "
-        "default: local where it is there, else the first")  # fmt: skip
-    add("--format", choices=["text", "markdown", "latex", "csv"], help="default: what the name of --out says, or text")
-    add("--out", type=Path, metavar="FILE", help="write into a file (.txt, .md, .tex, .csv) instead of printing")
-    add("--curves", type=Path, metavar="FILE", help="draw accuracy by round into a .png, .svg or .pdf")
-    add("--against", choices=["rounds", "bytes", "seconds"], help="what the curves are drawn against; default: rounds")
-    add("--anyway", action="store_true", help="compare runs that should not be compared, and say why they should not")
+    add("runs", nargs="*", metavar="RUNS", help="run folders, folders of runs, or patterns; runs/ with --experiment")
+    add("--experiment", metavar="NAME", help="compare runs of this experiment with the results in its paper")
+    add(
+        "--at",
+        choices=["best_val", "last", "best_test_oracle"],
+        help="round that figures are taken from; default: best_val if all runs have validation data, else last",
+    )
+    add("--target", type=_share, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
+    add("--reference", metavar="LABEL", help="label or method to compare with; default: local, else the first group")
+    add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
+    add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
+    add("--curves", type=Path, metavar="FILE", help="draw accuracy curves into a .png, .svg or .pdf")
+    add("--against", choices=["rounds", "bytes", "seconds"], help="x axis of the curves; default: rounds")
+    add("--anyway", action="store_true", help="compare runs even if they differ in data, evaluation, seeds or length")
     options = parser.parse_args(arguments)
     if options.against and not options.curves:
-        parser.error("--against goes with --curves FILE")
+        parser.error("--against needs --curves FILE")
     others = [f"--{name}" for name in ("at", "target", "reference", "curves") if getattr(options, name) is not None]
     if options.experiment and others:
-        parser.error(f"{others[0]} does not go with --experiment, which compares as the paper does")
+        parser.error(f"{others[0]} cannot be used with --experiment, which follows the protocol of the paper")
     if not options.runs and not options.experiment:
         parser.error("the following arguments are required: RUNS")
     return options
@@ -84,7 +73,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a share in [0, 1], like 0.9")
+        raise argparse.ArgumentTypeError(f"{text}: expected a number in [0, 1], e.g. 0.9")
     return value
 
 
@@ -101,7 +90,7 @@ def _compare(options: argparse.Namespace) -> None:
     objections = check_comparable(groups)
     if objections and not options.anyway:
         listed = "\n".join(f"  {objection}" for objection in objections)
-        raise SettingsError(f"these runs cannot be compared as they are (--anyway does it all the same):\n{listed}")
+        raise SettingsError(f"these runs cannot be compared (use --anyway to compare them regardless):\n{listed}")
     for objection in objections:
         print(f"warning: {objection}", file=sys.stderr)
     comparison = compare(
@@ -115,8 +104,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _beside_the_paper(options: argparse.Namespace) -> None:
     from pflsim.analysis.compare.formats import format_of
-    from pflsim.analysis.compare.paper import paper_table
-    from pflsim.analysis.compare.paper_formats import render_paper
+    from pflsim.analysis.compare.paper import paper_table, render_paper
     from pflsim.analysis.results import find_runs, read_run
 
     kind = options.format or format_of(options.out)
@@ -125,7 +113,7 @@ def _beside_the_paper(options: argparse.Namespace) -> None:
     for folder in folders:
         try:
             runs.append(read_run(folder))
-        except SettingsError as error:  # one that cannot be read does not keep the others from being compared
+        except SettingsError as error:  # the others are compared
             print(f"warning: {error}", file=sys.stderr)
     found = paper_table(options.experiment, runs, options.anyway)
     _put(render_paper(found, kind, None if options.out else sys.stdout), options.out)

@@ -1,4 +1,4 @@
-"""A comparison: rows, differences, and what they are about."""
+"""A comparison of groups: their figures and the differences between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pflsim.analysis.compare.paired import Difference, differences, find_reference
 from pflsim.analysis.compare.rows import Row, check_choice, common_choice, common_target, row
-from pflsim.analysis.results import Group
+from pflsim.analysis.results import Group, Run
 from pflsim.run_folder.summary import Choice
 
 
@@ -17,12 +17,12 @@ class Comparison:
 
     Args:
         rows: one for each group.
-        choice: which round figures are taken from.
-        target: the accuracy to reach; None where no run is evaluated.
-        target_given: whether somebody asked for it.
-        reference: what differences are held against.
-        differences: of all other groups.
-        objections: why the groups should not be compared, which was done all the same.
+        choice: the round that figures are taken from.
+        target: the accuracy to reach; None if no run is evaluated.
+        target_given: whether the caller set the target.
+        reference: the group that the others are compared with.
+        differences: one for each other group.
+        objections: reasons why the groups should not be compared.
     """
 
     rows: tuple[Row, ...]
@@ -38,6 +38,11 @@ class Comparison:
         """The groups of the rows."""
         return tuple(row.group for row in self.rows)
 
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all groups."""
+        return [run for group in self.groups for run in group.runs]
+
 
 def compare(
     groups: Sequence[Group],
@@ -48,23 +53,23 @@ def compare(
     objections: Sequence[str] = (),
     paired: bool = True,
 ) -> Comparison:
-    """Work everything out.
+    """Compare groups.
 
     Args:
         groups: at least one.
-        choice: the round that figures are taken from; None: by validation where all runs have it, else the last.
-        target: an accuracy to reach; None: the highest that every run reaches, rounded down to a hundredth.
-        reference: label or method that the others are held against; None: Local, or else the first.
-        objections: why they should not be compared, to be said beside the figures.
-        paired: whether to hold the groups against each other client by client.
+        choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
+        target: an accuracy to reach; None: the highest that every run reaches, rounded down to 0.01.
+        reference: label or method of the group to compare with; None: Local if present, else the first group.
+        objections: reasons why the groups should not be compared, to be printed with the figures.
+        paired: whether to compute differences client by client.
 
     Raises:
-        SettingsError: a run has no such round, or there is no such reference.
+        SettingsError: a run has no such round, or the reference does not exist.
     """
-    against = find_reference(groups, reference)
+    base = find_reference(groups, reference)
     chosen = choice or common_choice(groups)
     check_choice(groups, chosen)
-    aim = common_target(groups) if target is None else target
-    rows = tuple(row(group, chosen, aim) for group in groups)
-    found = differences(groups, against, chosen) if paired else ()
-    return Comparison(rows, chosen, aim, target is not None, against, tuple(found), tuple(objections))
+    goal = common_target(groups) if target is None else target
+    rows = tuple(row(group, chosen, goal) for group in groups)
+    found = differences(groups, base, chosen) if paired else ()
+    return Comparison(rows, chosen, goal, target is not None, base, tuple(found), tuple(objections))

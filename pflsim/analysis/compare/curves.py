@@ -1,76 +1,89 @@
-"""The groups' curves over their seeds."""
+"""Curves of groups over their seeds."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+
 from pflsim.analysis.compare.comparison import Comparison
-from pflsim.analysis.compare.rows import Spread, both_ways
+from pflsim.analysis.compare.rows import both_ways
 from pflsim.analysis.compare.words import title
 from pflsim.analysis.results import Group, Run
 from pflsim.errors import SettingsError
 from pflsim.figures.curves import Curve, draw_curves
+from pflsim.run_folder.history import RoundMetrics
+from pflsim.terminal.formats import byte_unit
 
 Against = Literal["rounds", "bytes", "seconds"]
 AGAINST: tuple[Against, ...] = get_args(Against)
-LABELS: dict[Against, str] = {
-    "rounds": "round",
-    "bytes": "traffic up and down, all clients (MB)",
-    "seconds": "seconds of all rounds so far",
-}
+Measure = Callable[[Run, RoundMetrics], float | None]
+"""Returns the value to draw for a round of a run, or None to leave the round out."""
 SUFFIXES = (".png", ".svg", ".pdf")
+MAX_POINTS = 400
+"""Longer curves are thinned out to this number of points."""
 
 
-def accuracy_curve(group: Group, against: Against) -> Curve:
-    """Mean test accuracy of the judged model: mean over seeds ± sample standard deviation, in rounds all have.
+def accuracy(figure: str = "mean") -> Measure:
+    """Return a measure of the reported model's test accuracy: a field of `AccuracyStats`."""
+    return lambda run, line: getattr(line.accuracy[run.reported], figure) if run.reported in line.accuracy else None
 
-    Against bytes or seconds a round is where its mean over seeds is.
+
+def curve(group: Group, against: Against, measure: Measure) -> Curve:
+    """Return mean ± sample standard deviation over the seeds, at the rounds that all runs have.
+
+    The x values are means over the seeds too: rounds, bytes of all clients in both directions, or wall seconds.
     """
-    points = [_points(run, against) for run in group.runs]
-    rounds = sorted(set.intersection(*(set(of_run) for of_run in points)))
-    x, y = ([Spread(tuple(of_run[number][i] for of_run in points)) for number in rounds] for i in (0, 1))
-    means, stds = [spread.mean for spread in y], [spread.std or 0.0 for spread in y]
-    several = len(points) > 1
-    return Curve(
-        group.label,
-        [spread.mean for spread in x],
-        means,
-        [m - s for m, s in zip(means, stds, strict=True)] if several else None,
-        [m + s for m, s in zip(means, stds, strict=True)] if several else None,
-    )
+    by_run = [_points(run, against, measure) for run in group.runs]
+    rounds = sorted(set.intersection(*map(set, by_run)))
+    if len(rounds) > MAX_POINTS:
+        rounds = [rounds[n] for n in np.linspace(0, len(rounds) - 1, MAX_POINTS).round().astype(int)]
+    points = np.array([[found[number] for number in rounds] for found in by_run]).reshape(len(by_run), -1, 2)
+    x, y = points.mean(0).T  # [runs, rounds, 2] -> [rounds] each
+    if len(by_run) == 1:
+        return Curve(group.label, x.tolist(), y.tolist())
+    std = points[:, :, 1].std(0, ddof=1)
+    return Curve(group.label, x.tolist(), y.tolist(), (y - std).tolist(), (y + std).tolist())
 
 
-def _points(run: Run, against: Against) -> dict[int, tuple[float, float]]:
-    """Place and accuracy by evaluated round."""
-    scope = run.reported
-    seconds = accumulate(line.total_seconds for line in run.history)
-    found: dict[int, tuple[float, float]] = {}
-    for line, until in zip(run.history, seconds, strict=True):
-        if scope in line.accuracy:
-            megabytes = both_ways(line.traffic_total) / 1e6
-            place = {"rounds": float(line.round), "bytes": megabytes, "seconds": until}[against]
-            found[line.round] = place, line.accuracy[scope].mean
-    return found
+def curves_of(groups: Iterable[Group], against: Against, measure: Measure) -> tuple[list[Curve], str]:
+    """Return a curve for each group and the label of the x axis; bytes are scaled to a unit that fits all curves."""
+    found = [curve(group, against, measure) for group in groups]
+    if against != "bytes":
+        return found, {"rounds": "round", "seconds": "seconds"}[against]
+    unit, size = byte_unit(max((x for each in found for x in each.x), default=0.0))
+    return [replace(each, x=[x / size for x in each.x]) for each in found], f"{unit}, both ways, all clients"
 
 
 def check_picture(path: Path) -> None:
-    """Refuse what no curves can be written to.
+    """Check that curves can be written to a file of this name.
 
     Raises:
-        SettingsError: says what can.
+        SettingsError: the suffix is not supported; names the supported ones.
     """
     if path.suffix not in SUFFIXES:
-        raise SettingsError(f"--curves {path}: expected a name that ends in {', '.join(SUFFIXES)}")
+        raise SettingsError(f"--curves {path}: expected a file name with one of the suffixes {', '.join(SUFFIXES)}")
 
 
 def draw(comparison: Comparison, path: Path, against: Against) -> None:
-    """Write the groups' curves into a picture."""
-    curves: Sequence[Curve] = [accuracy_curve(group, against) for group in comparison.groups]
-    whose = "mean ± std over seeds" if any(len(group.runs) > 1 for group in comparison.groups) else "judged model"
+    """Write the accuracy curves of all groups to a picture."""
+    curves, x_label = curves_of(comparison.groups, against, accuracy())
+    what = "mean ± std over seeds" if any(len(group.runs) > 1 for group in comparison.groups) else "reported model"
     head = "\n".join(textwrap.wrap(title(comparison), 64))
-    figure = draw_curves(curves, LABELS[against], f"test accuracy, {whose}", title=head, size=(6.0, 4.0))
-    figure.savefig(path, dpi=150)
+    draw_curves(curves, x_label, f"test accuracy, {what}", title=head, size=(6.0, 4.0)).savefig(path, dpi=150)
+
+
+def _points(run: Run, against: Against, measure: Measure) -> dict[int, tuple[float, float]]:
+    """Return x and y by round."""
+    xs: Sequence[float] = {
+        "rounds": [line.round for line in run.history],
+        "bytes": [both_ways(line.traffic_total) for line in run.history],
+        "seconds": list(accumulate(line.total_seconds for line in run.history)),
+    }[against]
+    found = ((line.round, x, measure(run, line)) for x, line in zip(xs, run.history, strict=True))
+    return {number: (x, y) for number, x, y in found if y is not None}

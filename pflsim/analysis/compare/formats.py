@@ -1,4 +1,4 @@
-"""Tables as text, Markdown, LaTeX and CSV."""
+"""Tables as text, Markdown, LaTeX, and CSV."""
 
 from __future__ import annotations
 
@@ -8,44 +8,49 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, get_args
+from typing import Any, Literal, TextIO
 
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from pflsim.analysis.compare.comparison import Comparison
 from pflsim.analysis.compare.tables import Table, records, tables
 from pflsim.errors import SettingsError
-from pflsim.terminal.console import WIDTH
+from pflsim.terminal.formats import WIDTH
 from pflsim.terminal.streams import can_print
 
 Format = Literal["text", "markdown", "latex", "csv"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
-LATEX = {"±": r"$\pm$", "–": "--", "—": "---", **{letter: rf"$\{name}$" for letter, name in GREEK.items()}}
-ASCII = {"±": "+-", "–": "-", "—": "-", **GREEK}
+LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
+ASCII = str.maketrans({"±": "+-", "–": "-", "—": "-", **GREEK})
 
 
 def render(comparison: Comparison, kind: Format, stream: TextIO | None = None) -> str:
-    """A comparison in one of the formats, without a line end; in characters that a stream has, where one is given."""
+    """Return a comparison in one of the formats, without a final line break.
+
+    Args:
+        comparison: the groups.
+        kind: the format.
+        stream: where the text is printed; characters that its encoding lacks are replaced.
+    """
     return printable(_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind, stream), stream)
 
 
 def drawn(made: Sequence[Table], kind: Format, stream: TextIO | None = None) -> str:
-    """Tables below each other; with none but ASCII's characters, of those that tables have, for a stream without."""
+    """Return tables below each other; symbols are replaced by ASCII if the stream cannot print them."""
     write = {"text": text, "markdown": markdown, "latex": latex}[kind]
-    plain = stream is not None and not can_print("".join(ASCII), stream)
+    plain = stream is not None and not can_print("".join(map(chr, ASCII)), stream)
     return "\n\n".join(write(_ascii(table) if plain else table) for table in made)
 
 
 def printable(rendered: str, stream: TextIO | None) -> str:
-    """The same with question marks for what a stream has no characters for."""
+    """Replace characters that the stream's encoding lacks by question marks."""
     encoding = "utf-8" if stream is None else stream.encoding or "utf-8"
     return rendered.encode(encoding, "replace").decode(encoding)
 
 
 def text(table: Table, width: int = WIDTH) -> str:
-    """For a terminal; where a line would be too long, the settings of a label go below it."""
+    """Return a table for a terminal; if lines are too long, the settings in a label move to lines of their own."""
     forms = (table.rows, _broken(table.rows, 1), _broken(table.rows, -1))
     made = [_plain(table.headers, rows) for rows in forms]
     lines = next((lines for lines in made if max(map(len, lines)) <= width), made[-1])
@@ -54,7 +59,7 @@ def text(table: Table, width: int = WIDTH) -> str:
 
 
 def markdown(table: Table) -> str:
-    """For a page; the notes are a list."""
+    """Return a table in Markdown, with the notes as a list."""
     headers = [_markdown(header) for header in table.headers]
     rows = [[_markdown(cell) for cell in row] for row in table.rows]
     notes = [f"- {_markdown(note)}" for note in table.notes]
@@ -62,7 +67,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table environment; needs the package booktabs."""
+    """Return a LaTeX table environment, which needs the package booktabs."""
     tabular = _typeset(_grid(table.headers, table.rows, "latex_booktabs"))
     caption = _typeset(". ".join(_latex(part) for part in (table.title, *table.notes)))
     lines = ["% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering", tabular, rf"\caption{{{caption}.}}"]
@@ -70,13 +75,13 @@ def latex(table: Table) -> str:
 
 
 def format_of(path: Path | None) -> Format:
-    """What a file's name says; text where there is no file.
+    """Return the format that a file name stands for; text if there is no file.
 
     Raises:
-        SettingsError: it says nothing.
+        SettingsError: the suffix is unknown.
     """
     if path is not None and path.suffix not in SUFFIXES:
-        raise SettingsError(f"--out {path}: expected a name that ends in {', '.join(SUFFIXES)}, or a --format")
+        raise SettingsError(f"--out {path}: expected one of the suffixes {', '.join(SUFFIXES)}, or set --format")
     return "text" if path is None else SUFFIXES[path.suffix]
 
 
@@ -86,7 +91,7 @@ def _grid(headers: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> s
 
 
 def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table whose columns are no wider than what is in them, as tabulate makes them below headers."""
+    """Return the lines of a table; unlike tabulate's headers, these add no padding to the columns."""
     high = max(header.count("\n") for header in headers)
     head = ["\n" * (high - header.count("\n")) + header for header in headers]
     widths = [
@@ -98,7 +103,7 @@ def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _align(headers: Sequence[str]) -> list[str]:
-    return ["left" if number == 0 or header == "judged\nmodel" else "right" for number, header in enumerate(headers)]
+    return ["left" if number == 0 or header == "reported\nmodel" else "right" for number, header in enumerate(headers)]
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -110,7 +115,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _broken(rows: Sequence[Sequence[str]], times: int) -> list[list[str]]:
-    """Labels over so many lines more, or with every setting in a line of its own."""
+    """Break each label at its first `times` spaces; −1: at all."""
     return [[row[0].replace(" ", "\n  ", times), *row[1:]] for row in rows]
 
 
@@ -123,20 +128,15 @@ def _markdown(cell: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """As tabulate escapes its cells."""
     return "".join(LATEX_ESCAPE_RULES.get(character, character) for character in text)
 
 
 def _typeset(escaped: str) -> str:
-    """What LaTeX has commands for; and minus signs that are no hyphens."""
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", _translated(escaped, LATEX))
+    """Replace symbols by LaTeX commands and the hyphens of negative numbers by minus signs."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped.translate(LATEX))
 
 
 def _ascii(table: Table) -> Table:
-    title, *notes = (_translated(line, ASCII) for line in (table.title, *table.notes))
-    rows = tuple(tuple(_translated(cell, ASCII) for cell in row) for row in table.rows)
-    return Table(title, table.headers, rows, tuple(notes))
-
-
-def _translated(rendered: str, table: dict[str, str]) -> str:
-    return rendered.translate(str.maketrans(table))
+    rows = tuple(tuple(cell.translate(ASCII) for cell in row) for row in table.rows)
+    notes = tuple(note.translate(ASCII) for note in table.notes)
+    return Table(table.title.translate(ASCII), table.headers, rows, notes)

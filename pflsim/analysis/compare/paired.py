@@ -1,4 +1,4 @@
-"""Differences client by client: both methods on the same test examples."""
+"""Paired differences between groups: both methods on the same client's test examples."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ RESAMPLES = 9999
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A group's accuracy less the reference's, over pairs (client, seed).
+    """The accuracy of a group minus that of the reference, over pairs (client, seed).
 
     Args:
         group: the group.
-        pairs: how many pairs there are; a client without test examples makes none.
+        pairs: number of pairs; clients without test examples are left out.
         mean: mean difference; None without pairs.
         low: lower end of the bootstrap interval of the mean; None with fewer than two pairs.
-        high: its upper end.
-        better: pairs in which the group is better.
-        equal: pairs in which both get as many right.
-        worse: pairs in which the reference is better.
-        p: of Wilcoxon's signed-rank test, two-sided, pairs without a difference left out; 1 where no other is left.
-        p_holm: the same by Holm's correction for the number of groups compared.
+        high: upper end of the interval.
+        better: number of pairs in which the group is better.
+        equal: number of pairs with equal accuracy.
+        worse: number of pairs in which the reference is better.
+        p: two-sided p-value of Wilcoxon's signed-rank test without the equal pairs; 1 if all pairs are equal.
+        p_holm: `p` after Holm's correction for the number of groups.
     """
 
     group: Group
@@ -44,29 +44,36 @@ class Difference:
     p: float | None
     p_holm: float | None
 
+    @property
+    def clear(self) -> bool:
+        """Whether the interval excludes 0 and the corrected p-value is below 0.05."""
+        if self.low is None or self.high is None or self.p_holm is None:
+            return False
+        return (self.low > 0 or self.high < 0) and self.p_holm < 1 - CONFIDENCE
 
-def find_reference(groups: Sequence[Group], asked: str | None) -> Group:
-    """The group that the others are held against: the one asked for, else Local, else the first.
+
+def find_reference(groups: Sequence[Group], name: str | None) -> Group:
+    """Return the group with this label or method. The default is Local if present, else the first group.
 
     Raises:
-        SettingsError: there is no such label, and not one group of a method of that name.
+        SettingsError: no group has this name, or several groups have this method.
     """
-    if asked is None:
+    if name is None:
         return next((group for group in groups if group.method == "local"), groups[0])
-    found = [group for group in groups if group.label == asked]
-    found = found or [group for group in groups if group.method == asked]
+    found = [group for group in groups if group.label == name]
+    found = found or [group for group in groups if group.method == name]
     if len(found) == 1:
         return found[0]
     if found:
-        raise SettingsError(f"--reference {asked} is one of several: {', '.join(group.label for group in found)}")
-    raise SettingsError(f"--reference {asked}: {nearest(asked, [group.label for group in groups])}")
+        labels = ", ".join(group.label for group in found)
+        raise SettingsError(f"--reference {name}: several groups have this method; choose one of: {labels}")
+    raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
 
 
 def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:
-    """Hold every other group against the reference, each at its own round."""
+    """Compare every other group with the reference, each at its own chosen round."""
     found = [_difference(group, reference, choice) for group in groups if group is not reference]
-    tested = [d.p for d in found if d.p is not None]
-    adjusted = iter(holm(tested))
+    adjusted = iter(holm([d.p for d in found if d.p is not None]))
     return [replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found]
 
 
@@ -89,9 +96,9 @@ def _difference(group: Group, reference: Group, choice: Choice) -> Difference:
 
 
 def client_differences(group: Group, reference: Group, choice: Choice) -> Iterator[float]:
-    """Test accuracy of the group less that of the reference, of every client in every seed that both have.
+    """Yield the difference in test accuracy for every client and every seed that both groups have.
 
-    A seed whose partitions differ is left out: what has the same number there is not the same client.
+    Seeds with different partitions are left out, because client numbers do not match there.
     """
     others = {run.seed: run for run in reference.runs}
     for run in group.runs:
@@ -110,13 +117,14 @@ def _counts(run: Run, choice: Choice) -> dict[int, ClientCounts]:
     found, expected = run.counts(line.round), line.accuracy[run.reported].clients
     if len(found) != expected:
         raise SettingsError(
-            f"{run.folder}: per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
+            f"{run.folder}: per_client.csv has {len(found)} clients in round {line.round}, but metrics.jsonl has "
+            f"{expected}; one of the files is incomplete"
         )
     return found
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    """A bootstrap interval (BCa) of the mean; the same one in every repetition."""
+    """Return the BCa bootstrap interval of the mean, with a fixed random seed; None with fewer than two values."""
     if len(values) < 2:
         return None, None
     if np.ptp(values) == 0:
@@ -131,7 +139,7 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def wilcoxon(values: np.ndarray) -> float | None:
-    """Wilcoxon's signed-rank test: p, two-sided; None without pairs."""
+    """Return the two-sided p-value of Wilcoxon's signed-rank test; None without values."""
     if len(values) == 0:
         return None
     different = values[values != 0]
@@ -143,7 +151,7 @@ def wilcoxon(values: np.ndarray) -> float | None:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction, in the order given."""
+    """Return p-values after Holm's step-down correction, in the order given."""
     adjusted, highest = [0.0] * len(p), 0.0
     for rank, place in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         highest = max(highest, min(1.0, (len(p) - rank) * p[place]))

@@ -1,26 +1,28 @@
-"""What a group of runs came to, over its seeds. Pure functions."""
+"""The figures of a group of runs: accuracy, traffic, and time over its seeds."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pflsim.analysis.results import Group, Run
 from pflsim.errors import SettingsError
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import Choice
 
-SLACK = 1e-9
-"""A mean of rates may be so far from what it would be without rounding."""
+STATS = ("mean", "worst_decile", "median", "best_decile", "std")
+"""Fields of `pflsim.run_folder.metrics.AccuracyStats` that a row holds."""
+TOLERANCE = 1e-9
+"""Rounding error allowed in a mean of rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure of every seed."""
+    """One value per seed."""
 
     values: tuple[float, ...]
 
@@ -35,93 +37,120 @@ class Spread:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A group's figures, of the model that its method is judged by, on test data.
+    """The figures of a group, for one model and one round of each run.
 
     Args:
-        group: what it is about.
-        judged: that model, and when it is judged.
-        rounds: the round of every seed that figures are taken from; empty where a run has none, and then so are they.
-        accuracy: mean over clients.
-        worst_decile: mean of the worst tenth of the clients.
-        best_decile: mean of the best tenth.
-        bytes_then: up and down, all clients, until that round.
-        bytes_total: the same of the whole run.
-        reached: how many seeds reach the target.
-        rounds_to_target: the first evaluated round whose accuracy is at least the target; None where a seed has none.
-        bytes_to_target: up and down, all clients, until then.
+        group: the runs.
+        scope: the model, the split, and the phase that the accuracy is measured on.
+        rounds: the chosen round of each run, in seed order; empty if a run has no such round.
+        stats: test accuracy over clients by the names in `STATS`; empty if `rounds` is.
+        up: bytes that all clients sent up to the chosen round; None if `rounds` is empty.
+        down: bytes that all clients received up to the chosen round.
+        bytes_then: the sum of both.
+        seconds: wall seconds of the rounds up to the chosen round.
+        up_total: bytes that all clients sent in the whole run.
+        down_total: bytes that all clients received in the whole run.
+        bytes_total: the sum of both.
+        seconds_total: wall seconds of the run, including its start.
+        reached: number of seeds that reach the target accuracy.
+        rounds_to_target: first evaluated round with at least the target accuracy; None if a seed does not reach it.
+        bytes_to_target: bytes in both directions up to that round.
     """
 
     group: Group
-    reported: Scope
+    scope: Scope
     rounds: tuple[int, ...]
-    accuracy: Spread | None
-    worst_decile: Spread | None
-    best_decile: Spread | None
+    stats: Mapping[str, Spread]
+    up: Spread | None
+    down: Spread | None
     bytes_then: Spread | None
+    seconds: Spread | None
+    up_total: Spread
+    down_total: Spread
     bytes_total: Spread
+    seconds_total: Spread
     reached: int
     rounds_to_target: Spread | None
     bytes_to_target: Spread | None
 
 
-def row(group: Group, choice: Choice, target: float | None) -> Row:
-    """Sum a group up; without a target nothing reaches it."""
-    reported = group.runs[0].reported
-    lines = [line for run in group.runs if (line := run.at(choice)) is not None]
-    stats = [line.accuracy[run.reported] for run, line in zip(group.runs, lines, strict=False)]
-    there = len(lines) == len(group.runs)
-    hits = [hit for run in group.runs if target is not None and (hit := first_at(run, target)) is not None]
-    everyone = len(hits) == len(group.runs)
+def row(group: Group, choice: Choice, target: float | None = None, model: Model | None = None) -> Row:
+    """Return the figures of a group.
+
+    Args:
+        group: the runs.
+        choice: the round that figures are taken from.
+        target: the accuracy to reach; None: no run reaches it.
+        model: the evaluated model; None: the reported model.
+    """
+    runs = group.runs
+    scope = runs[0].reported if model is None else runs[0].scope(model)
+    lines = [line for run in runs if (line := run.at(choice, model)) is not None]
+    if len(lines) < len(runs):
+        lines = []
+    hits = [hit for run in runs if target is not None and (hit := first_at(run, target)) is not None]
+    all_hits = hits if len(hits) == len(runs) else []
+    last = [run.history[-1].traffic_total if run.history else Traffic() for run in runs]
+    times = [{line.round: line.total_seconds for line in run.history} for run in runs]
+    until = [sum(s for n, s in found.items() if n <= line.round) for found, line in zip(times, lines, strict=False)]
+    whole = [max(run.summary["seconds"], sum(found.values())) for run, found in zip(runs, times, strict=True)]
     return Row(
         group=group,
-        reported=reported,
-        rounds=tuple(line.round for line in lines) if there else (),
-        accuracy=_spread(s.mean for s in stats) if there else None,
-        worst_decile=_spread(s.worst_decile for s in stats) if there else None,
-        best_decile=_spread(s.best_decile for s in stats) if there else None,
-        bytes_then=_spread(both_ways(line.traffic_total) for line in lines) if there else None,
-        bytes_total=_spread(both_ways(run.history[-1].traffic_total) if run.history else 0 for run in group.runs),
+        scope=scope,
+        rounds=tuple(line.round for line in lines),
+        stats={name: Spread(tuple(getattr(x.accuracy[scope], name) for x in lines)) for name in STATS if lines},
+        up=_spread(line.traffic_total.up_bytes for line in lines),
+        down=_spread(line.traffic_total.down_bytes for line in lines),
+        bytes_then=_spread(both_ways(line.traffic_total) for line in lines),
+        seconds=_spread(until),
+        up_total=Spread(tuple(traffic.up_bytes for traffic in last)),
+        down_total=Spread(tuple(traffic.down_bytes for traffic in last)),
+        bytes_total=Spread(tuple(both_ways(traffic) for traffic in last)),
+        seconds_total=Spread(tuple(whole)),
         reached=len(hits),
-        rounds_to_target=_spread(hit.round for hit in hits) if everyone else None,
-        bytes_to_target=_spread(both_ways(hit.traffic_total) for hit in hits) if everyone else None,
+        rounds_to_target=_spread(hit.round for hit in all_hits),
+        bytes_to_target=_spread(both_ways(hit.traffic_total) for hit in all_hits),
     )
 
 
 def first_at(run: Run, target: float) -> RoundMetrics | None:
-    """The first evaluated round in which the judged model's mean test accuracy is at least the target."""
+    """Return the first evaluated round in which the reported model's mean test accuracy is at least the target."""
     scope = run.reported
-    return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - SLACK), None)
+    return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - TOLERANCE), None)
 
 
 def common_target(groups: Sequence[Group]) -> float | None:
-    """The highest accuracy that every run reaches, rounded down to a hundredth; None where a run has none."""
+    """Return the highest accuracy that every run reaches, rounded down to 0.01; None if a run has no accuracy."""
     best = [run.stats("best_test_oracle") for group in groups for run in group.runs]
     means = [stats.mean for stats in best if stats is not None]
-    return math.floor(min(means) * 100 + SLACK) / 100 if means and len(means) == len(best) else None
+    return math.floor(min(means) * 100 + TOLERANCE) / 100 if means and len(means) == len(best) else None
 
 
 def common_choice(groups: Sequence[Group]) -> Choice:
-    """`best_val` where every run has validation data, else `last`."""
+    """Return `best_val` if every run has validation data, else `last`."""
     return "best_val" if all(run.at("best_val") for group in groups for run in group.runs) else "last"
 
 
 def check_choice(groups: Sequence[Group], choice: Choice) -> None:
-    """Refuse a round that a run has not got.
+    """Check that every run has the chosen round.
 
     Raises:
-        SettingsError: names the run.
+        SettingsError: a run has no validation accuracy; names the run.
     """
     for run in (run for group in groups for run in group.runs):
         if choice == "best_val" and run.at(choice) is None:
-            raise SettingsError(f"{run.folder} has no validation accuracy to choose a round by; take --at last")
+            raise SettingsError(
+                f"--at best_val: {run.folder} has no validation accuracy; use --at last or --at best_test_oracle"
+            )
 
 
 def both_ways(traffic: Traffic) -> int:
-    """Up and down together."""
+    """Return the bytes sent in both directions."""
     return traffic.up_bytes + traffic.down_bytes
 
 
-def _spread(values: Iterable[float]) -> Spread:
-    return Spread(tuple(values))
+def _spread(values: Iterable[float]) -> Spread | None:
+    found = tuple(values)
+    return Spread(found) if found else None

@@ -1,4 +1,4 @@
-"""The end of a sweep: its runs side by side."""
+"""Compares the runs of a sweep when it ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def compared() -> Iterator[list[Path]]:
-    """Gives a list for run folders; at the end of the block those in it are printed side by side.
-
-    Also where the sweep was told to stop, for what was done until then.
-    """
+    """Yield a list for run folders, and compare them at the end of the block or when the sweep is stopped."""
     folders: list[Path] = []
     try:
         yield folders
@@ -32,28 +29,26 @@ def compared() -> Iterator[list[Path]]:
 
 
 def print_comparisons(folders: Sequence[Path]) -> None:
-    """Print complete runs side by side, where there are two or more: a table for each set that can be compared.
+    """Print a table for each set of complete runs that can be compared; nothing with fewer than two runs.
 
-    The runs are over and have their records, so nothing that goes wrong here is an error of theirs: it is one line.
+    An error is printed in one line and not raised, because the runs themselves succeeded.
     """
     complete = [folder for folder in folders if is_complete(folder)]
     if len(complete) < 2:
         return
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # standard output is closed
         try:
-            print(
-                f"\n{comparisons(complete)}\n\nmore formats and curves: python launch.py compare --help",
-                flush=True,
-            )
+            more = "more formats and curves: python launch.py compare --help"
+            print(f"\n{comparisons(complete)}\n\n{more}", flush=True)
         except (SettingsError, ValueError, KeyError, TypeError) as error:
             print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)
 
 
 def comparisons(folders: Sequence[Path]) -> str:
-    """The tables of these runs, as text that standard output can show.
+    """Return the tables of these runs as text that standard output can show.
 
-    Groups with the same examples and evaluation make a table. Where no two have, as in a sweep over partitions with one
-    method, all are in one table, without differences client by client.
+    Groups with the same examples and evaluation share a table. If no two groups do, as in a sweep over partitions with
+    one method, all groups are in one table without paired differences.
     """
     from pflsim.analysis.compare.comparison import compare
     from pflsim.analysis.compare.formats import render
@@ -65,13 +60,13 @@ def comparisons(folders: Sequence[Path]) -> str:
         return render(compare(groups, objections=check_comparable(groups), paired=False), "text", sys.stdout)
     texts = []
     for members in sets:
-        again = group_runs(run for group in members for run in group.runs)  # their labels have what differs among them
+        again = group_runs(run for group in members for run in group.runs)  # labels show what differs within the set
         texts.append(render(compare(again, objections=check_comparable(again)), "text", sys.stdout))
     return "\n\n\n".join(texts)
 
 
 def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups with the same examples and the same evaluation together, in order of first appearance."""
+    """Return sets of groups with the same examples and the same evaluation, in order of first appearance."""
     from pflsim.analysis.results.groups import check_evaluation
 
     sets: list[list[Group]] = []

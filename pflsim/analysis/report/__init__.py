@@ -1,1 +1,1 @@
-"""One page about one or several runs: `python launch.py report RUN...`."""
+"""Writes an HTML report on runs: `python launch.py report RUN…`."""

@@ -1,12 +1,12 @@
-"""`python launch.py report RUN…` writes one page about runs: figures, curves, settings, and how to run them again."""
+"""The command line `python launch.py report RUN…`."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.analysis.exit_status import exit_status
 from pflsim.analysis.results import find_runs
 from pflsim.errors import SettingsError
 from pflsim.run_folder.files import write_atomically
@@ -15,36 +15,38 @@ NAME = "report.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page.
+    """Run the command.
 
     Returns:
-        The exit status: 2, there is nothing to report, or the runs cannot be compared.
+        The exit status: 0, or 2 after an error.
     """
     options = _options(arguments)
-    try:
-        folders = find_runs(options.runs)
-        out = options.out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
-        from pflsim.analysis.report.page import page
+    return exit_status(lambda: _report(options))
 
-        text = page(folders, options.anyway)
-        try:
-            write_atomically(out, text)
-        except OSError as error:
-            raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+def _report(options: argparse.Namespace) -> None:
+    folders = find_runs(options.runs)
+    out = options.out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    from pflsim.analysis.report.page import page
+
+    text = page(folders, options.anyway)
+    try:
+        write_atomically(out, text)
+    except OSError as error:
+        raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
     print(f"report       {out}")
-    return 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python launch.py report",
-        description="Write one page about one or several runs, to be opened in a browser.",
+        prog="python launch.py report", description="Write an HTML report on one or several runs."
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a pattern, or a folder of run folders")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to; default: {NAME} in the run's folder, or "
-                        "here for several runs")  # fmt: skip
-    parser.add_argument("--anyway", action="store_true", help="also where the runs cannot be compared")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a folder of runs, or a pattern")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"output file; default: {NAME} in the run's folder, or in the current folder for several runs",
+    )
+    parser.add_argument("--anyway", action="store_true", help="report runs even if they cannot be compared")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The pictures of a page: who holds what, and the matrices of a round."""
+"""The pictures of a report: partitions, and matrices of a round."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pflsim.analysis.report.clients import shown_runs
-from pflsim.analysis.results import Run
-from pflsim.analysis.results.groups import Group
+from pflsim.analysis.results import Group, Run
 from pflsim.figures.heatmaps import by_kind, draw_heatmaps
 from pflsim.figures.svg import png_uri, to_png
 from pflsim.run_folder.diagnostics import read_diagnostics
@@ -15,7 +14,7 @@ from pflsim.run_folder.diagnostics import read_diagnostics
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as a data URI, what it shows in words, what is written under it, and whether it wants all the width."""
+    """A picture as a data URI with its alternative text and caption; wide pictures take the width of the page."""
 
     uri: str
     alt: str
@@ -24,7 +23,7 @@ class Picture:
 
 
 def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
-    """partition.png of the shown runs, each partition once."""
+    """Return partition.png of every different partition among the shown runs."""
     seen: dict[str, Run] = {}
     for run in shown_runs(groups):
         if (run.folder / "partition.png").is_file():
@@ -32,8 +31,7 @@ def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
     return [
         Picture(
             png_uri((run.folder / "partition.png").read_bytes()),
-            f"Examples of every client by split, and by class: number of clients {run.partition['clients']}, "
-            f"{run.partition['classes']} classes",
+            f"Examples of {run.partition['clients']} clients by split and by {run.partition['classes']} classes",
             f"Seed {run.seed}: {run.partition['data']}, {run.partition['partition']}; partition {digest[:8]}.",
             wide=True,
         )
@@ -41,8 +39,8 @@ def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
     ]
 
 
-def view_pictures(groups: Sequence[Group]) -> list[Picture]:
-    """The views of every group's shown run, one picture for each kind of matrix; wide ones first."""
+def matrix_pictures(groups: Sequence[Group]) -> list[Picture]:
+    """Return the matrices of every group's shown run, one picture for each kind; wide pictures come first."""
     pictures = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
         diagnostics = read_diagnostics(run.folder)

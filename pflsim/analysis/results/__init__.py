@@ -1,7 +1,7 @@
-"""Runs read back from their folders, for whoever looks at them afterwards."""
+"""Finds, reads, and groups run folders."""
 
 from pflsim.analysis.results.find import find_runs
 from pflsim.analysis.results.groups import Group, check_comparable, group_runs
-from pflsim.analysis.results.run import CHOICES, ClientCounts, Run, read_run
+from pflsim.analysis.results.run import ClientCounts, Run, read_run
 
-__all__ = ["CHOICES", "ClientCounts", "Group", "Run", "check_comparable", "find_runs", "group_runs", "read_run"]
+__all__ = ["ClientCounts", "Group", "Run", "check_comparable", "find_runs", "group_runs", "read_run"]

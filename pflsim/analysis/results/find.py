@@ -1,4 +1,4 @@
-"""Which run folders the arguments of a command mean."""
+"""Finds the run folders that a command's arguments name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pflsim.run_folder.folder import CONFIG
 
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:
-    """The run folders that paths and patterns stand for, each once, in the order given; those of a pattern by name.
+    """Return the run folders that paths and patterns name, each once, in the order given.
 
-    A folder that is no run but has runs in it stands for all of them.
+    The matches of a pattern are sorted by name. A folder that contains run folders names all of them.
 
     Raises:
-        SettingsError: an argument stands for no run; names it.
+        SettingsError: an argument names no run.
     """
     found: list[Path] = []
     for argument in arguments:
         if is_url(argument):
-            raise SettingsError(f"{argument}: expected folders on this machine; copy the run into one first")
+            raise SettingsError(f"{argument}: expected a local folder; copy the run to this machine first")
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
         runs = [run for path in paths for run in _runs(path)]
         if not runs:
-            missing = "there is no such folder" if glob.escape(argument) == argument else "there is no folder that fits"
-            why = "is no run folder and has none in it" if paths else missing
+            missing = "no such folder" if glob.escape(argument) == argument else "no folder matches this pattern"
+            why = "neither a run folder nor a folder of runs" if paths else missing
             raise SettingsError(f"{argument}: {why}")
         found += runs
     return list({path.resolve(): path for path in found}.values())

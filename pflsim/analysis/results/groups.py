@@ -1,4 +1,4 @@
-"""Runs put together that differ in their seed alone, and whether such groups can be compared."""
+"""Groups of runs that differ only in their seed, and checks whether groups can be compared."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from pflsim.config.components import COMPONENTS
 from pflsim.errors import SettingsError
 
 FEDERATION = ("data", "partition", "split", "clients")
-"""Who holds what follows from these and the seed. Where a seed is in two groups, the partition's hash decides."""
+"""Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
 PROTOCOL = ("eval.on", "eval.every", "eval.holdout_clients")
-"""On whom a model is judged and how often: the rounds that a figure may be chosen from, and whose target is seen."""
+"""Settings that determine which clients are evaluated and in which rounds."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seed.
-
-    What cannot change a result, or names a place, does not count; see `pflsim.analysis.results.settings.IGNORED`.
+    """Runs that differ only in their seed and in settings that do not change results (`settings.IGNORED`).
 
     Args:
-        label: the method's name, and the settings in which the groups differ; no two groups have the same.
+        label: the method's name and the settings in which the groups differ; unique among the groups.
         method: the method's name.
-        settings: those settings by dotted key. A part that is another has its name here (`model: mlp`), and its own
-            settings only beside other groups with the same part.
-        runs: by ascending seed, each seed once.
-        left_out: further runs of the same seeds, whose records say the same.
+        settings: the settings in the label, by dotted key. If groups use different components, the component's name is
+            listed (`model: mlp`); its own settings are listed only if several groups use this component.
+        runs: one run per seed, by ascending seed.
+        left_out: repeated runs of the same seeds with equal results.
     """
 
     label: str
@@ -45,91 +43,89 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        """Whether all runs are."""
+        """Whether all runs are complete."""
         return all(run.complete for run in self.runs)
 
 
 def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Put runs together by method and settings, in order of their first appearance.
+    """Group runs by method and settings, in order of first appearance.
 
-    Of runs with the same settings and seed one counts, the one that went farthest, if their records agree as far as
-    both go: it was repeated, which is no further evidence.
+    If several runs have the same settings and seed, the longest one is kept, provided that their results agree.
 
     Raises:
-        SettingsError: two runs with the same settings and seed differ; names both folders.
+        SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
     found: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
         key = run_settings(run)
-        same = next((members for other, members in found if other == key), None)
-        if same is None:
+        members = next((members for other, members in found if other == key), None)
+        if members is None:
             found.append((key, [run]))
         else:
-            same.append(run)
+            members.append(run)
     keys = [key for key, _ in found]
     groups = []
     for key, members in found:
-        told = {name: value for name, value in key.items() if name != "method" and _tells_apart(name, key, keys)}
-        label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in told.items())])
-        kept, left_out = _each_seed_once(label, members)
-        groups.append(Group(label, key["method"], told, kept, left_out))
+        own = {name: value for name, value in key.items() if name != "method" and _distinguishes(name, key, keys)}
+        label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
+        groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
 
 
-def _tells_apart(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a setting differs between the groups that can have it: a part's own, between those with that part."""
-    part = name.partition(".")[0]
-    peers = [other for other in keys if name == part or part not in COMPONENTS or other[part] == key[part]]
+def _distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a setting differs between groups; a component's setting, between groups with that component."""
+    component = name.partition(".")[0]
+    peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
     return any(name not in other or other[name] != key[name] for other in peers)
 
 
-def _each_seed_once(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Return the longest run of every seed, and the others."""
     kept: dict[int, Run] = {}
     left_out: list[Run] = []
     for run in runs:
-        other = kept.get(run.seed)
-        if other is None:
-            kept[run.seed] = run
+        other = kept.setdefault(run.seed, run)
+        if other is run:
             continue
-        if not _say_the_same(run, other):
+        if not _same_results(run, other):
             raise SettingsError(
-                f"{other.folder} and {run.folder} are both {label} with seed {run.seed}, and their results differ: "
+                f"{other.folder} and {run.folder} are both {label} with seed {run.seed}, and their results differ; "
                 "leave one of them out"
             )
-        farther = len(run.history) > len(other.history) or (run.complete and not other.complete)
-        kept[run.seed] = run if farther else other
-        left_out.append(other if farther else run)
+        longer = len(run.history) > len(other.history) or (run.complete and not other.complete)
+        kept[run.seed] = run if longer else other
+        left_out.append(other if longer else run)
     return tuple(kept[seed] for seed in sorted(kept)), tuple(left_out)
 
 
-def _say_the_same(a: Run, b: Run) -> bool:
-    """Whether two runs have the same examples, accuracy and traffic, as far as both go."""
-    if a.partition_hash != b.partition_hash or a.reported != b.reported:
-        return False
-    scope = a.reported
-    for one, other in zip(a.history, b.history, strict=False):
-        figures = [
-            (line.round, line.traffic, None if stats is None else (stats.clients, stats.mean, stats.weighted_mean))
-            for line in (one, other)
-            for stats in [line.accuracy.get(scope)]
+def _same_results(a: Run, b: Run) -> bool:
+    """Return whether two runs have the same partition, accuracy, and traffic in the rounds that both finished."""
+
+    def figures(run: Run, rounds: int) -> list[object]:
+        lines = run.history[:rounds]
+        stats = [line.accuracy.get(run.reported) for line in lines]
+        return [
+            (line.round, line.traffic, s and (s.clients, s.mean, s.weighted_mean))
+            for line, s in zip(lines, stats, strict=True)
         ]
-        if figures[0] != figures[1]:
-            return False
-    return True
+
+    both = min(len(a.history), len(b.history))
+    same_task = a.partition_hash == b.partition_hash and a.reported == b.reported
+    return same_task and figures(a, both) == figures(b, both)
 
 
 def check_comparable(groups: Sequence[Group]) -> list[str]:
-    """Why groups cannot be compared, in plain words; nothing where they can.
+    """Return the reasons why groups cannot be compared; empty if they can.
 
-    They can where every seed has the same partition (`FEDERATION`) in all groups, all have the same seeds, they are
-    evaluated alike (`PROTOCOL`) and all their runs are complete. Model, rounds, learning rate and the like may differ:
-    they are in the labels. So may the model that a method is judged by, which belongs to the method.
+    Groups can be compared if every seed has the same partition (`FEDERATION`) in all groups, all groups have the same
+    seeds and the same evaluation (`PROTOCOL`), and all runs are complete. Other settings may differ, because the labels
+    show them, and so may the reported model, which belongs to the method.
     """
     return [*check_evaluation(groups), *_seeds(groups), *_incomplete(groups)]
 
 
 def check_evaluation(groups: Sequence[Group]) -> list[str]:
-    """Why figures of the groups are not about the same thing: other examples, or another way of evaluation."""
+    """Return the differences between groups in the clients' examples or in the evaluation."""
     return [*_examples(groups), *_protocol(groups)]
 
 
@@ -141,21 +137,21 @@ def _examples(groups: Sequence[Group]) -> Iterator[str]:
     conflicts = {seed: holders for seed, holders in by_seed.items() if len(holders) > 1}
     different = [_values(key, groups) for key in _differing(groups, FEDERATION)]
     if conflicts and different:
-        yield f"the clients hold other examples: {', '.join(different)}"
+        yield f"the clients have different examples: {', '.join(different)}"
     elif conflicts:
         seed, holders = next(iter(conflicts.items()))
         seen = ", ".join(f"{digest[:8]} ({_labels(having)})" for digest, having in holders.items())
-        yield f"the partition's hash differs in seed {seed}, though its settings are the same: {seen}"
+        yield f"the partition hash differs for seed {seed}, although the settings are equal: {seen}"
     elif different and any(set(a.seeds).isdisjoint(b.seeds) for a in groups for b in groups):
-        yield f"no seed in common that would show whether the clients hold the same examples: {', '.join(different)}"
+        yield f"the settings of the partition differ, and the groups have no seed in common: {', '.join(different)}"
 
 
 def _protocol(groups: Sequence[Group]) -> Iterator[str]:
     for key in _differing(groups, PROTOCOL):
-        yield f"they are evaluated in another way: {_values(key, groups)}"
+        yield f"the evaluation differs: {_values(key, groups)}"
     on_participants = any(run_settings(run)["eval.on"] == "participants" for group in groups for run in group.runs)
     if on_participants and any(_differing(groups, ["fraction"])):
-        yield f"with eval.on=participants others are evaluated: {_values('fraction', groups)}"
+        yield f"eval.on=participants evaluates different clients: {_values('fraction', groups)}"
 
 
 def _seeds(groups: Sequence[Group]) -> Iterator[str]:
@@ -164,7 +160,7 @@ def _seeds(groups: Sequence[Group]) -> Iterator[str]:
         found.setdefault(group.seeds, []).append(group)
     if len(found) > 1:
         seen = ", ".join(f"{written(seeds)} ({_labels(having)})" for seeds, having in found.items())
-        yield f"the seeds are not the same: {seen}"
+        yield f"the seeds differ: {seen}"
 
 
 def _incomplete(groups: Sequence[Group]) -> Iterator[str]:
@@ -174,8 +170,8 @@ def _incomplete(groups: Sequence[Group]) -> Iterator[str]:
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:
     keys = list(dict.fromkeys(key for group in groups for key in group.settings))
-    belongs = [key for key in keys if key in prefixes or key.partition(".")[0] in prefixes]
-    return [key for key in belongs if len({written(group.settings.get(key)) for group in groups}) > 1]
+    matching = [key for key in keys if key in prefixes or key.partition(".")[0] in prefixes]
+    return [key for key in matching if len({written(group.settings.get(key)) for group in groups}) > 1]
 
 
 def _values(key: str, groups: Sequence[Group]) -> str:
@@ -184,6 +180,5 @@ def _values(key: str, groups: Sequence[Group]) -> str:
 
 
 def _labels(groups: Sequence[Group]) -> str:
-    labels = [group.label for group in groups]
-    told = next(n for n in (len(labels), 3, 1) if n == 1 or (n < 5 and len(", ".join(labels[:n])) < 80))
-    return ", ".join(labels[:told]) + (f" and {len(labels) - told} more" if told < len(labels) else "")
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return ", ".join(group.label for group in groups[:3]) + more

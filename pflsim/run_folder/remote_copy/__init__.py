@@ -1,1 +1,1 @@
-"""A run folder kept the same at a URL."""
+"""A copy of a run folder at a URL: uploaded after each checkpoint, downloaded to resume the run."""

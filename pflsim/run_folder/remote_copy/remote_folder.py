@@ -1,4 +1,4 @@
-"""A place that a URL names, reached through fsspec: what is there; bringing, fetching and removing single files."""
+"""A folder at a URL, accessed with fsspec: list, upload, download and remove single files."""
 
 from __future__ import annotations
 
@@ -11,148 +11,128 @@ from pflsim.config.names import nearest
 from pflsim.config.urls import CONFIGURATION
 from pflsim.errors import SettingsError
 
-PART = ".part"
-
 
 def last_part(url: str) -> str:
-    """The last part of a URL's path, in characters that every file system takes."""
-    return (
-        re.sub(r"[^A-Za-z0-9._-]+", "_", url.rpartition("://")[2].rstrip("/").rpartition("/")[2]).lstrip(".") or "run"
-    )
+    """Return the last part of a URL's path in characters that every file system accepts."""
+    name = url.rpartition("://")[2].rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip(".") or "run"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file, or a folder that it is in, is none of the run's results."""
+    """Return whether a file, or a folder that it is in, begins with a dot."""
     return any(part.startswith(".") for part in name.split("/"))
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in a line."""
-    said = getattr(error, "strerror", None)
-    if said:
-        return str(said)
+    """Describe an error in one line."""
+    if strerror := getattr(error, "strerror", None):
+        return str(strerror)
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 class RemoteFolder:
-    """Files by name, relative to a URL. Whatever the store raises passes through, but for `__init__` and `try_out`.
+    """A folder at a URL, whose files are named by their path in it.
+
+    All methods but `check_writable` raise what the file system raises, which can be any exception.
 
     Args:
-        url: where.
-        setting: what has named it, for messages.
+        url: the URL of the folder.
+        setting: the setting that names it, for messages.
 
     Raises:
-        SettingsError: there is no way to such a place.
+        SettingsError: fsspec cannot access the URL.
     """
 
     def __init__(self, url: str, setting: str = "run_dir"):
-        from fsspec.core import url_to_fs  # only those who keep a run elsewhere pay for it
+        from fsspec.core import url_to_fs  # slow to import, and only runs with a URL need it
         from fsspec.registry import available_protocols
         from fsspec.spec import AbstractFileSystem
 
         self.url, self._named = url, f"{setting}={url}"
         try:
             self.fs, root = url_to_fs(url)
-        except ImportError as error:
-            package = re.search(r'[Ii]nstall ([\w-]+)|"([\w-]+)"', str(error))
-            how = f": pip install {package[1] or package[2]}" if package else ""
-            raise SettingsError(f"{self._named} cannot be used: {error}{how}") from error
-        except Exception as error:  # a store's own package raises whatever it likes
+        except Exception as error:
             protocol = url.partition("://")[0].rpartition("::")[2]
-            if protocol not in available_protocols():
-                what = f"fsspec knows no {protocol}://; {nearest(protocol, available_protocols())}"
-                raise SettingsError(f"{self._named} cannot be used: {what}") from error
-            raise SettingsError(f"{self._named} cannot be used: {reason(error)}; {CONFIGURATION}") from error
+            if isinstance(error, ImportError):
+                package = re.search(r'[Ii]nstall ([\w-]+)|"([\w-]+)"', str(error))
+                why = f"{error}{f': pip install {package[1] or package[2]}' if package else ''}"
+            elif protocol not in available_protocols():
+                why = f"fsspec has no protocol {protocol}://; {nearest(protocol, available_protocols())}"
+            else:
+                why = f"{reason(error)}; {CONFIGURATION}"
+            raise SettingsError(f"{self._named} cannot be used: {why}") from error
         self._root = root.rstrip("/")
-        # A file system that renames is like a disk, where half a file can be seen. Where fsspec has to copy and remove
-        # for it, it is an object store, in which a file appears when it is whole, and folders are no things.
-        self._renames = type(self.fs).mv is not AbstractFileSystem.mv
-        self._made: set[str] = set()
+        # A file system with its own `mv` is like a disk: it has folders, and a reader can see a file that is half
+        # written. The others are object stores, where a file appears when its upload is complete.
+        self._is_disk = type(self.fs).mv is not AbstractFileSystem.mv
 
-    def try_out(self, empty: bool) -> None:
-        """See that files can be written and removed; what there is stays untouched.
+    def check_writable(self, empty: bool) -> None:
+        """Check that files can be written and removed.
 
         Args:
-            empty: whether there must be nothing yet.
+            empty: whether the folder must be empty.
 
         Raises:
-            SettingsError: it cannot be used, or is not empty.
+            SettingsError: it cannot be written to, or is not empty.
         """
         try:
-            there = bool(empty and self.files(hidden=True))
-            if not there:
+            files = empty and self.files()
+            if not files:
                 with tempfile.NamedTemporaryFile() as probe:
-                    self.put(Path(probe.name), ".probe")
+                    self.upload(Path(probe.name), ".probe")
                 self.remove(".probe")
-        except Exception as error:  # a store's own package raises whatever it likes
-            what = f"cannot be written to: {reason(error)}"
-            raise SettingsError(f"{self._named} {what}; {CONFIGURATION}") from error
-        if there:
+        except Exception as error:
+            raise SettingsError(f"{self._named} cannot be written to: {reason(error)}; {CONFIGURATION}") from error
+        if files:
             raise SettingsError(
-                f"{self._named} is not empty, and a run never writes over another; give a new place or remove this one"
+                f"{self._named} is not empty, and a run does not overwrite files: give another URL or remove them"
             )
 
-    def files(self, hidden: bool = False) -> dict[str, int]:
-        """What is there: sizes in bytes by name."""
+    def files(self) -> dict[str, int]:
+        """Return the size in bytes of every file, hidden ones too, by name."""
         self.fs.invalidate_cache()
         found: dict[str, int] = {}
-        for path, about in self.fs.find(self._root, detail=True).items():
+        for path, details in self.fs.find(self._root, detail=True).items():
             name = path.removeprefix(self._root).lstrip("/")
-            if name and not name.endswith("/") and (hidden or not is_hidden(name)):
-                found[name] = int(about["size"] or 0)
+            if name and not name.endswith("/"):
+                found[name] = int(details["size"] or 0)
         return found
 
-    def put(self, path: Path, name: str) -> None:
-        """Bring a file, which is there whole or not at all, and as long as it is not whole the one before it is."""
-        target = self._at(name)
-        if not self._renames:
+    def upload(self, path: Path, name: str) -> None:
+        """Upload a file so that a reader sees either the old or the new file, never a part of one."""
+        target = f"{self._root}/{name}"
+        if not self._is_disk:
             self.fs.put_file(str(path), target)
             return
         folder, _, last = target.rpartition("/")
-        if folder not in self._made:
-            self.fs.makedirs(folder, exist_ok=True)
-            self._made.add(folder)
-        aside = f"{folder}/.{last}{PART}"
+        part = f"{folder}/.{last}.part"
+        self.fs.makedirs(folder, exist_ok=True)
+        self.fs.put_file(str(path), part)
         try:
-            self.fs.put_file(str(path), aside)
-            self._rename(aside, target)
-        except BaseException:
-            with suppress(Exception):
-                self.fs.rm_file(aside)
-            raise
-
-    def _rename(self, path: str, target: str) -> None:
-        try:
-            self.fs.mv(path, target)
-        except OSError:
+            self.fs.mv(part, target)
+        except OSError:  # some file systems do not rename to an existing name
             if not self.fs.exists(target):
                 raise
-            self.fs.rm_file(target)  # there are file systems that rename only to where nothing is
-            self.fs.mv(path, target)
+            self.fs.rm_file(target)
+            self.fs.mv(part, target)
 
-    def read(self, name: str) -> bytes | None:
-        """The contents of a file; None: there is none."""
+    def read(self, name: str) -> bytes:
+        """Return the contents of a file; empty if it does not exist."""
         try:
-            return self.fs.cat_file(self._at(name))
+            return self.fs.cat_file(f"{self._root}/{name}")
         except FileNotFoundError:
-            return None
+            return b""
 
-    def fetch(self, name: str, path: Path) -> None:
-        """Copy a file from there."""
-        self.fs.get_file(self._at(name), str(path))
+    def download(self, name: str, path: Path) -> None:
+        """Copy a file to this machine."""
+        self.fs.get_file(f"{self._root}/{name}", str(path))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists, and its folder if that is empty then."""
+        path = f"{self._root}/{name}"
         with suppress(FileNotFoundError):
-            self.fs.rm_file(self._at(name))
-
-    def remove_folder(self, name: str) -> None:
-        """Remove a folder in which nothing is, where folders are things."""
-        if self._renames:
-            self._made.discard(self._at(name))
-            with suppress(Exception):
-                self.fs.rmdir(self._at(name))
-
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}"
+            self.fs.rm_file(path)
+        if self._is_disk and "/" in name:
+            with suppress(Exception):  # the folder is not empty
+                self.fs.rmdir(path.rpartition("/")[0])

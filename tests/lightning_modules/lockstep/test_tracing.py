@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
+from lightning_modules.lockstep import compiler
+from lightning_modules.lockstep.program import FxProgram, Program
 from lightning_modules.lockstep.tracing import TracedStep
 
 N, B = 3, 5
@@ -85,12 +87,30 @@ def test_equal_to_autograd(toys: list[Toy], n: int, plain: bool) -> None:
     assert values["count"].tolist() == [3] * n
 
 
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("n", [1, N])
+def test_equal_by_torch_fx(toys: list[Toy], n: int, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated code and torch.fx run the same operations: equal to the bit."""
+    batches = [(torch.rand(n, B, 4).double(), torch.randint(3, (n, B))) for _ in range(3)]
+    found = []
+    for by_fx in (False, True):
+        monkeypatch.setattr(compiler, "USE_FX", by_fx)
+        values = stacked(toys[:n])
+        step = TracedStep(toys[0], "objective", TRAINABLE, values, batches[0], plain)
+        assert isinstance(step.program, FxProgram if by_fx else Program)
+        bound = step.bind(values)
+        results = [result.clone() for batch in batches for part in bound(batch, 0.1) for result in part]
+        found.append([*results, *values.values()])
+    assert len(found[0]) == len(found[1]) and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_products_are_added_without_storing_a_gradient(toys: list[Toy]) -> None:
     values = stacked(toys)
     step = TracedStep(
         toys[0], "objective", TRAINABLE, values, (torch.rand(N, B, 4).double(), torch.zeros(N, B).long()), True
     )
-    assert list(step.program._known.values()).count(torch.ops.aten.baddbmm_.default._op) == 2
+    assert isinstance(step.program, Program)
+    assert list(step.program.constants.values()).count(torch.ops.aten.baddbmm_.default._op) == 2
 
 
 def test_random_numbers_differ_between_clients_and_steps() -> None:

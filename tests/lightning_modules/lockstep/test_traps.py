@@ -162,5 +162,5 @@ def test_what_is_decided_by_values_is_refused() -> None:
     with pytest.raises(ValueError, match="objective cannot be traced.*lockstep=false"):
         TracedStep(Masked(), "objective", ("weight",), {"weight": torch.ones(1, 3)}, batch, True)
     values = {"weight": torch.ones(1, 3), "mean": torch.zeros(1)}
-    with pytest.raises(ValueError, match="assigns to the buffer module.mean|assigns to the buffer mean"):
+    with pytest.raises(ValueError, match="assigns .* buffer (module\\.)?mean"):
         TracedStep(Assigning(), "objective", ("weight",), values, batch, True)

@@ -11,7 +11,7 @@ from made_runs import made, make_run
 from scipy import stats
 
 from pflsim.analysis.compare.comparison import Comparison, compare
-from pflsim.analysis.compare.curves import accuracy_curve
+from pflsim.analysis.compare.curves import accuracy, curve
 from pflsim.analysis.compare.paired import holm, interval, wilcoxon
 from pflsim.analysis.compare.rows import Spread, common_target
 from pflsim.analysis.results import group_runs, read_run
@@ -76,10 +76,9 @@ def test_figures_over_seeds(folder: Path, choice: str) -> None:
             [rates(counts(METHODS[method], seed, 0))[place] for seed, place in zip(SEEDS, at, strict=True)], axis=1
         )
         assert row.rounds == tuple(place + 1 for place in at)
-        found = [row.accuracy, row.worst_decile, row.best_decile]
+        found = [row.stats[name] for name in ("mean", "worst_decile", "best_decile")]
         expected = [sorted_rates.mean(1), sorted_rates[:, :2].mean(1), sorted_rates[:, -2:].mean(1)]  # ⌈11 / 10⌉ = 2
         for spread, values in zip(found, expected, strict=True):
-            assert spread is not None
             assert spread.mean == pytest.approx(values.mean(), abs=1e-12)
             assert spread.std == pytest.approx(values.std(ddof=1), abs=1e-12)
         a_round = 30 * METHODS[method] * CLIENTS
@@ -94,7 +93,7 @@ def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_p
     assert compare(group_runs([without])).choice == "last"
     with_it = made(tmp_path / "v", [[(1, 2)]], val=[[(1, 2)]], method="local")
     assert compare(group_runs([with_it, without])).choice == "last"
-    with pytest.raises(SettingsError, match="has no validation accuracy to choose a round by; take --at last"):
+    with pytest.raises(SettingsError, match="--at best_val: .* --at last"):
         compare(group_runs([without]), choice="best_val")
 
 
@@ -138,7 +137,7 @@ def test_runs_that_are_never_evaluated(tmp_path: Path) -> None:
     groups = group_runs([made(tmp_path / "r", [[(0, 0)]]), made(tmp_path / "s", [[(0, 0)]], method="local")])
     comparison = compare(groups)
     assert common_target(groups) is None and comparison.target is None
-    assert comparison.rows[0].accuracy is None and comparison.rows[0].rounds == ()
+    assert comparison.rows[0].stats == {} and comparison.rows[0].rounds == ()
     (difference,) = comparison.differences
     assert (difference.pairs, difference.mean, difference.low, difference.p, difference.p_holm) == (0,) + (None,) * 4
 
@@ -227,9 +226,27 @@ def test_the_reference(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--reference fedavgg: did you mean fedavg"):
         compared(folder, reference="fedavgg")
     two = group_runs([made(tmp_path / f"{lr}", [[(1, 2)]], lr=lr) for lr in (0.1, 0.2)])
-    with pytest.raises(SettingsError, match="--reference fedavg is one of several: fedavg lr=0.1, fedavg lr=0.2"):
+    with pytest.raises(SettingsError, match="--reference fedavg: .*: fedavg lr=0.1, fedavg lr=0.2"):
         compare(two, reference="fedavg")
     assert compare(two, reference="fedavg lr=0.2").reference is two[1]
+
+
+def test_a_difference_is_clear_where_the_interval_and_the_test_agree(tmp_path: Path) -> None:
+    """Five clients that all do better prove nothing, as p is 1/16; six do, as p is 1/32."""
+    for clients, clear in ((2, False), (5, False), (6, True)):
+        runs = [
+            made(tmp_path / f"{method}{clients}", [[(start + n * n, 100) for n in range(clients)]], method=method)
+            for method, start in (("local", 20), ("fedavg", 60))
+        ]
+        (difference,) = compare(group_runs(runs)).differences
+        assert difference.low is not None and difference.low > 0 and difference.clear is clear
+    rng = np.random.default_rng(4)
+    rights = rng.integers(30, 71, 30)
+    level = [
+        made(tmp_path / name, [[(int(n), 100) for n in counts]], method=name)
+        for name, counts in (("local", rights), ("fedavg", rights + rng.integers(-15, 17, 30)))
+    ]
+    assert not compare(group_runs(level)).differences[0].clear
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------
@@ -238,26 +255,26 @@ def test_the_reference(folder: Path, tmp_path: Path) -> None:
 def test_curves_over_seeds(folder: Path) -> None:
     (row,) = compared(folder, "ditto*").rows
     y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
-    curve = accuracy_curve(row.group, "rounds")
-    assert curve.label == "ditto" and curve.low is not None and curve.high is not None
-    assert list(curve.x) == [1, 2, 3, 4]
-    np.testing.assert_allclose(curve.y, y.mean(0))
-    np.testing.assert_allclose(curve.low, y.mean(0) - y.std(0, ddof=1))
-    np.testing.assert_allclose(curve.high, y.mean(0) + y.std(0, ddof=1))
-    np.testing.assert_allclose(accuracy_curve(row.group, "bytes").x, [60 * CLIENTS * n / 1e6 for n in (1, 2, 3, 4)])
-    np.testing.assert_allclose(accuracy_curve(row.group, "seconds").x, [2, 4, 6, 8])  # 1, 2 and 3 seconds a round
+    found = curve(row.group, "rounds", accuracy())
+    assert found.label == "ditto" and found.low is not None and found.high is not None
+    assert list(found.x) == [1, 2, 3, 4]
+    np.testing.assert_allclose(found.y, y.mean(0))
+    np.testing.assert_allclose(found.low, y.mean(0) - y.std(0, ddof=1))
+    np.testing.assert_allclose(found.high, y.mean(0) + y.std(0, ddof=1))
+    np.testing.assert_allclose(curve(row.group, "bytes", accuracy()).x, [60 * CLIENTS * n for n in (1, 2, 3, 4)])
+    np.testing.assert_allclose(curve(row.group, "seconds", accuracy()).x, [2, 4, 6, 8])  # 1, 2 and 3 seconds a round
 
 
 def test_a_curve_of_one_seed_has_no_band(folder: Path) -> None:
     (row,) = compared(folder, "ditto1").rows
-    curve = accuracy_curve(row.group, "rounds")
-    assert curve.low is None and curve.high is None
+    found = curve(row.group, "rounds", accuracy())
+    assert found.low is None and found.high is None
 
 
 def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     long = made(tmp_path / "a", [[(1, 10)], [(2, 10)], [(3, 10)]], every=2, rounds=6)
     short = made(tmp_path / "b", [[(2, 10)], [(4, 10)]], every=2, rounds=6, seed=1, complete=False)
     (group,) = group_runs([long, short])
-    curve = accuracy_curve(group, "bytes")
-    assert list(curve.y) == pytest.approx([0.15, 0.3])
-    assert list(curve.x) == pytest.approx([60e-6, 120e-6])
+    found = curve(group, "bytes", accuracy())
+    assert list(found.y) == pytest.approx([0.15, 0.3])
+    assert list(found.x) == pytest.approx([60, 120])

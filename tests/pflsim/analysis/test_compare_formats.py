@@ -66,7 +66,7 @@ def test_text(comparison: Comparison) -> None:
         "fedavg", "global, received", "2", "0.900 ± 0.000", "0.900 ± 0.000", "4000", "4000", "2.0 ± 0.0", "4000 ± 0",
     ]  # fmt: skip
     assert re.split(r" {2,}", lines["fedavg"])[:3] == ["fedavg", "4", "+0.0750"]
-    assert "to 0.8: until mean test accuracy is first as high; it is what every run reaches, rounded down" in written
+    assert "\nto 0.8: " in written and "every run reaches" in written
     assert "ORACLE" not in written and "oracle" not in written
     assert max(map(len, written.splitlines())) <= 110
 
@@ -79,7 +79,7 @@ def test_one_seed_has_no_spread(runs: list[Run]) -> None:
 @pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
 def test_the_oracle_is_named(runs: list[Run], kind: str) -> None:
     written = render(compare(group_runs(runs), choice="best_test_oracle"), kind)  # type: ignore[arg-type]
-    assert "(oracle)" in written and "an ORACLE's choice" in written
+    assert "(oracle)" in written and "ORACLE" in written
 
 
 @pytest.mark.parametrize("choice", ["best_val", "last", "best_test_oracle"])
@@ -110,7 +110,7 @@ def test_csv_has_a_column_for_every_setting(tmp_path: Path) -> None:
 def test_markdown(comparison: Comparison) -> None:
     written = render(comparison, "markdown")
     rows = [line for line in written.splitlines() if line.startswith("|")]
-    assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["method", "judged model", "round"]
+    assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["method", "reported model", "round"]
     assert re.fullmatch(r"\|:-+\|:-+\|(-+:\|){7}", rows[1])
     assert "0.825 ± 0.035" in rows[2] and written.count("\n- ") == 6 + 3
 
@@ -149,7 +149,7 @@ def test_objections_are_below_the_table(runs: list[Run]) -> None:
     assert "\nCAUTION: the moon is full\n" in written
 
 
-def test_seeds_are_told_where_they_differ(runs: list[Run]) -> None:
+def test_differing_seeds_have_a_column(runs: list[Run]) -> None:
     written = render(compare(group_runs(runs[:3])), "text")
     assert "seeds" not in written.splitlines()[0]
     assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
@@ -176,5 +176,5 @@ def test_numbers(values: tuple[int, ...], said: str) -> None:
 def test_format_of_a_file() -> None:
     assert [format_of(Path(f"a.b{s}")) for s in (".txt", ".md", ".tex", ".csv")] == ["text", "markdown", "latex", "csv"]
     assert format_of(None) == "text"
-    with pytest.raises(SettingsError, match=r"--out a.pdf: expected a name that ends in .txt, .md, .tex, .csv"):
+    with pytest.raises(SettingsError, match=r"--out a.pdf: .*\.txt, \.md, \.tex, \.csv"):
         format_of(Path("a.pdf"))

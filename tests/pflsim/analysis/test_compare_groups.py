@@ -129,15 +129,13 @@ def test_another_partition(make: Make) -> None:
     runs = [
         make(method=m, digest=d * 64, parts={"partition": {"alpha": a}}) for m, d, a in (("a", "1", 0.1), ("b", "2", 1))
     ]
-    assert objections(*runs) == ["the clients hold other examples: partition.alpha=0.1 or 1"]
+    assert objections(*runs) == ["the clients have different examples: partition.alpha=0.1 or 1"]
 
 
 def test_another_partition_of_the_same_name_and_settings(make: Make) -> None:
     """Other data behind the name, or another version."""
     (why,) = objections(make(method="a", digest="1" * 64), make(method="b", digest="2" * 64))
-    assert why == (
-        "the partition's hash differs in seed 0, though its settings are the same: 11111111 (a), 22222222 (b)"
-    )
+    assert why == ("the partition hash differs for seed 0, although the settings are equal: 11111111 (a), 22222222 (b)")
 
 
 def test_other_settings_with_the_same_examples(make: Make) -> None:
@@ -147,21 +145,21 @@ def test_other_settings_with_the_same_examples(make: Make) -> None:
 
 def test_other_settings_and_no_seed_in_common(make: Make) -> None:
     first, second = objections(make(method="a"), make(method="b", seed=1, parts={"partition": {"alpha": 1}}))
-    assert first.startswith("no seed in common") and first.endswith("partition.alpha=0.1 or 1")
-    assert second == "the seeds are not the same: [0] (a partition.alpha=0.1), [1] (b partition.alpha=1)"
+    assert "no seed in common" in first and first.endswith("partition.alpha=0.1 or 1")
+    assert second == "the seeds differ: [0] (a partition.alpha=0.1), [1] (b partition.alpha=1)"
 
 
 def test_other_seeds(make: Make) -> None:
     (why,) = objections(make(method="a"), make(method="a", seed=1), make(method="b"))
-    assert why == "the seeds are not the same: [0,1] (a), [0] (b)"
+    assert why == "the seeds differ: [0,1] (a), [0] (b)"
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"every": 2}, "they are evaluated in another way: eval.every=1 or 2"),
-        ({"on": "participants"}, "they are evaluated in another way: eval.on=all or participants"),
-        ({"eval": Eval(holdout_clients=1)}, "they are evaluated in another way: eval.holdout_clients=0 or 1"),
+        ({"every": 2}, "the evaluation differs: eval.every=1 or 2"),
+        ({"on": "participants"}, "the evaluation differs: eval.on=all or participants"),
+        ({"eval": Eval(holdout_clients=1)}, "the evaluation differs: eval.holdout_clients=0 or 1"),
     ],
 )
 def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> None:
@@ -170,7 +168,7 @@ def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> N
 
 def test_other_participants(make: Make) -> None:
     runs = [make(method=m, on="participants", fraction=f) for m, f in (("a", 1.0), ("b", 0.5))]
-    assert objections(*runs) == ["with eval.on=participants others are evaluated: fraction=1.0 or 0.5"]
+    assert objections(*runs) == ["eval.on=participants evaluates different clients: fraction=1.0 or 0.5"]
     assert objections(make(method="a"), make(method="b", fraction=0.5)) == []
 
 

@@ -56,7 +56,7 @@ def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]
     said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
     assert said.count("Test accuracy on") == 1 and "Differences" not in said
     assert "local partition.alpha=5.0" in said
-    assert "CAUTION: the clients hold other examples: partition.alpha=0.5 or 5.0" in said
+    assert "CAUTION: the clients have different examples: partition.alpha=0.5 or 5.0" in said
 
 
 def test_a_single_run_has_no_table(sweep: Callable[..., str]) -> None:
@@ -95,7 +95,7 @@ def test_what_was_done_before_the_end(
     assert status == {Stopped: 130, RunError: 1, KeyboardInterrupt: 130}[type(end)]
     assert ("Test accuracy" in out) == (not isinstance(end, KeyboardInterrupt))
     if not isinstance(end, KeyboardInterrupt):
-        assert "CAUTION: the seeds are not the same: [0,1] (local), [0] (fedavg)" in out
+        assert "CAUTION: the seeds differ: [0,1] (local), [0] (fedavg)" in out
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
 
 
@@ -119,6 +119,6 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
 def test_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep over what changes nothing, such as the executor: the second of each is left out, and said to be."""
     again = [make_run(tmp_path / e, ONE, executor=e) for e in ("ray", "inline")]
-    assert f"says the same: {again[1]}" in " ".join(comparisons(again).split())
+    assert f"settings and seed: {again[1]}" in " ".join(comparisons(again).split())
     print_comparisons([*again, make_run(tmp_path / "other", [[(5, 10), (7, 10)]])])
     assert "both fedavg with seed 0, and their results differ" in capsys.readouterr().err

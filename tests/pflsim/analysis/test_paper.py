@@ -1,9 +1,8 @@
-"""Ours beside a paper's figures: which runs are used, and what is said of them."""
+"""Runs beside a paper's values: which runs are used, and the notes on the others."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -89,17 +88,17 @@ def test_the_model_that_a_row_names(tmp_path: Path) -> None:
 
 
 def test_commands_make_what_is_missing(tmp_path: Path) -> None:
-    """Followed to the letter they do, with or without naming the experiment; rows of one run share a command."""
-    missing = dict(paper_table(NAME, []).missing)
+    """Rows of one run share a command."""
+    missing = paper_table(NAME, []).missing
     assert len(missing) == 6
     for number, (command, labels) in enumerate(missing.items()):
         run = made(tmp_path / str(number), *command.split()[2:])
         filled = [label for label, row in lines(NAME, [run]).items() if row[1] != "—"]
-        assert filled == list(labels)
-        assert command not in dict(paper_table(NAME, [run]).missing)
-    assert missing[f"python launch.py +experiment={NAME} data.root=DIR"] == ("pFedCFR",)
-    both = [labels for _, labels in paper_table("fedalp_table2_mnist", []).missing]
-    assert both == [(f"FedALP_global, {net}", f"FedALP, {net}") for net in ("MNIST-NN", "MNIST-CNN")]
+        assert filled == labels
+        assert command not in paper_table(NAME, [run]).missing
+    assert missing[f"python launch.py +experiment={NAME} data.root=DIR"] == ["pFedCFR"]
+    both = [*paper_table("fedalp_table2_mnist", []).missing.values()]
+    assert both == [[f"FedALP_global, {net}", f"FedALP, {net}"] for net in ("MNIST-NN", "MNIST-CNN")]
 
 
 @pytest.mark.parametrize(
@@ -141,62 +140,42 @@ def test_settings_that_change_no_result_do_not_matter(tmp_path: Path) -> None:
     run = made(tmp_path / "a", f"+experiment={NAME}", *free, "eval.every=5")
     found = paper_table(NAME, [run])
     assert lines(NAME, [run])["pFedCFR"][1] == "95.00"
-    assert "of ours fewer rounds are there to choose from (a: every 5 rounds)" in found.table.notes
+    assert any("a: every 5 rounds" in note for note in found.table.notes)
 
 
 def test_quick_runs_are_not_the_paper_s(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", f"+experiment={NAME}", f"+quick={NAME}")
+    run = made(tmp_path / "a", f"+experiment={NAME}", "quick=true")
     notes = paper_table(NAME, [run]).table.notes
-    assert any("made with +quick" in note for note in notes)
+    assert any("quick=true" in note for note in notes)
     used = made(tmp_path / "b", f"+experiment={NAME}")
-    assert not any("made with +quick" in note for note in paper_table(NAME, [run, used]).table.notes)
+    assert not any("quick=true" in note for note in paper_table(NAME, [run, used]).table.notes)
 
 
 def test_of_two_runs_with_one_seed_the_later_is_used(tmp_path: Path) -> None:
     first, second = (made(tmp_path / x, f"+experiment={NAME}", counts=c) for x, c in (("a", ROUNDS), ("b", ROUNDS[:1])))
     assert lines(NAME, [first, second])["pFedCFR"][1] == "65.00"
     notes = paper_table(NAME, [first, second]).table.notes
-    assert [note for note in notes if "left out" in note] == [
-        f"left out, since a later run with these settings and this seed says the same: {first.folder}"
-    ]
+    assert [note for note in notes if "replaced" in note] == [f"not used: {first.folder}: replaced by a later run"]
 
 
-def test_a_weighted_mean_a_figure_and_a_fraction(tmp_path: Path) -> None:
-    """13 of 14 examples are 92.86%."""
-    configs = shutil.copytree(CONFIGS, tmp_path / "configs")
-    (configs / "experiment" / f"{NAME}.toml").write_text(
-        'paper = "P"\nwhere = "W"\nunit = "fraction"\nround = "best_test_oracle"\naverage = "weighted_mean"\n'
-        '[[rows]]\nlabel = "R"\nvalue = 0.9\nread_from_figure = true\n'
-    )
-    run = made(tmp_path / "a", f"+experiment={NAME}")
-    table = paper_table(NAME, [run], configs=configs).table
-    assert table.headers[1] == "paper\n(~ by eye)"
-    assert table.rows == (("R", "~90.00", "92.86", "+2.86", "2", "0"),)
-
-
-def test_a_file_that_is_not_as_it_should_be(tmp_path: Path) -> None:
+def test_values_are_in_percent(tmp_path: Path) -> None:
     folder = tmp_path / "experiment"
     folder.mkdir()
-    for text, said in {
-        'paper = "P"': "where is missing",
-        'paper = "P"\nwhere = "W"\nrow = 1': "row: no such entry",
-        'paper = "P"\nwhere = "W"\nround = "best"': "round = 'best': expected one of",
-        'paper = "P"\nwhere = "W"\n[[rows]]\nlabel = "R"': "value is missing",
-        "paper": "cannot be read",
-    }.items():
-        (folder / "x.toml").write_text(text)
-        with pytest.raises(SettingsError, match=said):
-            read_published("x", tmp_path)
-    with pytest.raises(SettingsError, match="no such experiment"):
+    (folder / "x.toml").write_text(
+        'paper = "P"\nunit = "fraction"\nround = "last"\nnotes = ["A"]\n[x]\nwhere = "W"\nnotes = ["B"]\n'
+        'rows = [{label = "R", value = 0.5, std = 0.25, command = "seed=1"}]\n'
+    )
+    published = read_published("x", tmp_path)
+    assert (published.title, published.notes) == ("P; W", ("A", "B"))
+    assert (published.rows[0].value, published.rows[0].std) == (50, 25)
+    with pytest.raises(SettingsError, match="valid: x"):
         read_published("y", tmp_path)
-    with pytest.raises(SettingsError, match="no such experiment; valid: x"):
-        read_published("../experiment/x", tmp_path)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--experiment", "fedfcd_figure6"]) == 0
-    assert "there is nothing to compare with" in capsys.readouterr().out
+    assert main(["--experiment", "fedfcd_figure6"]) == 2
+    assert "fedfcd_figure6: no paper prints values" in capsys.readouterr().err
     (tmp_path / "runs").mkdir()
     made(tmp_path / "runs" / "a", f"+experiment={NAME}")
     (tmp_path / "runs" / "broken").mkdir()

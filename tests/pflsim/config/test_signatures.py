@@ -13,7 +13,8 @@ from typing import Literal
 
 import pytest
 
-from pflsim.config.signatures import Parameter, choices_of, signature_of
+from pflsim.config.signatures import Parameter, signature_of
+from pflsim.config.typecheck import choices_of
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
@@ -140,10 +141,10 @@ def test_unknown_targets_name_the_near_ones(package: Package) -> None:
 
 
 def test_choices() -> None:
-    assert choices_of(Literal["a", 2]) == ("a", 2)
-    assert choices_of(Literal["a"] | None) == ("a", None)
-    assert choices_of(int) is None
-    assert choices_of(int | Literal["a"]) is None
+    assert choices_of(Literal["a", 2]) == ["a"]
+    assert choices_of(Literal["a", "b"] | None) == ["a", "b"]
+    assert choices_of(int) == []
+    assert choices_of(int | Literal["a"]) == ["a"]
 
 
 @pytest.mark.parametrize("target", ["lightning_modules.methods.pfedcfr.PFedCFR", "pflsim.data.splits.official"])

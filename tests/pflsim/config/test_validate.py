@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pflsim.config.validate import stable_pull
+from pflsim.config.validate import Bounds, at_least_one, chance, layer_widths, positive, stable_penalty
 from pflsim.errors import SettingsError
 
 
@@ -23,15 +23,28 @@ def distance(pull: float, lr: float, momentum: float, steps: int = 2000) -> floa
 @pytest.mark.parametrize("lr", [0.01, 0.5])
 def test_the_bound_is_where_training_diverges(lr: float, momentum: float) -> None:
     bound = 2 * (1 + momentum) / lr
-    assert stable_pull("method.mu", 0.99 * bound, lr, momentum) == 0.99 * bound
+    assert stable_penalty("method.mu", 0.99 * bound, lr, momentum) == 0.99 * bound
     assert distance(0.99 * bound, lr, momentum) < 1
-    with pytest.raises(SettingsError, match=r"method\.mu=.*lr\*method\.mu = .* is above .*; at lr=.* at most"):
-        stable_pull("method.mu", 1.01 * bound, lr, momentum)
+    with pytest.raises(SettingsError, match=r"method\.mu=.*lr\*method\.mu = .* lr=.* at most"):
+        stable_penalty("method.mu", 1.01 * bound, lr, momentum)
     assert distance(1.01 * bound, lr, momentum) > 1e6
 
 
 def test_what_is_off_is_never_refused() -> None:
-    assert stable_pull("method.mu", 0.0, math.inf) == 0
+    assert stable_penalty("method.mu", 0.0, math.inf) == 0
     for value in (-1.0, math.nan, math.inf):
         with pytest.raises(SettingsError, match=r"method\.mu"):
-            stable_pull("method.mu", value, 0.1)
+            stable_penalty("method.mu", value, 0.1)
+
+
+def test_bounds() -> None:
+    assert positive("a", 0.5) == 0.5 and chance("a", 0.0) == 0.0 and at_least_one("a", 1) == 1
+    assert layer_widths("a", [3, 4]) == (3, 4)
+    for bounds, value in ((positive, 0.0), (chance, 1.0), (at_least_one, 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
+        with pytest.raises(SettingsError, match=f"method.a={value}: expected"):
+            bounds("method.a", value)
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(SettingsError, match="method.a="):
+            positive("method.a", value)
+    with pytest.raises(SettingsError, match="a=0: .*>= 1 and <= 1000000"):
+        layer_widths("a", [3, 0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflsim.engine.diagnostics import MOST_CLIENTS, diagnose, drift, mean_confusion, prototype_similarity
+from pflsim.engine.diagnostics import MAX_MATRIX_SIZE, diagnose, drift, mean_confusion, prototype_similarity
 from pflsim.messages import Prototypes, Uplink
 from pflsim.types import Axis, EvalRow, Matrix
 
@@ -85,9 +85,9 @@ def test_no_confusion_where_nobody_counted() -> None:
 
 def test_matrices_where_they_are_asked_for_only() -> None:
     shown = Matrix("seen", "Seen", Axis("a"), Axis("b"), np.zeros((2, 2), np.float32))
-    large = Matrix("large", "Large", Axis("a"), Axis("b"), np.zeros((1, MOST_CLIENTS + 1), np.float32))
+    large = Matrix("large", "Large", Axis("a"), Axis("b"), np.zeros((1, MAX_MATRIX_SIZE + 1), np.float32))
     rule: Any = SimpleNamespace(diagnostics=lambda state: [shown, large])
     up = Uplink(prototypes=Prototypes(torch.ones(2, 3), torch.ones(2)), client=0)
     assert diagnose(rule, None, [up], 2).matrices == ()
     assert [m.name for m in diagnose(rule, None, [up], 2, True).matrices] == ["seen", "prototype_similarity"]
-    assert [m.name for m in diagnose(rule, None, [up], MOST_CLIENTS + 1, True).matrices] == ["seen"]
+    assert [m.name for m in diagnose(rule, None, [up], MAX_MATRIX_SIZE + 1, True).matrices] == ["seen"]

@@ -109,7 +109,7 @@ def said(meta: RunMeta, joined: NewcomerRecord | None) -> str:
 def test_the_console_says_so() -> None:
     text = said(META, JOINED)
     assert "6 clients (2 of them join after the last round), 1 rounds" in text
-    assert "newcomers    2 clients: 0.2500 as received, 0.8500 after 3 epochs of their own\n" in text
+    assert "newcomers    2 clients: 0.2500 as received, 0.8500 after 3 epochs of training\n" in text
     one = said(replace(META, newcomers=1, finetune_epochs=1), JOINED)
-    assert "newcomers    1 client: 0.2500 as received, 0.8500 after 1 epoch of their own\n" in one
+    assert "newcomers    1 client: 0.2500 as received, 0.8500 after 1 epoch of training\n" in one
     assert "newcomer" not in said(replace(META, newcomers=0), None)

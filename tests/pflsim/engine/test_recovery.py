@@ -101,6 +101,8 @@ POINTS = {
     "judging newcomers": [Loss("evaluate", 16)],
     "fine-tuning": [Loss("finetune", 1)],
     "fine-tuning, having done so": [Loss("finetune", 1, after=True)],
+    "storing newcomers' states": [Loss("store", 1)],
+    "storing newcomers' states, having done so": [Loss("store", 1, after=True)],
     "judging newcomers again": [Loss("evaluate", 17)],
     "the same twice": [Loss("train", 3), Loss("train", 4)],
     "in two rounds": [Loss("fuse", 2, after=True), Loss("evaluate", 15)],
@@ -122,7 +124,7 @@ def test_wherever_something_is_lost_the_run_comes_out_as_it_was(
     found = go(made, drawn, tmp_path, [replace(loss, keeps=keeps) for loss in POINTS[point]])
     assert_same(found, before)
     assert [record.round for record in found.listener.records] == [1, 2, 3, 4, 5]
-    assert found.executor.journal.restarts == len(POINTS[point])
+    assert found.executor.faults.restarts == len(POINTS[point])
     again = [phase for phase in found.listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
     assert not (keeps and again)
     if point == "train" and not keeps:
@@ -161,7 +163,7 @@ def test_something_is_lost_again_while_a_checkpoint_is_read(keeps: bool, straigh
 
 
 @pytest.mark.parametrize("every", EVERY.values(), ids=EVERY)
-@pytest.mark.parametrize("losses", [[Loss("train", 5)], [Loss("fuse", 3, after=True), Loss("finetune", 1, after=True)]])
+@pytest.mark.parametrize("losses", [[Loss("train", 5)], [Loss("fuse", 3, after=True), Loss("store", 1, after=True)]])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
 def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
     method: str, losses: list[Loss], every: int, straight: Any, tmp_path: Path
@@ -219,7 +221,7 @@ def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp
     (tmp_path / "checkpoints" / "round_0003" / "client_001.pt").write_bytes(b"damaged")
     before = files(tmp_path)
     done = 2 + time
-    with pytest.raises(RunError, match=f"round {done} cannot be worked out again.*no checkpoint of this session"):
+    with pytest.raises(RunError, match=f"round {done} cannot be computed again.*no checkpoint of this session"):
         go(made, drawn, tmp_path, [Loss("train", time)], done=3, begin=begin)
     assert files(tmp_path).items() >= before.items() and not (tmp_path / "checkpoints" / "round_0004").exists()
     assert "round_0003 is damaged" in said(tmp_path)
@@ -346,7 +348,7 @@ def test_a_round_that_does_not_come_out_again_ends_the_run_in_words(tmp_path: Pa
                 set_trap(tmp_path / "traps", "raise_train_2_1", ALWAYS)
 
     made = endangered(tmp_path / "traps")
-    with pytest.raises(RunError, match="round 1 does not come out again.*client 2 replied one time only"):
+    with pytest.raises(RunError, match="repeated round 1 differs from its record.*client 2 replied"):
         go(made, PLAN, tmp_path / "lost", [Loss("train", 3)], rule="drop", listener=Trapping())
     assert "the state after round 2 is not saved" in said(tmp_path / "lost")
 
@@ -398,7 +400,7 @@ def test_nothing_is_saved_under_a_wrong_round(
     states_left = {name: data for name, data in left.items() if name.startswith("checkpoints")}
     assert {Path(name).parent.name for name in states_left} == {"round_0002"}
     assert all(all_saved[name] == data for name, data in states_left.items())
-    why = "what is asked for is gone" if (point, by) == ("recover", "error") else "part of it was lost with a node"
+    why = "what is asked for is gone" if (point, by) == ("recover", "error") else "some states were lost with a node"
     assert f"the state after round 3 is not saved: {why}" in said(tmp_path)
     found = newest_checkpoint(tmp_path / "checkpoints", print)
     assert found is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import torch
 from support import Records
 
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import EvalRequest, Sent, Trained
+from pflsim.engine.execution import ClientTask, EvalRequest, FinetuneTask, Sent, Trained
+from pflsim.engine.faults import FaultRecorder
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint import read_state
-from pflsim.run_folder.journal import Journal
+from pflsim.run_folder.run_log import LOG, run_log
 from pflsim.run_folder.trace import read_message, read_server
 from pflsim.types import Axis, EvalRow, Matrix, Tensors, TrainReport
 
@@ -43,6 +43,7 @@ class Recorder:
         self.alive: list[weakref.ref[Handle]] = []
         self.fused = 0
         self.clients_done: Callable[[int], None] = lambda done: None
+        self.faults = FaultRecorder()
 
     def handle(self, content: Any) -> Handle:
         made = Handle(content)
@@ -56,8 +57,11 @@ class Recorder:
         messages = {c: Message(weights={"w": torch.tensor([float(self.fused), c])}) for c in clients}
         return Sent({c: self.handle(m) for c, m in messages.items()}, dict.fromkeys(clients, 8))
 
-    def train(self, round_number: int, sent: Sent[Handle], work: Any = None) -> Trained[Handle]:
-        self.events.append(("train", round_number, tuple(sent.downlinks)))
+    def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
+        if isinstance(task, FinetuneTask):
+            self.events.append(("finetune", task.round_number, tuple(sent.downlinks), task.epochs))
+            return Trained((), ())
+        self.events.append(("train", task.round_number, tuple(sent.downlinks)))
         self.clients_done(len(sent.downlinks))
         ups = [[Uplink(weights={"w": torch.ones(1)}, client=c, num_examples=c + 1)] for c in reversed(sent.downlinks)]
         return Trained([self.handle(up) for up in ups], tuple(TrainReport(c, c + 1, 1) for c in sent.downlinks))
@@ -71,8 +75,8 @@ class Recorder:
         self.events.append(("join", tuple(clients)))
         return Sent({c: self.handle(Message()) for c in clients}, dict.fromkeys(clients, 5))
 
-    def finetune(self, round_number: int, sent: Sent[Handle], epochs: int) -> None:
-        self.events.append(("finetune", round_number, tuple(sent.downlinks), epochs))
+    def store(self, trained: Trained[Handle]) -> None:
+        self.events.append(("store",))
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         held = [ref() for ref in self.alive if ref() is not None]
@@ -105,17 +109,17 @@ class Recorder:
 
     def restore(self, server: object, clients: Any) -> None: ...
 
-    def go_back(self) -> None: ...
+    def rollback(self) -> None: ...
 
     def refresh(self) -> None: ...
 
-    def whereabouts(self) -> str:
+    def describe_placement(self) -> str:
         return "nowhere"
 
     def recover(self) -> bool:
         return True
 
-    def confirm(self) -> None: ...
+    def commit(self) -> None: ...
 
 
 PLAN = RunPlan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
@@ -221,6 +225,7 @@ def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
         ("join", (3, 4)),
         ("evaluate", "personal", "received", (3, 4), ("test", "val"), 5),
         ("finetune", 6, (3, 4), 2),
+        ("store",),
         ("evaluate", "personal", "trained", (3, 4), ("test", "val"), 5),
     ]
     (joined,) = records.joined
@@ -238,18 +243,17 @@ def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
     """Where the state cannot be had either, which is told in a line."""
 
     class Broken(Recorder):
-        def train(self, *arguments: Any, **more: Any) -> Any:
-            if arguments[0] == 2:
+        def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
+            if task.round_number == 2:
                 raise ClientError(3, 2, "local training", "it broke")
-            return super().train(*arguments, **more)
+            return super().run(task, sent)
 
         def server_state(self) -> object:
             raise RunError("the server is gone")
 
-    said = StringIO()
-    with pytest.raises(ClientError, match="it broke"):
-        Simulation(Broken(), PLAN, tmp_path, Records(), Journal(stream=said)).run()
-    assert "not saved: the server is gone" in said.getvalue()
+    with pytest.raises(ClientError, match="it broke"), run_log(tmp_path):
+        Simulation(Broken(), PLAN, tmp_path, Records()).run()
+    assert "not saved: the server is gone" in (tmp_path / LOG).read_text()
 
 
 def test_what_is_seen_of_a_round_is_recorded_with_it(tmp_path: Path) -> None:

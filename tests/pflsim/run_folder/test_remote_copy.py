@@ -1,14 +1,12 @@
-"""A run folder kept the same at a URL: what is there at any moment, in the end, and when the place fails."""
+"""A remote copy of a run folder: what it has at any moment and at the end, and what happens when an upload fails."""
 
 from __future__ import annotations
 
 import itertools
-import os
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 import pytest
 import torch
@@ -21,8 +19,7 @@ from pflsim.config.urls import has_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.checkpoint import newest_checkpoint, write_checkpoint
 from pflsim.run_folder.checkpoint.meta import read_meta
-from pflsim.run_folder.journal import Journal
-from pflsim.run_folder.remote_copy.begin import fetch, new_place, resume_at_url
+from pflsim.run_folder.remote_copy.begin import download, new_remote_folder, resume_remote_copy
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder, last_part
 from pflsim.run_folder.summary import RunMeta
@@ -34,7 +31,6 @@ NUMBERS = itertools.count()
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 2, 9, 0)
 KINDS = ["file", "local", "memory", "testdisk", "teststore"]
 FAILING = ["testdisk", "teststore"]
-FOREVER = 1e9
 
 
 class Killed(BaseException):
@@ -93,11 +89,8 @@ class Run:
         clients = [(c, {"w": torch.full((9,), value or float(number))}) for c in range(2)]
         write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, self.keep)
 
-    def remote_copy(self, url: str, seconds: float = FOREVER, said: list[str] | None = None) -> RemoteCopy:
-        journal = Journal()
-        if said is not None:
-            journal.say = said.append  # type: ignore[method-assign]
-        return RemoteCopy(RemoteFolder(url), self.folder, journal, seconds=seconds)
+    def remote_copy(self, url: str) -> RemoteCopy:
+        return RemoteCopy(RemoteFolder(url), self.folder)
 
 
 OPEN: list[Run] = []
@@ -130,26 +123,25 @@ def test_everything_is_there_and_nothing_else(run: Run, url: str) -> None:
     remote_copy.finish()
     same(run, url)
     assert {name.split("/")[1] for name in contents(url) if name.startswith("checkpoints/")} == {"round_0004"}
-    assert not (run.folder / ".mirror").exists()
     run.tracker.close(complete=True)
     remote_copy.finish()
     same(run, url)
 
 
-def test_only_what_is_new_is_brought(run: Run, shaky: str) -> None:
+def test_only_what_is_new_is_uploaded(run: Run, shaky: str) -> None:
     remote_copy = run.remote_copy(shaky)
     run.go(1)
     remote_copy.finish()
-    brought: list[str] = []
-    asks(lambda what, path: brought.append(Path(path).name) if what == "put" else None)
+    uploaded: list[str] = []
+    asks(lambda what, path: uploaded.append(Path(path).name) if what == "put" else None)
     remote_copy.finish()
-    assert not brought
+    assert not uploaded
     (run.folder / "summary.json").write_text("{}")
     remote_copy.finish()
-    assert [name.strip(".").removesuffix(".part") for name in brought] == ["summary.json"]
+    assert [name.strip(".").removesuffix(".part") for name in uploaded] == ["summary.json"]
 
 
-def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky: str) -> None:
+def test_at_any_moment_there_is_a_run_that_can_be_resumed(tmp_path: Path, shaky: str) -> None:
     """Killed at every single thing that is asked of the place: the checkpoint before, or the one that is new."""
     steps = itertools.count(1)
     for step in steps:
@@ -177,7 +169,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
         usable(there, tmp_path / "fetched", complete=not died)
         if not died:
             break
-        again = resume_at_url(there, run.folder, Journal(), done(run))
+        again = resume_remote_copy(there, run.folder, done(run))
         assert again is not None
         again.finish()
         same(run, there)
@@ -185,7 +177,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_taken_up(tmp_path: Path, shaky
 
 
 def usable(url: str, root: Path, complete: bool = False) -> int:
-    folder = fetch(url, root)
+    folder = download(url, root)
     records, said = read_records(folder), list[str]()
     checkpoint = newest_checkpoint(folder / "checkpoints", said.append, records.last)
     assert checkpoint is not None and checkpoint.server() == {"round": checkpoint.round} and not said
@@ -219,10 +211,10 @@ def test_killed_in_the_first_upload(run: Run, shaky: str, tmp_path: Path, first:
         except Killed:
             asks(nothing)
         if not any(name == "config.yaml" for name in contents(there)):
-            with pytest.raises(SettingsError, match="there is no run, for it has no config.yaml"):
-                fetch(there, tmp_path / "fetched")
+            with pytest.raises(SettingsError, match="config.yaml is missing"):
+                download(there, tmp_path / "fetched")
             continue
-        folder = fetch(there, tmp_path / "fetched")
+        folder = download(there, tmp_path / "fetched")
         last = read_records(folder).last if (folder / "per_client.csv").exists() and metrics_of(folder) else 0
         found = newest_checkpoint(folder / "checkpoints", lambda line: None, last)
         assert found is None or last == 1
@@ -232,99 +224,44 @@ def metrics_of(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists()
 
 
-class Gate:
-    """Holds an upload where a file is brought, until it is let go."""
+def test_it_is_uploaded_after_each_checkpoint(run: Run, shaky: str, tmp_path: Path) -> None:
+    with run.remote_copy(shaky) as remote_copy:
+        same(run, shaky)
+        run.go(1, 2)
+        before = contents(shaky)
+        remote_copy.upload_if_due()
+        assert contents(shaky) == before, "no checkpoint was reported"
+        for number in (2, 3):
+            run.go(number + 1)
+            remote_copy.checkpoint_saved()
+            remote_copy.upload_if_due()
+            same(run, shaky)
+            assert usable(shaky, tmp_path / "fetched") == number + 1
+        run.go(5, save=False)
+    same(run, shaky)
 
-    def __init__(self, name: str):
-        self.name, self.reached, self.go = name, Event(), Event()
 
-    def __call__(self, what: str, path: str) -> None:
-        if what == "put" and self.name in path and not self.go.is_set():
-            self.reached.set()
-            assert self.go.wait(60)
-
-
-def no_links(*_: Any, **__: Any) -> None:
-    raise PermissionError(1, "Operation not permitted")
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_rounds_go_on_while_a_checkpoint_is_brought(
-    run: Run, shaky: str, tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is being brought stays to the end though the run has removed it, and no second upload begins."""
-    if not links:
-        monkeypatch.setattr(os, "link", no_links)
-    run.go(1, 2)
+def test_a_file_that_grows_while_it_is_uploaded(run: Run, shaky: str) -> None:
+    """As TensorBoard's files do: what is uploaded is as long as it was said to be, and the rest comes later."""
     remote_copy = run.remote_copy(shaky)
-    remote_copy.tick()
-    remote_copy.wait()
-    run.go(3)
-    gate = Gate("round_0003/")
-    asks(gate)
-    remote_copy.expect()
-    remote_copy.tick()
-    assert gate.reached.wait(60)
-    run.go(4)
-    run.go(5)
-    thread = remote_copy._thread
-    remote_copy.expect()
-    remote_copy.tick()
-    assert remote_copy._thread is thread
-    assert usable(shaky, tmp_path / "fetched") == 2
-    gate.go.set()
-    remote_copy.wait()
-    assert usable(shaky, tmp_path / "fetched") == 3
-    remote_copy.tick()
-    remote_copy.wait()
-    assert usable(shaky, tmp_path / "fetched") == 5
+    log = run.folder / "run.log"
+    log.write_text("one")
+
+    def grow(what: str, path: str) -> None:
+        if what == "put" and "run.log" in path:
+            log.write_text("one and two")
+
+    asks(grow)
+    remote_copy.checkpoint_saved()
+    remote_copy.upload_if_due()
+    assert contents(shaky)["run.log"] == b"one"
+    asks(nothing)
     remote_copy.finish()
     same(run, shaky)
 
 
-def test_a_checkpoint_that_goes_while_it_is_listed(run: Run, shaky: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is there is removed for it, and there is another upload at once."""
-    run.go(1)
-    remote_copy = run.remote_copy(shaky)
-    remote_copy.tick()
-    remote_copy.wait()
-    real = os.link
-
-    def link(source: Path, target: Path) -> None:
-        monkeypatch.setattr(os, "link", real)
-        run.go(2)
-        real(source, target)
-
-    monkeypatch.setattr(os, "link", link)
-    remote_copy.expect()
-    remote_copy.tick()
-    remote_copy.wait()
-    assert any(name.startswith("checkpoints/round_0001") for name in contents(shaky))
-    remote_copy.tick()
-    remote_copy.wait()
-    assert {name.split("/")[1] for name in contents(shaky) if name.startswith("checkpoints/")} == {"round_0002"}
-
-
-def test_when_something_is_brought(run: Run, shaky: str) -> None:
-    remote_copy = run.remote_copy(shaky)
-    with remote_copy:
-        remote_copy.wait()
-        first = remote_copy._thread
-        remote_copy.tick()
-        assert remote_copy._thread is first, "nothing is due"
-        remote_copy.seconds = 0
-        remote_copy.tick()
-        assert remote_copy._thread is not first, "after so many seconds"
-        remote_copy.wait()
-        second, remote_copy.seconds = remote_copy._thread, FOREVER
-        remote_copy.expect()
-        remote_copy.tick()
-        assert remote_copy._thread is not second, "after a checkpoint"
-    same(run, shaky)
-
-
 def test_a_replaced_checkpoint_is_none_until_it_is_whole_again(run: Run, shaky: str) -> None:
-    """The same round once more, after the run was taken up from an earlier one."""
+    """The same round once more, after the run was resumed from an earlier one."""
     run.keep = 2
     run.go(1)
     run.go(2)
@@ -351,66 +288,71 @@ def fail(error: Exception) -> Ask:
     return ask
 
 
-def test_a_place_that_fails_is_told_once_and_tried_again(run: Run, shaky: str) -> None:
-    said: list[str] = []
-    remote_copy = run.remote_copy(shaky, seconds=0, said=said)
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_failed_upload_is_logged_once_and_repeated(run: Run, shaky: str, caplog: pytest.LogCaptureFixture) -> None:
+    remote_copy = run.remote_copy(shaky)
     asks(fail(ConnectionError("no route\nto host")))
     for number in range(1, 5):
         run.go(number)
-        remote_copy.tick()
-        remote_copy.wait()
-    assert said == [
-        f"the run cannot be kept at {shaky} at the moment: ConnectionError: no route; it goes on, all of it is in "
-        f"{run.folder}, and this is tried again"
-    ]
+        remote_copy.checkpoint_saved()
+        remote_copy.upload_if_due()
+    (said,) = warnings(caplog)
+    assert shaky in said and "ConnectionError: no route;" in said and str(run.folder) in said
     asks(nothing)
-    remote_copy.tick()
-    remote_copy.finish()
+    remote_copy.checkpoint_saved()
+    remote_copy.upload_if_due()
     same(run, shaky)
-    assert len(said) == 1
+    remote_copy.finish()
+    assert len(caplog.records) == 1
 
 
 def test_a_last_upload_that_fails_ends_the_run(run: Run, shaky: str) -> None:
     with (
-        pytest.raises(
-            RunError, match=r"^not all of the run could be .*: Disk quota exceeded; all of it is in .*/here$"
-        ),
+        pytest.raises(RunError, match=r"is incomplete: Disk quota exceeded; all files are in .*/here"),
         run.remote_copy(shaky),
     ):
         asks(fail(OSError(122, "Disk quota exceeded")))
         run.go(1)
 
 
-def test_a_run_that_fails_keeps_its_own_error(run: Run, shaky: str) -> None:
-    said: list[str] = []
-    with pytest.raises(RunError, match="^what it was$"), run.remote_copy(shaky, said=said) as remote_copy:
-        remote_copy.wait()
+def test_a_run_that_fails_keeps_its_own_error(run: Run, shaky: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RunError, match="^what it was$"), run.remote_copy(shaky):
         asks(fail(OSError(122, "Disk quota exceeded")))
         run.go(1)
         raise RunError("what it was")
-    assert len(said) == 1 and "Disk quota exceeded" in said[0]
+    (said,) = warnings(caplog)
+    assert "Disk quota exceeded" in said
     asks(nothing)
     with pytest.raises(RunError, match="^what it was$"), run.remote_copy(shaky):
         raise RunError("what it was")
     same(run, shaky)
 
 
-def test_whoever_is_in_a_hurry_does_not_wait(run: Run, shaky: str) -> None:
-    gate = Gate("")
-    asks(gate)
-    with pytest.raises(KeyboardInterrupt), run.remote_copy(shaky) as remote_copy:
-        assert gate.reached.wait(60)
+def test_a_second_ctrl_c_does_not_upload(run: Run, shaky: str) -> None:
+    asked: list[str] = []
+    with pytest.raises(KeyboardInterrupt), run.remote_copy(shaky):
+        run.go(1)
+        asks(lambda what, path: asked.append(path))
         raise KeyboardInterrupt
-    assert remote_copy._thread is not None and remote_copy._thread.is_alive()
-    gate.go.set()
-    remote_copy.wait()
+    assert not asked
 
 
-def test_what_was_brought_is_looked_at_in_the_end(run: Run, shaky: str) -> None:
+def test_names_and_sizes_are_compared_at_the_end(run: Run, shaky: str) -> None:
+    """Another run that uses the same URL is noticed."""
     remote_copy = run.remote_copy(shaky)
-    remote_copy.finish()
-    RemoteFolder(shaky).put(run.folder / "config.yaml", "of another.txt")
-    with pytest.raises(RunError, match=r"^not all .*: of another\.txt there is not what was brought; does another"):
+    run.go(1)
+
+    def interfere(what: str, path: str) -> None:
+        if what == "put" and "meta.json" in path:
+            asks(nothing)
+            RemoteFolder(shaky).upload(run.folder / "config.yaml", "metrics.jsonl")
+
+    asks(interfere)
+    with pytest.raises(RunError, match=r"is incomplete: metrics\.jsonl differs"):
         remote_copy.finish()
 
 
@@ -433,19 +375,17 @@ def test_a_file_system_that_renames_to_nothing_only(run: Run, tmp_path: Path) ->
 
 
 def test_a_new_place_is_tried_out_and_left_empty(url: str) -> None:
-    place = new_place(url)
+    place = new_remote_folder(url)
     assert place is not None and not contents(url)
-    assert new_place(None) is None and new_place("runs/mine") is None
+    assert new_remote_folder(None) is None and new_remote_folder("runs/mine") is None
 
 
 def test_a_place_where_something_is_refused(run: Run, url: str) -> None:
     run.remote_copy(url).finish()
     before = contents(url)
     with pytest.raises(SettingsError) as error:
-        new_place(url)
-    assert str(error.value) == (
-        f"run_dir={url} is not empty, and a run never writes over another; give a new place or remove this one"
-    )
+        new_remote_folder(url)
+    assert str(error.value).startswith(f"run_dir={url} is not empty")
     assert contents(url) == before
 
 
@@ -457,18 +397,18 @@ def test_a_place_that_refuses(shaky: str, refused: str) -> None:
 
     asks(ask)
     with pytest.raises(SettingsError) as error:
-        new_place(shaky)
-    assert str(error.value).startswith(f"run_dir={shaky} cannot be written to: Access Denied; credentials and options")
+        new_remote_folder(shaky)
+    assert str(error.value).startswith(f"run_dir={shaky} cannot be written to: Access Denied; ")
     assert "\n" not in str(error.value)
 
 
 def test_a_place_that_cannot_be_reached_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"^run_dir=gss://b cannot .*: fsspec knows no gss://; did you mean gs"):
-        new_place("gss://b")
+    with pytest.raises(SettingsError, match=r"^run_dir=gss://b cannot .*: .* no protocol gss://; did you mean gs"):
+        new_remote_folder("gss://b")
     entry = {"class": "no_such_package.FileSystem", "err": "Install nosuchfs to access it"}
     monkeypatch.setitem(known_implementations, "nosuch", entry)
     with pytest.raises(SettingsError) as error:
-        new_place("nosuch://b/x")
+        new_remote_folder("nosuch://b/x")
     assert (
         str(error.value) == "run_dir=nosuch://b/x cannot be used: Install nosuchfs to access it: pip install nosuchfs"
     )
@@ -486,14 +426,14 @@ def test_tables_and_pages_are_of_folders_here() -> None:
         find_runs(["s3://a/b"])
 
 
-# Taken up ---------------------------------------------------------------------------------------------------------
+# Resumed ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_brought_back_whole_into_a_new_folder(run: Run, url: str, tmp_path: Path) -> None:
+def test_it_is_downloaded_whole_into_a_new_folder(run: Run, url: str, tmp_path: Path) -> None:
     run.go(1, 2)
     run.remote_copy(url).finish()
     root = tmp_path / "other" / "runs"
-    folders = [fetch(url, root) for _ in range(2)]
+    folders = [download(url, root) for _ in range(2)]
     assert [f.name for f in folders] == ["a_run_1_gr_er_x_", "a_run_1_gr_er_x_-2"]
     expected = local_contents(run.folder)
     for folder in folders:
@@ -503,33 +443,32 @@ def test_it_is_brought_back_whole_into_a_new_folder(run: Run, url: str, tmp_path
         assert got == {name: data for name, data in expected.items() if name != "config.yaml"}
 
 
-def test_what_cannot_be_brought_back(run: Run, shaky: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_downloaded(run: Run, shaky: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "fetched"
-    with pytest.raises(SettingsError, match="there is no run, for it has no config.yaml"):
-        fetch(shaky, root)
+    with pytest.raises(SettingsError, match="config.yaml is missing"):
+        download(shaky, root)
     run.remote_copy(shaky).finish()
 
     def broken(place: RemoteFolder, name: str, path: Path) -> None:
         raise FileNotFoundError(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "fetch", broken)
-        with pytest.raises(SettingsError, match="cannot be read: FileNotFoundError: .*; is the run going on"):
-            fetch(shaky, root)
+        patch.setattr(RemoteFolder, "download", broken)
+        with pytest.raises(SettingsError, match="cannot be read: FileNotFoundError: .*; is the run still running"):
+            download(shaky, root)
     with monkeypatch.context() as patch:
         patch.setattr(RemoteFolder, "files", lambda place: {"config.yaml": 1, "../../outside": 1})
-        with pytest.raises(SettingsError, match="is no name of a run's file"):
-            fetch(shaky, root)
-    assert not list(root.iterdir()) and not (tmp_path / "outside").exists()
+        (only,) = download(shaky, root).iterdir()
+    assert only.name == "config.yaml" and not (tmp_path / "outside").exists()
 
 
 def resumed(run: Run, url: str) -> RemoteCopy:
-    remote_copy = resume_at_url(url, run.folder, Journal(), done(run))
+    remote_copy = resume_remote_copy(url, run.folder, done(run))
     assert remote_copy is not None
     return remote_copy
 
 
-def test_a_folder_that_is_taken_up_brings_no_checkpoint_twice(run: Run, shaky: str) -> None:
+def test_a_resumed_folder_uploads_no_checkpoint_twice(run: Run, shaky: str) -> None:
     """So that the one there counts all the while."""
     run.go(1, 2)
     run.remote_copy(shaky).finish()
@@ -541,14 +480,14 @@ def test_a_folder_that_is_taken_up_brings_no_checkpoint_twice(run: Run, shaky: s
     assert asked and not [path for path in asked if "checkpoints" in path]
     asks(nothing)
     same(run, shaky)
-    assert resume_at_url("runs/mine", run.folder, Journal(), 3) is None
+    assert resume_remote_copy("runs/mine", run.folder, 3) is None
 
 
-def test_a_checkpoint_that_was_damaged_there_is_brought_again(run: Run, shaky: str) -> None:
+def test_a_checkpoint_that_was_damaged_there_is_uploaded_again(run: Run, shaky: str) -> None:
     run.go(1, 2)
     run.remote_copy(shaky).finish()
     RemoteFolder(shaky).remove("checkpoints/round_0002/server.pt")
-    RemoteFolder(shaky).put(run.folder / "config.yaml", "checkpoints/round_0002/client_000.pt")
+    RemoteFolder(shaky).upload(run.folder / "config.yaml", "checkpoints/round_0002/client_000.pt")
     resumed(run, shaky).finish()
     same(run, shaky)
 
@@ -572,7 +511,7 @@ def another_run(run: Run, url: str, tmp_path: Path) -> str:
     other = Run(tmp_path / "runs" / "other")
     (other.folder / "config.yaml").write_text("rounds: 8\nrun_dir: somewhere\n")
     other.remote_copy(url).finish()
-    return "holds something else than the run in"
+    return "has files of another run than"
 
 
 def the_same_once_more(run: Run, url: str, tmp_path: Path) -> str:
@@ -582,7 +521,7 @@ def the_same_once_more(run: Run, url: str, tmp_path: Path) -> str:
     (other.folder / "metrics.jsonl").write_text(lines.replace('"train": 1.0', '"train": 1.5'))
     assert lines != (other.folder / "metrics.jsonl").read_text()
     other.remote_copy(url).finish()
-    return "holds something else than the run in"
+    return "has files of another run than"
 
 
 def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
@@ -591,17 +530,14 @@ def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
     run.remote_copy(url).finish()
     shutil.rmtree(run.folder)
     (tmp_path / "kept").rename(run.folder)
-    return r"has a checkpoint after round 3, .* only after round 2: the run has gone on there; take it up with resume="
+    return r"has a checkpoint of round 3, but .* has round 2: give resume="
 
 
 def damaged_here(run: Run, url: str, tmp_path: Path) -> str:
     run.remote_copy(url).finish()
     path = run.folder / "checkpoints" / "round_0002" / "server.pt"
     path.write_bytes(path.read_bytes()[::-1])
-    return (
-        r"has a checkpoint after round 2, .* none that can be used: what is here is damaged, and would take its place; "
-        "take it up with resume="
-    )
+    return r"has a checkpoint of round 2, but .* has no usable checkpoint: give resume="
 
 
 @pytest.mark.parametrize("change", [another_run, the_same_once_more, gone_on_elsewhere, damaged_here])
@@ -614,20 +550,23 @@ def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, shaky: str, tmp_p
     assert contents(shaky) == before
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "records"])
-def test_what_is_damaged_there_too_refuses_nothing(run: Run, shaky: str, tmp_path: Path, what: str) -> None:
-    """What is brought back from there would be refused as well, for ever."""
+def test_a_checkpoint_that_is_damaged_there_too_can_be_removed(run: Run, shaky: str, tmp_path: Path) -> None:
+    """The error names it; then the run continues after the one before it."""
     run.keep = 2
     run.go(1)
     run.go(2)
-    name = "checkpoints/round_0002/server.pt" if what == "checkpoint" else "metrics.jsonl"
-    data = (run.folder / name).read_bytes()
-    (run.folder / name).write_bytes(data[::-1] if what == "checkpoint" else data.splitlines(keepends=True)[0])
+    path = run.folder / "checkpoints/round_0002/server.pt"
+    path.write_bytes(path.read_bytes()[::-1])
     run.remote_copy(shaky).finish()
-    back = fetch(shaky, tmp_path / "back")
-    assert resume_at_url(shaky, back, Journal(), 1) is not None
-    with pytest.raises(SettingsError, match=r"has a checkpoint after round 1, .* none that can be used"):
-        resume_at_url(shaky, back, Journal(), None)
+    back = download(shaky, tmp_path / "back")
+    with pytest.raises(SettingsError, match=r"remove .*/checkpoints/round_0002 to continue from"):
+        resume_remote_copy(shaky, back, 1)
+    for name in contents(shaky):
+        if name.startswith("checkpoints/round_0002/"):
+            RemoteFolder(shaky).remove(name)
+    assert resume_remote_copy(shaky, back, 1) is not None
+    with pytest.raises(SettingsError, match=r"has a checkpoint of round 1, but .* has no usable checkpoint"):
+        resume_remote_copy(shaky, back, None)
 
 
 def test_an_empty_place_is_filled_again(run: Run, shaky: str) -> None:

@@ -220,8 +220,8 @@ WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty rows": (lambda f: (f / ROWS).write_text(""), f"does not begin with the line {HEADER}"),
     "old columns": (change(ROWS, ",fault", ""), f"does not begin with the line {HEADER}"),
     "no header": (drop_line(ROWS, 0), f"does not begin with the line {HEADER}"),
-    "lines lost": (cut_after(LINES, '{"round": 3'), "whole up to round 2 only$"),
-    "line missing": (drop_line(LINES, 2), r"whole up to round 1 only \(line 3 of metrics.jsonl is of round 3\)"),
+    "lines lost": (cut_after(LINES, '{"round": 3'), "complete up to round 2 only$"),
+    "line missing": (drop_line(LINES, 2), r"complete up to round 1 only \(line 3 of metrics.jsonl is of round 3\)"),
     "first missing": (lambda f: [drop_line(LINES, 0)(f) for _ in "01"], r"up to round 0 only \(line 1 .* of round 2\)"),
     "bad line": (
         change(LINES, '{"round": 2,', '{"round": 2'),

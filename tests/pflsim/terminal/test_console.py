@@ -15,7 +15,9 @@ from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import AccuracyStats, Scope
 from pflsim.run_folder.summary import RunMeta, summarise
-from pflsim.terminal.console import WIDTH, Console, command_to_go_on, format_bytes, format_seconds, tensorboard_command
+from pflsim.terminal.console import Console
+from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds
+from pflsim.terminal.result import resume_command, tensorboard_command
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 0)
 PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test", "received")
@@ -68,7 +70,7 @@ def test_a_round_is_one_line_with_what_matters():
     )
 
 
-def test_the_model_that_judges_comes_first_with_its_worst_decile():
+def test_the_reported_model_comes_first_with_its_worst_decile():
     line = Console(replace(META, reported_model="global"), io.StringIO()).line(metrics(3, FULL))
     assert line.startswith("round  3/20  global 0.640 (worst 0.54)  personal 0.913  ")
 
@@ -100,9 +102,9 @@ def test_the_end_says_all_of_it_in_80_columns():
     assert max(len(line) for line in text.splitlines() if "accuracy:" not in line) <= 80
     for part in ("personal *", "best by validation", "best test round (oracle)", "worst decile", "0.9130", "0.0500"):
         assert part in text
-    assert "* pfedcfr is judged by its personal model, after local training" in text
+    assert "* pfedcfr reports its personal model, after local training" in text
     assert "up 20 B, down 20 B" in text
-    assert "20 s: start 4.0 s, rounds 16 s, 0.8 s a round" in text
+    assert "20 s: start 4.0 s, rounds 16 s, 0.8 s per round" in text
     assert "512 MB" in text
     assert "run folder   runs/x" in text
     assert text.rstrip().endswith("--logdir runs/x")
@@ -243,10 +245,10 @@ def test_the_live_display_says_where_the_run_is():
         console.round(metrics(3, {**FULL, **validation}), 1234.0)
         console.round(metrics(4, {PERSONAL: stats(0.95), Scope("personal", "val", "trained"): stats(0.7)}), 2000.0)
         text = shown(console)
-    assert "round 4: personal accuracy 0.950, worst tenth 0.850" in text
+    assert "round 4: personal accuracy 0.950, worst decile 0.850" in text
     assert "best so far by validation 0.913 in round 3" in text
     assert "memory 2.00 GB" in text
-    assert "to go" in text
+    assert " left" in text
 
 
 def test_the_best_so_far_may_be_of_an_earlier_session():
@@ -322,8 +324,8 @@ def test_no_part_of_a_line_is_cut_on_a_narrow_terminal(width):
     assert len(line) <= width and re.search(r"eta [\d.]+ s$", line), line
 
 
-def test_a_job_of_a_cluster_is_taken_up_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PFLSIM_JOB", "mine")
-    assert command_to_go_on(tmp_path) == f"python launch.py submit --home-of mine resume={tmp_path}"
+    assert resume_command(tmp_path) == f"python launch.py submit --home-of mine resume={tmp_path}"
     monkeypatch.delenv("PFLSIM_JOB")
-    assert command_to_go_on(tmp_path) == f"python launch.py resume={tmp_path}"
+    assert resume_command(tmp_path) == f"python launch.py resume={tmp_path}"

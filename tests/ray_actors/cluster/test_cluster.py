@@ -42,7 +42,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setattr(cluster, "ray", made)
-    monkeypatch.setattr(cluster, "local_ray", made)
+    monkeypatch.setattr(cluster, "launcher", made)
     pool = SimpleNamespace(
         started=0,
         close=lambda: made.calls.append(("actors end",)),

@@ -13,14 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from ray_actors.cluster import local_ray, watch
+from ray_actors.cluster import ray_folder, watch
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import json, os, sys
 import psutil
-from ray_actors.cluster import local_ray
-folder = local_ray.start(cpus=1, gpus=0, store_mb=100)
+from ray_actors.cluster import launcher
+folder = launcher.start(cpus=1, gpus=0, store_mb=100)
 import ray
 @ray.remote(num_cpus=1)
 class Actor:
@@ -28,19 +28,19 @@ class Actor:
 actor = Actor.remote()
 ray.get(actor.ok.remote())
 me = psutil.Process()
-everyone = [me, *me.children(recursive=True)]
-ports = [[one.pid, c.laddr.ip, c.laddr.port] for one in everyone for c in one.net_connections("inet")
+processes = [me, *me.children(recursive=True)]
+ports = [[one.pid, c.laddr.ip, c.laddr.port] for one in processes for c in one.net_connections("inet")
          if c.status == psutil.CONN_LISTEN or c.type.name == "SOCK_DGRAM"]
-print(json.dumps({"folder": str(folder), "ports": ports, "pids": [one.pid for one in everyone],
-                  "names": [one.name() for one in everyone]}), flush=True)
+print(json.dumps({"folder": str(folder), "ports": ports, "pids": [one.pid for one in processes],
+                  "names": [one.name() for one in processes]}), flush=True)
 sys.stdin.readline()
-local_ray.stop(folder)
+launcher.stop(folder)
 print(json.dumps([one.pid for one in me.children(recursive=True)]), flush=True)
 """
 
 
 def started() -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    """A process with a Ray that is up, and what it says of it. It ends when it is told to go on."""
+    """A process with a running Ray, and what it prints about it. It ends after a line of input."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(
         [sys.executable, "-c", CODE], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -55,7 +55,7 @@ def described(pids: list[int]) -> list[psutil.Process]:
 
 def test_it_listens_on_loopback_only_and_leaves_nothing() -> None:
     process, found = started()
-    everyone = described(found["pids"])
+    processes = described(found["pids"])
     assert {"raylet", "gcs_server"} <= set(found["names"])
     assert len(found["ports"]) >= 3
     assert {ip for _, ip, _ in found["ports"]} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -63,31 +63,31 @@ def test_it_listens_on_loopback_only_and_leaves_nothing() -> None:
     assert Path(found["folder"]).is_dir()
     out, _ = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0 and json.loads(out) == []
-    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    assert not psutil.wait_procs(processes, timeout=30)[1]
     assert not Path(found["folder"]).exists()
 
 
 def test_a_killed_process_leaves_nothing() -> None:
     """Ray's processes and its files go, by themselves or by the guardian, which goes last."""
     process, found = started()
-    everyone = described(found["pids"])
+    processes = described(found["pids"])
     process.kill()
     process.communicate()
-    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    assert not psutil.wait_procs(processes, timeout=30)[1]
     assert not Path(found["folder"]).exists()
 
 
 def test_what_is_left_when_the_guardian_is_killed_too_is_removed_by_the_next() -> None:
     process, found = started()
-    everyone = described(found["pids"])
-    guardian = [one for one in everyone if any(word.endswith("guardian.py") for word in one.cmdline())]
+    processes = described(found["pids"])
+    guardian = [one for one in processes if any(word.endswith("guardian.py") for word in one.cmdline())]
     for one in [*guardian, process]:
         one.kill()
     process.communicate()
     assert len(guardian) == 1 and Path(found["folder"]).is_dir()
-    local_ray.remove_left_behind()  # as every start does
+    ray_folder.remove_leftovers()  # as every start does
     assert not Path(found["folder"]).exists()
-    for one in everyone:
+    for one in processes:
         if one.is_running():  # two agents, which would take a minute
             one.kill()
 
@@ -115,32 +115,32 @@ def test_only_folders_that_nobody_holds_are_removed(tmp_path: Path, monkeypatch:
     command = [sys.executable, "-c", code, str(place / names[1] / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "1\n"
-        local_ray.remove_left_behind()
+        ray_folder.remove_leftovers()
         holder.kill()
     assert sorted(path.name for path in place.iterdir()) == ["other", names[1], names[2], "pflsim-ray-4-link"]
     assert (tmp_path / "elsewhere" / "lock").exists()
 
 
-def test_the_end_of_a_process_that_ray_needs_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "EVERY_S", 0.01)
+def test_the_end_of_a_process_that_ray_needs_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.01)
     waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(watch, "NEEDED", (psutil.Process(waiting.pid).name(),))
-    told: list[str] = []
-    looking = watch.Watch(told.append)
-    assert not told
+    monkeypatch.setattr(watch, "REQUIRED_PROCESSES", (psutil.Process(waiting.pid).name(),))
+    reasons: list[str] = []
+    looking = watch.Watch(reasons.append)
+    assert not reasons
     waiting.kill()
     looking._thread.join(timeout=30)
     looking.stop()
-    assert len(told) == 1 and str(waiting.pid) in told[0] and "has ended" in told[0]
+    assert len(reasons) == 1 and str(waiting.pid) in reasons[0] and "has ended" in reasons[0]
     waiting.communicate()
 
 
-def test_nothing_is_told_of_an_end_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "EVERY_S", 0.01)
+def test_an_intended_end_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "INTERVAL_S", 0.01)
     waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(watch, "NEEDED", (psutil.Process(waiting.pid).name(),))
-    told: list[str] = []
-    watch.Watch(told.append).stop()
+    monkeypatch.setattr(watch, "REQUIRED_PROCESSES", (psutil.Process(waiting.pid).name(),))
+    reasons: list[str] = []
+    watch.Watch(reasons.append).stop()
     waiting.kill()
     waiting.communicate()
-    assert not told
+    assert not reasons

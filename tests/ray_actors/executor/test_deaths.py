@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import ray
-from drills import SIZES, agree, on_ray, outcome
+from drills import SIZES, agree, on_ray, outcome, take_log
 from support import Records, World, dropout_mlp, world
 from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
-from pflsim.run_folder.journal import LOG
 from pflsim.types import RoundRecord
 from ray_actors.executor.actor_pool import ActorPool
 
@@ -83,19 +82,19 @@ DEATHS = {
 def test_a_death_changes_nothing(
     name: str, made: World, traps: Path, straight: tuple[Any, ...], pool: ActorPool, tmp_path: Path
 ) -> None:
-    executor = on_ray(made, pool, tmp_path)
+    executor = on_ray(made, pool)
     for trap in DEATHS[name]:
         set_trap(traps, trap)
     agree(outcome(executor, tmp_path), straight)
     assert not [*traps.iterdir()], "a trap was not met"
-    lines = (tmp_path / LOG).read_text().splitlines()
-    assert executor.journal.restarts == len(DEATHS[name]) == len(lines)
+    lines = take_log(tmp_path).splitlines()
+    assert executor.faults.restarts == len(DEATHS[name]) == len(lines)
     assert all("died" in line and "process" in line for line in lines)
 
 
 def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: ActorPool, tmp_path: Path) -> None:
     """Of client actors and of the server, from outside."""
-    executor = on_ray(made, pool, tmp_path)
+    executor = on_ray(made, pool)
     pids = [ray.get(actor.pid.remote()) for actor in [*executor.actor_group.actors, executor.server.actor]]
 
     def meddle(round_number: int) -> None:
@@ -104,32 +103,32 @@ def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: Act
                 os.kill(pid, signal.SIGKILL)
 
     agree(outcome(executor, tmp_path, Meddler(meddle)), straight)
-    assert executor.journal.restarts == 3
+    assert executor.faults.restarts == 3
 
 
 def test_a_host_that_dies_again_and_again_ends_the_run(
     made: World, traps: Path, pool: ActorPool, tmp_path: Path
 ) -> None:
-    executor = on_ray(made, pool, tmp_path, "retry(2)")
+    executor = on_ray(made, pool, "retry(2)")
     set_trap(traps, "die_train_2_2", ALWAYS)
     with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.*process .* on node .*kill") as e:
         outcome(executor, tmp_path)
     assert e.value.client == 2 and e.value.suspects == (2,)
-    assert executor.journal.restarts == 3
+    assert executor.faults.restarts == 3
     (traps / "die_train_2_2").unlink()
 
 
 def test_abort_ends_it_at_once(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
-    executor = on_ray(made, pool, tmp_path, "abort")
+    executor = on_ray(made, pool, "abort")
     set_trap(traps, "die_train_2_1")
     with pytest.raises(ClientError, match="on_client_error=drop"):
         outcome(executor, tmp_path)
-    assert executor.journal.restarts == 1  # so that the actors can be used again
+    assert executor.faults.restarts == 1  # so that the actors can be used again
 
 
 def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Whoever kills its actor is left out of that round, and nobody else: as if it had been absent."""
-    executor = on_ray(made, pool, tmp_path, "drop", actors=1)
+    executor = on_ray(made, pool, "drop", actors=1)
     set_trap(traps, "die_reply_2_2", ALWAYS)
     found = outcome(executor, tmp_path)
     (traps / "die_reply_2_2").unlink()
@@ -141,7 +140,7 @@ def test_drop_finds_out_who_it_was(made: World, traps: Path, pool: ActorPool, tm
 def test_a_server_that_dies_again_and_again_ends_the_run(
     made: World, traps: Path, pool: ActorPool, tmp_path: Path
 ) -> None:
-    executor = on_ray(made, pool, tmp_path, "retry(1)")
+    executor = on_ray(made, pool, "retry(1)")
     set_trap(traps, "die_fuse", ALWAYS)
     with pytest.raises(ServerError, match="server actor .*died during fuse.*tried 2 times"):
         outcome(executor, tmp_path)
@@ -151,7 +150,7 @@ def test_a_server_that_dies_again_and_again_ends_the_run(
 def test_an_error_of_the_server_is_told_once(
     made: World, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    executor = on_ray(made, pool, tmp_path)
+    executor = on_ray(made, pool)
     set_trap(traps, "raise_fuse")
     with pytest.raises(ServerError, match="failed in fuse: ValueError: a trap in the fusion"):
         outcome(executor, tmp_path)
@@ -162,7 +161,7 @@ def test_an_error_of_the_server_is_told_once(
 def test_an_actor_that_cannot_start_is_an_error(made: World, pool: ActorPool, tmp_path: Path) -> None:
     broken = replace(made, factory=replace(made.factory, models=(_deadly,)))
     with pytest.raises(RunError, match="died while it was starting.*tried 2 times"):
-        on_ray(broken, pool, tmp_path, "retry(1)")
+        on_ray(broken, pool, "retry(1)")
 
 
 def _deadly(shape: tuple[int, ...], classes: int) -> Any:

@@ -22,14 +22,13 @@ from lightning_modules.nets.mlp import Mlp
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from ray_actors import deployment as placing
 from ray_actors import run
-from ray_actors.cluster import joined
+from ray_actors.cluster import deployment, joined
 from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
 from ray_actors.executor import dry_run
 from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.dry_run import DryRuns, Footprint, Trial, measure, most_per_gpu, trials
+from ray_actors.executor.dry_run import DryRuns, Footprint, Trial, max_actors_per_gpu, measure, trials
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.server_host import ServerHost
 from ray_actors.placement import elastic as elastic
@@ -70,8 +69,8 @@ def test_as_many_as_fit_in_nine_tenths(peak: int, data: int, actors: int) -> Non
 
 def test_what_is_said() -> None:
     one, stack = Footprint(1, 812 * MIB, 79 * GIB), Footprint(64, 2000 * MIB, 79 * GIB)
-    assert one.told(12) == "one client takes 812 MiB of 79 GiB on the GPU: 12 actors share it"
-    assert stack.told(1) == "a stack of 64 clients takes 2000 MiB of 79 GiB on the GPU: 1 actor has it"
+    assert one.describe(12) == "one client takes 812 MiB of 79 GiB on the GPU: 12 actors per GPU"
+    assert stack.describe(1) == "a stack of 64 clients takes 2000 MiB of 79 GiB on the GPU: 1 actor per GPU"
 
 
 @pytest.mark.parametrize(
@@ -89,11 +88,11 @@ def test_what_is_said() -> None:
     ],
 )
 def test_no_more_than_there_is_use_for(placement: dict[str, Any], supply: Supply, most: int) -> None:
-    assert most_per_gpu(job("lockstep=false", **placement), supply) == most
+    assert max_actors_per_gpu(job("lockstep=false", **placement), supply) == most
 
 
 def test_stacks_count_as_one() -> None:
-    assert most_per_gpu(job("lockstep_clients=3"), Supply(16, 1)) == 3
+    assert max_actors_per_gpu(job("lockstep_clients=3"), Supply(16, 1)) == 3
 
 
 @pytest.mark.parametrize("most", [{}, {"nodes": 2}, {"actors": 6}])
@@ -108,7 +107,7 @@ def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
 
     def decide(job: PreparedRun, most: int, cpus: float, clear: Any) -> tuple[Placement, str]:
         given.append((most, cpus))
-        return replace(job.settings.placement, actors_per_gpu=most), "told"
+        return replace(job.settings.placement, actors_per_gpu=most), "note"
 
     cluster = JoinedRay.__new__(JoinedRay)
     monkeypatch.setattr(cluster, "supply", lambda placement: Supply.of(nodes))
@@ -116,7 +115,7 @@ def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
     monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
     asked = job("lockstep=false", "ray_address=auto", actors_per_gpu="auto", **most)
     dry_runs: Any = SimpleNamespace(decide=decide)
-    found = placing.place(asked, cluster, dry_runs, 100)
+    found = deployment.plan_deployment(asked, cluster, dry_runs, 100)
     actors = most.get("actors", 8)
     assert given == [(actors, 10)] and [spec.node for spec in found.layout.specs] == ["2"] * actors
 
@@ -128,7 +127,7 @@ def test_the_client_with_the_most_examples_is_tried() -> None:
     made = job("lockstep=false", "partition=label_lognormal", "batch_size=5", "local_epochs=2")
     sizes = [len(rows) for rows in made.partition.train]
     most = sizes.index(max(sizes))
-    assert trials(made) == [Trial((most,), (most,), 3 / made.work[most])]
+    assert trials(made) == [Trial((most,), (most,), 3 / made.batches_per_round[most])]
 
 
 def test_the_most_of_a_stack_that_train_together_are_tried() -> None:
@@ -136,7 +135,9 @@ def test_the_most_of_a_stack_that_train_together_are_tried() -> None:
     made = job("clients=12", "lockstep_clients=6", "fraction=0.5", "rounds=3")
     (trial,) = trials(made)
     assert trial.stack in made.factory.stacks and len(trial.stack) == 6 and set(trial.unit) < set(trial.stack)
-    assert len(trial.unit) == max(len(unit) for cohort in made.plan.cohorts for unit in made.factory.units(cohort))
+    assert len(trial.unit) == max(
+        len(unit) for cohort in made.plan.cohorts for unit in made.factory.client_groups(cohort)
+    )
 
 
 def test_each_variant_of_the_model_is_tried() -> None:
@@ -204,20 +205,21 @@ def test_measured_once_for_runs_that_take_the_same(monkeypatch: pytest.MonkeyPat
 
 def test_never_more_than_there_is_use_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "footprint", lambda job, cpus: Footprint(1, MIB, GIB))
-    placement, told = DryRuns().decide(job(), 3, 8.0, lambda: None)
-    assert placement.actors_per_gpu == 3 and told.endswith("3 actors share it")
+    placement, note = DryRuns().decide(job(), 3, 8.0, lambda: None)
+    assert placement.actors_per_gpu == 3 and note.endswith("3 actors per GPU")
 
 
 # On pretended GPUs
 
 
 def in_runs(pool: ActorPool, monkeypatch: pytest.MonkeyPatch, memory: Pretended) -> list[Layout]:
-    """Have runs measure what they are told, on CPUs; gives their layouts."""
+    """Let runs on CPUs measure given numbers; returns their layouts."""
     pool.close()  # its actors hold the GPUs
     layouts: list[Layout] = []
 
     def given(self: LocalRay, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
-        layouts.append(layout)
+        if layout.groups:  # without any, client actors are ended for the dry run
+            layouts.append(layout)
         return pool
 
     monkeypatch.setattr(dry_run, "MEMORY", memory)
@@ -241,7 +243,7 @@ def test_a_run_with_and_without_a_dry_run(
         for name, per_gpu in (("auto", "auto"), ("again", "auto"), ("number", 3)):
             one = replace(settings(*common, actors_per_gpu=per_gpu), run_dir=str(tmp_path / name))
             runner.run(one)
-    line = "one client takes 1536 MiB of 6 GiB on the GPU: 3 actors share it"
+    line = "one client takes 1536 MiB of 6 GiB on the GPU: 3 actors per GPU"
     assert [[spec.gpus for spec in layout.specs] for layout in layouts] == [[0.3333] * 3] * 3
     assert line in (tmp_path / "auto" / "run.log").read_text() and line in (tmp_path / "again" / "run.log").read_text()
     assert not (tmp_path / "number" / "run.log").exists()

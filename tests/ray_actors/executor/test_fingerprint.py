@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import RunError
-from pflsim.run_folder.journal import Journal
 from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor import fingerprint
 from ray_actors.executor.actor_group import ActorGroup
@@ -116,28 +115,27 @@ class FakePool:
     def trim(self, specs: Any) -> None: ...
 
 
-def met(
-    monkeypatch: pytest.MonkeyPatch, origins: list[RuntimeFingerprint], cluster: bool = True
-) -> tuple[ActorGroup, StringIO]:
-    """A crew whose actors say that this is where they are."""
-    told = StringIO()
-    failure_policy = FailurePolicy(OnError("abort"), "abort", Journal(stream=told))
+def met(monkeypatch: pytest.MonkeyPatch, origins: list[RuntimeFingerprint], cluster: bool = True) -> ActorGroup:
+    """A group whose actors have these fingerprints."""
+    failure_policy = FailurePolicy(OnError("abort"), "abort", FaultRecorder())
     specs = tuple(ActorSpec(1.0, 0.0, found.address if cluster else "") for found in origins)
     layout = Layout(tuple((client,) for client, _ in enumerate(origins)), specs)
     pool: Any = FakePool()
     monkeypatch.setattr(actor_group, "runtime_fingerprint", lambda: MINE)
     monkeypatch.setattr(actor_group, "ray", SimpleNamespace(get=lambda ref: ref, put=lambda x: x))
     made = ActorGroup(pool, layout, (None, None, None), failure_policy)
-    monkeypatch.setattr(made, "_wait_for", lambda number: None)
-    monkeypatch.setattr(made, "_settle", lambda number: origins[number])
-    made.settle()
-    return made, told
+    monkeypatch.setattr(made, "wait_for", lambda number: None)
+    monkeypatch.setattr(made, "_build", lambda number: origins[number])
+    made.start()
+    return made
 
 
-def test_actors_that_are_alike_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, told = met(monkeypatch, [MINE, MINE._replace(pid=2), MINE._replace(pid=3, address="10.0.0.2")])
-    made.wait()
-    assert told.getvalue() == ""
+def test_actors_that_are_alike_are_not_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = met(monkeypatch, [MINE, MINE._replace(pid=2), MINE._replace(pid=3, address="10.0.0.2")])
+    made.wait_until_ready()
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -148,31 +146,33 @@ def test_actors_that_are_alike_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_other_code_or_versions_are_refused_on_a_cluster(
-    other: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    other: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On one machine all have what this process has, also where a file has been saved since it began."""
     theirs = MINE._replace(pid=7, address="10.0.0.2", **other)
     words = f"client actor 1, process 7 on node 10.0.0.2, .*driver on 10.0.0.1: .*{said}.*install the same on every"
     with pytest.raises(RunError, match=words):
-        met(monkeypatch, [MINE, theirs])[0].wait()
-    made, told = met(monkeypatch, [MINE, theirs], cluster=False)
-    made.wait()
-    assert told.getvalue() == ""
+        met(monkeypatch, [MINE, theirs]).wait_until_ready()
+    made = met(monkeypatch, [MINE, theirs], cluster=False)
+    made.wait_until_ready()
+    assert not caplog.messages
 
 
-def test_another_processor_is_told_of_once_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_is_told_of_once_per_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     wide = MINE._replace(processor="x86_64 AVX512")
     there = [wide._replace(pid=pid, address=f"10.0.0.{2 + pid % 2}") for pid in range(4)]
-    made, told = met(monkeypatch, [MINE, *there])
-    made.wait()
-    lines = told.getvalue().splitlines()
+    made = met(monkeypatch, [MINE, *there])
+    made.wait_until_ready()
+    lines = caplog.messages
     assert len(lines) == 2 and all("x86_64 AVX512, the driver's with x86_64 AVX2" in line for line in lines)
     assert ["10.0.0.2" in lines[0], "10.0.0.3" in lines[1]] == [True, True]
 
 
-def test_nor_again_when_the_clients_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_again_when_the_clients_move(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     wide = MINE._replace(processor="x86_64 AVX512", address="10.0.0.2")
-    made, told = met(monkeypatch, [MINE, wide])
-    made.wait()
+    made = met(monkeypatch, [MINE, wide])
+    made.wait_until_ready()
     made.move(Layout(((0, 1), (2,)), (ActorSpec(1.0, 0.0, "10.0.0.1"), ActorSpec(1.0, 0.0, "10.0.0.2"))))
-    assert len(told.getvalue().splitlines()) == 1
+    assert len(caplog.messages) == 1

@@ -14,6 +14,7 @@ from lightning_modules.methods.local import Local
 from lightning_modules.prototypes import class_means
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Shard
+from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -83,7 +84,7 @@ def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
     executor, clients_done = inline(made), Records()
     before = states(executor)
-    executor.open(range(6))
+    executor.run(ReplyTask(), Sent.nothing(range(6)))
     assert same(before, states(executor)), "the opening changes no client"
     Simulation(executor, made.plan, tmp_path, clients_done).run()
     assert executor.server.state == (6, 3, 6, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +26,15 @@ from support import Records, World, dropout_mlp, states, world
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
-from pflsim.engine.execution import NodeLost
+from pflsim.engine.execution import NodeLost, TrainTask
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.journal import Journal
+from pflsim.run_folder.run_log import LOG, run_log
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor import deaths
 from ray_actors.executor import ray_executor as remote
 from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.deaths import check_lost, verdict
+from ray_actors.executor.deaths import check_lost, is_alive
 from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
@@ -47,7 +46,7 @@ AWAY = ActorUnavailableError("out of reach", b"0" * 16)
 def test_a_lost_object_is_known_for_one(error: Exception) -> None:
     """Also where a call was given it."""
     for met in (error, RayTaskError("train", "a traceback", error)):
-        with pytest.raises(NodeLost, match="a node that left the cluster"):
+        with pytest.raises(NodeLost, match="objects on a node that left"):
             check_lost(met)
 
 
@@ -112,17 +111,17 @@ DEAD, LATE = ActorDiedError(), GetTimeoutError("at work")
 )
 def test_whether_it_is_alive_is_waited_for(answers: list[Any], alive: bool, asked: int, clock: SimpleNamespace) -> None:
     actor = Fake(*answers)
-    assert verdict(actor, AWAY) == alive and actor.asked == asked
+    assert is_alive(actor, AWAY) == alive and actor.asked == asked
 
 
 def test_but_not_for_ever(clock: SimpleNamespace) -> None:
-    assert not verdict(Fake(AWAY), AWAY)
-    assert deaths.VERDICT_S <= clock.now < deaths.VERDICT_S + 5
+    assert not is_alive(Fake(AWAY), AWAY)
+    assert deaths.UNREACHABLE_TIMEOUT_S <= clock.now < deaths.UNREACHABLE_TIMEOUT_S + 5
 
 
 def test_one_that_is_dead_is_not_asked(clock: SimpleNamespace) -> None:
     actor = Fake(7)
-    assert not verdict(actor, DEAD) and actor.asked == 0
+    assert not is_alive(actor, DEAD) and actor.asked == 0
 
 
 # States that count as lost --------------------------------------------------------------------------------------------
@@ -138,8 +137,8 @@ def small() -> World:
 
 
 def one_round(executor: Any) -> None:
-    executor.fuse(executor.train(1, executor.send((0, 1, 2, 3))))
-    executor.confirm()
+    executor.fuse(executor.run(TrainTask(1), executor.send((0, 1, 2, 3))))
+    executor.commit()
 
 
 class Found:
@@ -158,14 +157,14 @@ class Found:
 
 @pytest.mark.parametrize(
     ("size", "away", "left"),
-    [(10**6, 0, True), (10**6, 1, False), (10**6, 9, False), (100, 9, True), (remote.SMALL, 9, True)],
+    [(10**6, 0, True), (10**6, 1, False), (10**6, 9, False), (100, 9, True), (remote.DRIVER_OBJECT_BYTES, 9, True)],
 )
 def test_states_are_left_where_a_copy_is_or_they_are_small(
     size: int, away: int, left: bool, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small ones are in the driver's process. What is lost is as at the beginning, on hosts and on the server."""
     made = small()
-    executor = on_ray(made, pool, tmp_path)
+    executor = on_ray(made, pool)
     one_round(executor)
     after = states(executor), executor.server_state()
     (node,) = remote.alive_ids()
@@ -185,7 +184,7 @@ def test_states_are_left_where_a_copy_is_or_they_are_small(
 def test_small_ones_that_cannot_be_had_are_lost(
     error: Exception, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = on_ray(small(), pool, tmp_path)
+    executor = on_ray(small(), pool)
     one_round(executor)
     monkeypatch.setattr(remote, "get_object_locations", lambda refs: {})
 
@@ -194,14 +193,14 @@ def test_small_ones_that_cannot_be_had_are_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(remote, "ray", SimpleNamespace(get=get))
-        assert not executor._are_there()
-    assert executor._are_there()
+        assert not executor._states_exist()
+    assert executor._states_exist()
 
 
 def test_at_the_beginning_there_is_nothing_to_lose(
     pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = on_ray(small(), pool, tmp_path)
+    executor = on_ray(small(), pool)
     monkeypatch.setattr(remote, "alive_ids", lambda: frozenset())
     assert executor.recover()
 
@@ -209,7 +208,7 @@ def test_at_the_beginning_there_is_nothing_to_lose(
 # A whole run ----------------------------------------------------------------------------------------------------------
 
 
-class FakeGround:
+class FakeElastic:
     """Lays out on one actor less, on a machine of one's own, when a node is gone."""
 
     def __init__(self, left: Layout):
@@ -229,7 +228,7 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
 ) -> None:
     """One of the two actors counts as on a node that is gone when round 4 begins to train."""
     made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
-    outcomes, told = [], StringIO()
+    outcomes = []
     (node,) = remote.alive_ids()
 
     class Dying(Records):
@@ -237,19 +236,19 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
             super().phase(round_number, name, due)
             if (round_number, name) == (4, "train") and isinstance(executor, remote.RayExecutor) and not elastic.asked:
                 executor.actor_group._nodes = {node, "gone"}
-                monkeypatch.setattr(actor_group, "LOOK_S", 0.0)
+                monkeypatch.setattr(actor_group, "POLL_INTERVAL_S", 0.0)
                 monkeypatch.setattr(actor_group, "addresses", lambda ids: ["10.0.0.9"])
                 monkeypatch.setattr(remote, "get_object_locations", Found(node, 10**6, 1 if lost else 0))
 
-    elastic = FakeGround(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
+    elastic = FakeElastic(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
     for name in ("inline", "ray"):
         (tmp_path / name).mkdir()
-        executor: Any = made.inline() if name == "inline" else on_ray(made, pool, tmp_path / name)
+        executor: Any = made.inline() if name == "inline" else on_ray(made, pool)
         if name == "ray":
-            executor._ground = elastic
-            executor.journal = executor.failure_policy.journal = Journal(stream=told)
+            executor._elastic = elastic
         listener = Dying()
-        Simulation(executor, drawn, tmp_path / name, listener, executor.journal).run()
+        with run_log(tmp_path / name):
+            Simulation(executor, drawn, tmp_path / name, listener).run()
         records = [bare(record) for record in listener.records]
         outcomes.append((states(executor), executor.server_state(), records, listener.joined))
         again = [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
@@ -257,7 +256,7 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
     one, other = outcomes
     assert alike(one[0], other[0]) and alike(one[1], other[1]) and one[2:] == other[2:]
     assert elastic.asked == 1 and executor.layout is elastic.left
-    assert "1 of 2 nodes with client actors left the cluster: 10.0.0.9" in told.getvalue()
+    assert "1 of 2 nodes with client actors left the cluster: 10.0.0.9" in (tmp_path / "ray" / LOG).read_text()
 
 
 def test_whereabouts_count_the_actors(pool: ActorPool) -> None:

@@ -1,4 +1,4 @@
-"""What is exported is the model that the run was judged by, and its example works as it is."""
+"""The exported model is the reported model, and its example script works."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def failing(arguments: Sequence[str | Path], capsys: pytest.CaptureFixture[str])
     """The one line of an error."""
     capsys.readouterr()
     assert main([str(a) for a in arguments]) == 2
-    told = capsys.readouterr()
-    assert not told.out and told.err.startswith("error: ") and told.err.count("\n") == 1
-    return told.err.strip()
+    captured = capsys.readouterr()
+    assert not captured.out and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    return captured.err.strip()
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -52,7 +52,7 @@ def metadata(path: Path) -> dict[str, str]:
 
 
 def recorded(folder: Path, client: int, round_number: int) -> tuple[int, int]:
-    """Correct and total of the judged model on a client's test data, as the file has them."""
+    """Correct and total of the reported model on a client's test data, as the file has them."""
     run = read_run(folder)
     with (folder / "per_client.csv").open(newline="") as file:
         rows = [
@@ -75,7 +75,7 @@ def right(folder: Path, client: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_exported_model_is_the_judged_one(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_model_is_the_reported_one(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path / "run", f"method={method}", "model.hidden=[8]", "partition=dirichlet")
     assert main([str(folder), "--client", "1,3"]) == 0
     said = capsys.readouterr().out

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from drills import SIZES, agree, on_ray, outcome
+from drills import SIZES, agree, on_ray, outcome, take_log
 from support import World, dropout_mlp, plan, same, world
 from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.config.on_client_error import OnError
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink
-from pflsim.run_folder.journal import LOG, Journal
 from ray_actors.executor.actor_pool import ActorPool
+from ray_actors.hosts.failures import nonfinite
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.retries import nonfinite
 
 
 def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int, ...], ...] = ((0, 3),)) -> World:
@@ -34,9 +34,9 @@ def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int,
     )
 
 
-def inline(made: World, folder: Path, rule: str = "retry(3)") -> InlineExecutor:
+def inline(made: World, rule: str = "retry(3)") -> InlineExecutor:
     parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-    executor = InlineExecutor(*parts, OnError.of(rule), Journal(folder))
+    executor = InlineExecutor(*parts, OnError.of(rule))
     executor.start()
     return executor
 
@@ -48,23 +48,20 @@ def traps(tmp_path: Path) -> Path:
     return folder
 
 
-def executors(made: World, pool: ActorPool, folder: Path, rule: str) -> list[Any]:
-    """Both, each with a journal of its own."""
-    for name in ("inline", "ray"):
-        (folder / name).mkdir(exist_ok=True)
-    return [inline(made, folder / "inline", rule), on_ray(made, pool, folder / "ray", rule)]
+def executors(made: World, pool: ActorPool, rule: str) -> list[Any]:
+    return [inline(made, rule), on_ray(made, pool, rule)]
 
 
 @pytest.mark.parametrize("trap", ["raise_train_2_2", "raise_train_3_1", "raise_evaluate_4_2"])
 def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
-    straight = outcome(inline(made, tmp_path), tmp_path)
-    for executor in executors(made, pool, tmp_path, "retry(1)"):
+    straight = outcome(inline(made), tmp_path)
+    for executor in executors(made, pool, "retry(1)"):
         set_trap(traps, trap)
         agree(outcome(executor, tmp_path), straight)
-        text = (executor.journal.folder / LOG).read_text()
+        text = take_log(tmp_path)
         assert text.count("another try, 1 of 1") == 1 and text.count("ValueError: a trap") >= 1
-        assert executor.journal.restarts == 0
+        assert executor.faults.restarts == 0
 
 
 @pytest.mark.parametrize(("rule", "shown"), [("retry(3)", 1), ("abort", 1), ("retry(0)", 1)])
@@ -73,11 +70,11 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
 ) -> None:
     """Client, round, phase and actor, with the traceback, on standard error and in the run folder."""
     made = made_with(traps)
-    for executor in executors(made, pool, tmp_path, rule):
+    for executor in executors(made, pool, rule):
         set_trap(traps, "raise_train_2_2", ALWAYS)
         with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.: ValueError: a trap"):
             outcome(executor, tmp_path)
-        told, written = capsys.readouterr().err, (executor.journal.folder / LOG).read_text()
+        told, written = capsys.readouterr().err, take_log(tmp_path)
         for text in (told, written):
             assert text.count("Traceback") == shown and "traps.py" in text
             assert text.count("another try") == (rule == "retry(3)") == text.count("the same error twice")
@@ -89,8 +86,8 @@ def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -
     """As if it had been absent in that round, also in a stack, whose others train without it."""
     made = made_with(traps)
     for trap, clients in (("raise_train_2_2", (2,)), ("raise_train_3_2", (3,))):
-        absent = outcome(inline(made, tmp_path), tmp_path, absentees=((), clients, ()))
-        for executor in executors(made, pool, tmp_path, "drop"):
+        absent = outcome(inline(made), tmp_path, absentees=((), clients, ()))
+        for executor in executors(made, pool, "drop"):
             set_trap(traps, trap)
             found = outcome(executor, tmp_path)
             agree(found[:4], absent[:4])
@@ -99,8 +96,8 @@ def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -
 
 def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
-    straight = outcome(inline(made, tmp_path), tmp_path)
-    for executor in executors(made, pool, tmp_path, "drop"):
+    straight = outcome(inline(made), tmp_path)
+    for executor in executors(made, pool, "drop"):
         set_trap(traps, "raise_evaluate_4_2")
         found = outcome(executor, tmp_path)
         assert same(found[0], straight[0])
@@ -114,9 +111,9 @@ def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, t
     """Abort says what and whose; drop is as if it had been absent; keep fuses it and says so. 3 is in a stack."""
     trap = f"nan_{client}_2"
     made = made_with(traps)
-    absent = outcome(inline(made, tmp_path), tmp_path, absentees=((), (client,), ()))
+    absent = outcome(inline(made), tmp_path, absentees=((), (client,), ()))
     for rule in ("abort", "drop", "keep"):
-        for executor in executors(made_with(traps, rule), pool, tmp_path, "retry(3)"):
+        for executor in executors(made_with(traps, rule), pool, "retry(3)"):
             set_trap(traps, trap)
             if rule == "abort":
                 words = f"client {client} failed in round 2 .*values of net.body.fc1.weight are not finite.*drop"
@@ -130,7 +127,7 @@ def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, t
             assert spread == (rule == "keep")
             if rule == "drop" and client == 2:  # in a stack the others have trained with it, not without
                 agree(found[:4], absent[:4])
-            text = (executor.journal.folder / LOG).read_text()
+            text = take_log(tmp_path)
             assert f"client {client}" in text and "not finite" in text
 
 
@@ -167,9 +164,9 @@ def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_pa
         "stragglers": ((1, 2), (3,), ()),
         "straggler_work": 0.5,
     }
-    one, other = (outcome(e, tmp_path, **settings) for e in executors(made, pool, tmp_path, "abort"))
+    one, other = (outcome(e, tmp_path, **settings) for e in executors(made, pool, "abort"))
     agree(one, other)
-    full = outcome(inline(made, tmp_path), tmp_path)
+    full = outcome(inline(made), tmp_path)
     assert [faults for _, faults in one[4]] == [
         {1: "dropout", 2: "straggler"},
         {3: "straggler"},
@@ -190,15 +187,15 @@ def test_a_plan_without_faults_has_none() -> None:
 def test_a_fusion_can_be_gone_back_on(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Until it is confirmed: to the states before, also of clients that had not trained before."""
     made = made_with(traps)
-    for executor in executors(made, pool, tmp_path, "abort"):
+    for executor in executors(made, pool, "abort"):
         for round_number, clients in ((1, [0, 3]), (2, [0, 1])):
             before = {client: dict(state) for client, state in executor.client_states()}, executor.server_state()
-            executor.fuse(executor.train(round_number, executor.send(clients)))
+            executor.fuse(executor.run(TrainTask(round_number), executor.send(clients)))
             if round_number == 1:
-                executor.confirm()
+                executor.commit()
         now = dict(executor.client_states())
         assert not same({c: before[0][c] for c in (0, 1)}, {c: dict(now[c]) for c in (0, 1)})
-        executor.go_back()
+        executor.rollback()
         after = {client: dict(state) for client, state in executor.client_states()}
         assert same(before[0], after)
         saved: Any = executor.server_state()

@@ -19,13 +19,13 @@ from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard, shard
-from pflsim.engine.execution import EvalRequest
+from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ClientError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg
 from pflsim.types import Tensors
-from ray_actors.hosts.client_host import ClientHost
+from ray_actors.hosts.client_host import ClientHost, Reply
 from ray_actors.hosts.server_host import ServerHost, identity
 
 ALL = (0, 1, 2, 3)
@@ -58,12 +58,27 @@ def host(made: World, clients: Sequence[int] = ALL) -> ClientHost:
     return ClientHost(made.factory, made.dataset, made.partition, clients)
 
 
+def run(on: ClientHost, round_number: int, clients: Sequence[int], down: Message) -> list[Reply]:
+    """Train with one message for all, and keep the new states."""
+    replies = on.run(TrainTask(round_number), dict.fromkeys(clients, down))
+    on.states.update({client: reply.state for client, reply in replies.items()})
+    return list(replies.values())
+
+
+def evaluate(on: ClientHost, request: EvalRequest, clients: Sequence[int] = ALL, down: Message | None = None) -> Any:
+    return [row for rows in on.run(request, dict.fromkeys(clients, down)).values() for row in rows]
+
+
+def private_states(on: ClientHost) -> dict[int, Tensors]:
+    return {client: on.states[client] for client in on.clients}
+
+
 def train(on: ClientHost, made: World, clients: Sequence[int], rounds: int = 2, **weights: Tensor) -> list[Uplink]:
     """Rounds in which everyone is sent the initial values; the last round's uplinks."""
     down = Message(weights={**made.federation.initial, **weights})
     ups: list[Uplink] = []
     for t in range(1, rounds + 1):
-        ups, _ = on.train(t, clients, [0] * len(clients), down)
+        ups = [reply.uplink for reply in run(on, t, clients, down) if reply.uplink is not None]
     return ups
 
 
@@ -80,24 +95,23 @@ def test_clients_on_one_host_are_clients_on_hosts_of_their_own() -> None:
         alone = host(made, [client])
         (up,) = train(alone, made, [client])
         assert same({0: dict(up.weights)}, {0: dict(ups[client].weights)})
-        assert same(copy(alone.private_states()), {client: snapshot(together.private_states()[client])})
+        assert same(copy(private_states(alone)), {client: snapshot(private_states(together)[client])})
 
 
 def test_a_host_trains_those_it_is_told_to() -> None:
     made = make()
     home = host(made)
-    before = copy(home.private_states())
+    before = copy(private_states(home))
     train(home, made, [1, 2])
-    after = copy(home.private_states())
+    after = copy(private_states(home))
     assert same({c: before[c] for c in (0, 3)}, {c: after[c] for c in (0, 3)})
     assert not any(torch.equal(before[c]["net.head.weight"], after[c]["net.head.weight"]) for c in (1, 2))
-    assert home.ready() == list(ALL)
 
 
 def test_states_and_uplinks_are_nobody_elses_memory() -> None:
     home = host(made := make())
     ups = train(home, made, ALL)
-    tensors = [t for state in home.private_states().values() for t in state.values()]
+    tensors = [t for state in private_states(home).values() for t in state.values()]
     tensors += [t for up in ups for t in up.weights.values()] + list(made.federation.initial.values())
     tensors += list(home.module.state_dict().values())
     assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
@@ -119,9 +133,9 @@ def test_an_anchor_does_not_reach_the_next_client() -> None:
     made = make(partial(Secretive, mu=5.0))
     together, alone = host(made), host(made)
     far = Message(weights={key: value + 1 for key, value in made.federation.initial.items()})
-    together.train(1, [0, 1], [0, 1], far, Message())
-    alone.train(1, [1], [0], Message())
-    assert same({1: snapshot(together.private_states()[1])}, {1: snapshot(alone.private_states()[1])})
+    replies = together.run(TrainTask(1), {0: far, 1: Message()})
+    (reply,) = run(alone, 1, [1], Message())
+    assert same({1: replies[1].state}, {1: dict(reply.state or {})})
 
 
 class Attentive(FedAvgClient):
@@ -140,23 +154,23 @@ def test_what_was_received_meets_the_data_and_a_copy_is_adapted() -> None:
     made = make(Attentive, training=Training(lr=0.0, batch_size=5))
     home = host(made)
     train(home, made, ALL, rounds=1)
-    before = copy(home.private_states())
+    before = copy(private_states(home))
     for client in ALL:
         counts = torch.bincount(torch.from_numpy(made.dataset.y[made.partition.train[client]]), minlength=3)
         assert torch.equal(before[client]["net.head.bias"], counts.float())
     plain, doubled = host(make(training=Training(lr=0.0, batch_size=5))), [snapshot(s) for s in before.values()]
     for client, state in enumerate(doubled):
         plain.states[client] = {k: v * 2 if k in dict(home.module.named_parameters()) else v for k, v in state.items()}
-    assert home.evaluate(PERSONAL, ALL, ()) == plain.evaluate(PERSONAL, ALL, ())
-    assert same(before, copy(home.private_states()))
+    assert evaluate(home, PERSONAL) == evaluate(plain, PERSONAL)
+    assert same(before, copy(private_states(home)))
 
 
 def evaluate_all(home: ClientHost, made: World) -> list[Any]:
     down = Message(weights=made.federation.initial)
     return [
-        home.evaluate(PERSONAL, ALL, ()),
-        home.evaluate(RECEIVED, ALL, [0] * 4, down),
-        home.evaluate(GLOBAL, ALL, [0] * 4, down),
+        evaluate(home, PERSONAL),
+        evaluate(home, RECEIVED, ALL, down),
+        evaluate(home, GLOBAL, ALL, down),
     ]
 
 
@@ -167,19 +181,19 @@ def test_evaluation_changes_nothing(buffers: Any) -> None:
     reported, other = host(made), host(made)
     for home in (reported, other):
         train(home, made, ALL)
-    before, sent, drawn = copy(reported.private_states()), snapshot(made.federation.initial), torch.get_rng_state()
+    before, sent, drawn = copy(private_states(reported)), snapshot(made.federation.initial), torch.get_rng_state()
     threads = torch.get_num_threads()
     first = evaluate_all(reported, made)
     torch.rand(5)  # recalibration runs through dropout, which may not hang on this
     assert first == evaluate_all(reported, made)
-    assert same(before, copy(reported.private_states()))
+    assert same(before, copy(private_states(reported)))
     assert same({0: sent}, {0: dict(made.federation.initial)})
     torch.set_rng_state(drawn)
     evaluate_all(reported, made)
     assert torch.equal(torch.get_rng_state(), drawn) and torch.get_num_threads() == threads
     for home in (reported, other):
-        home.train(3, ALL, [0] * 4, Message(weights=made.federation.initial))
-    assert same(copy(reported.private_states()), copy(other.private_states()))
+        run(home, 3, ALL, Message(weights=made.federation.initial))
+    assert same(copy(private_states(reported)), copy(private_states(other)))
 
 
 def test_rows_are_counts_of_the_judged_model() -> None:
@@ -187,9 +201,9 @@ def test_rows_are_counts_of_the_judged_model() -> None:
     made = make(eval_batch_size=2)
     home = host(made)
     train(home, made, ALL)
-    rows = home.evaluate(PERSONAL, (2,), ())
+    rows = evaluate(home, PERSONAL, (2,))
     module = made.factory.build()
-    module.load_state_dict(dict(home.private_states()[2]))
+    module.load_state_dict(dict(private_states(home)[2]))
     x, y = shard(made.dataset, made.partition, 2).test.batch(slice(None))
     with torch.no_grad():
         scores = module.eval().predict(x)
@@ -200,7 +214,7 @@ def test_rows_are_counts_of_the_judged_model() -> None:
     empty = ClientHost(
         made.factory, made.dataset, type(rows_of)(rows_of.train, (rows_of.val[0][:0],) * 4, rows_of.test), ALL
     )
-    row = empty.evaluate(EvalRequest("personal", "trained", ALL, ("val",)), (0,), ())[0]
+    row = evaluate(empty, EvalRequest("personal", "trained", ALL, ("val",)), (0,))[0]
     assert (row.correct, row.total, row.loss) == (0, 0, 0.0)
 
 
@@ -224,11 +238,11 @@ def test_the_global_model_may_be_another_than_the_judged_one() -> None:
     plain = make(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
     down = Message(weights={k: v + 0.1 for k, v in made.federation.initial.items()})
     home, other = host(made), host(plain)
-    assert home.evaluate(GLOBAL, (1,), [0], down) == other.evaluate(GLOBAL, (1,), [0], down)
+    assert evaluate(home, GLOBAL, (1,), down) == evaluate(other, GLOBAL, (1,), down)
     state = home.module.state_dict()
     assert state["other." + MEAN.removeprefix("net.")].abs().max() == 0 < state[MEAN].abs().max()
     request = EvalRequest("personal", "trained", ALL, ("test",))
-    assert home.evaluate(request, (1,), ()) == other.evaluate(request, (1,), ())
+    assert evaluate(home, request, (1,)) == evaluate(other, request, (1,))
 
 
 class Dated(FedAvgClient):
@@ -243,9 +257,9 @@ def test_the_round_of_an_evaluation_is_not_the_last_one_trained() -> None:
     made = make(Dated)
     request = EvalRequest("personal", "trained", (0,), ("test",), 7)
     idle, busy = host(made), host(made)
-    busy.train(7, [1], [0], Message(weights=made.federation.initial))
-    assert idle.evaluate(request, (0,), ()) == busy.evaluate(request, (0,), ())
-    assert idle.evaluate(request, (0,), ())[0].loss != idle.evaluate(PERSONAL, (0,), ())[0].loss
+    run(busy, 7, [1], Message(weights=made.federation.initial))
+    assert evaluate(idle, request, (0,)) == evaluate(busy, request, (0,))
+    assert evaluate(idle, request, (0,))[0].loss != evaluate(idle, PERSONAL, (0,))[0].loss
 
 
 # Running statistics
@@ -257,7 +271,7 @@ def buffers_after(setting: Any) -> tuple[World, Uplink, Tensors]:
     home = host(made)
     sent = {MEAN: torch.full((16,), 10.0)} if setting == "aggregate" else {}
     (up,) = train(home, made, [2], 1, **sent)
-    return made, up, home.private_states()[2]
+    return made, up, private_states(home)[2]
 
 
 def test_statistics_that_are_aggregated_travel_both_ways() -> None:
@@ -281,7 +295,7 @@ def test_recalibration_measures_with_the_received_weights() -> None:
     """The global model is judged with statistics of the client's own training data."""
     made = make(training=Training(buffers="recalibrate"))
     home = host(made)
-    home.evaluate(GLOBAL, (1,), [0], Message(weights=made.federation.initial))
+    evaluate(home, GLOBAL, (1,), Message(weights=made.federation.initial))
     x, _ = shard(made.dataset, made.partition, 1).train.batch(slice(None))
     torch.testing.assert_close(home.module.state_dict()[MEAN], x.flatten(1).mean(0))
 
@@ -290,20 +304,20 @@ def test_recalibration_measures_with_the_received_weights() -> None:
 
 
 def test_everyone_starts_the_same_by_default() -> None:
-    states = host(make()).private_states()
+    states = private_states(host(make()))
     assert all(same({0: dict(states[0])}, {0: dict(states[c])}) for c in ALL)
 
 
 @pytest.mark.parametrize("client", [Split, FedAvgClient])
 def test_what_is_shared_starts_equal_and_the_rest_per_client(client: Any) -> None:
     made = make(client, init="per_client")
-    states, common = host(made).private_states(), made.federation.initial
+    states, common = private_states(host(made)), made.federation.initial
     own = [key for key in HEAD.parameters(made.factory.build()) if key not in common]
     assert len(own) == (2 if client is Split else 0)
     for c in ALL:
         assert all(torch.equal(states[c][key], common[key]) for key in common)
         assert all(not torch.equal(states[c][key], states[d][key]) for d in ALL if d != c for key in own)
-    moved = host(made, [3]).private_states()
+    moved = private_states(host(made, [3]))
     assert same({3: dict(moved[3])}, {3: dict(states[3])})  # whoever else lives there
 
 
@@ -328,9 +342,9 @@ def test_an_error_says_whose_it_was() -> None:
     made = make(Failing)
     home = host(made)
     train(home, made, ALL, 1)
-    before, drawn, threads = copy(home.private_states()), torch.get_rng_state(), torch.get_num_threads()
+    before, drawn, threads = copy(private_states(home)), torch.get_rng_state(), torch.get_num_threads()
     with pytest.raises(ClientError) as caught:
-        home.train(2, [3], [0], Message(weights=made.federation.initial))
+        run(home, 2, [3], Message(weights=made.federation.initial))
     error = caught.value
     assert str(error) == "client 3 failed in round 2 (local training): ZeroDivisionError: no luck"
     assert isinstance(error.__cause__, ZeroDivisionError)
@@ -338,10 +352,10 @@ def test_an_error_says_whose_it_was() -> None:
     assert type(again) is ClientError and str(again) == str(error)
     assert (again.client, again.round_number, again.phase) == (3, 2, "local training")
     with pytest.raises(ClientError, match=r"client 1 failed in round 9 \(evaluation\): KeyError"):
-        home.evaluate(EvalRequest("personal", "trained", ALL, ("test",), 9), (1,), ())
-    assert same(before, copy(home.private_states()))  # and the host goes on
+        evaluate(home, EvalRequest("personal", "trained", ALL, ("test",), 9), (1,))
+    assert same(before, copy(private_states(home)))  # and the host goes on
     assert torch.equal(drawn, torch.get_rng_state()) and threads == torch.get_num_threads()
-    home.train(3, [3], [0], Message(weights=made.federation.initial))
+    run(home, 3, [3], Message(weights=made.federation.initial))
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,8 +425,8 @@ def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
     made = make()
     one = host(made)
     one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
-                  for c, s in one.private_states().items()}  # fmt: skip
-    assert all(row.correct == 0 and row.total > 0 for row in one.evaluate(PERSONAL, ALL, ()))
+                  for c, s in private_states(one).items()}  # fmt: skip
+    assert all(row.correct == 0 and row.total > 0 for row in evaluate(one, PERSONAL))
 
 
 def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_for_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_actors.placement.actor_spec import ACTOR_MB, Node, share, spread_over
+from ray_actors.placement.actor_spec import ACTOR_MB, Node, actors_per_node, share
 from ray_actors.placement.layout import Supply
 
 ENOUGH = 1e6
@@ -62,8 +62,8 @@ def test_a_node_in_words() -> None:
 )
 def test_by_hand(room: list[int], actors: int, here: int | None, pack: list[int], spread: list[int]) -> None:
     nodes = [node(str(n), here=n == here) for n in range(len(room))]
-    assert spread_over(nodes, room, actors, "pack") == pack
-    assert spread_over(nodes, room, actors, "spread") == spread
+    assert actors_per_node(nodes, room, actors, "pack") == pack
+    assert actors_per_node(nodes, room, actors, "spread") == spread
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_no_node_gets_more_than_it_may(
     room: list[int], most: list[int], actors: int, pack: list[int], spread: list[int]
 ) -> None:
     nodes = [node(str(n)) for n in range(len(room))]
-    assert spread_over(nodes, room, actors, "pack", most) == pack
-    assert spread_over(nodes, room, actors, "spread", most) == spread
+    assert actors_per_node(nodes, room, actors, "pack", most) == pack
+    assert actors_per_node(nodes, room, actors, "spread", most) == spread
 
 
 rooms = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
@@ -105,7 +105,7 @@ def test_all_are_placed_and_no_node_gets_more_than_it_has_room_for(
     drawn: tuple[list[Node], list[int], int], strategy: str
 ) -> None:
     nodes, room, actors = drawn
-    counts = spread_over(nodes, room, actors, strategy)
+    counts = actors_per_node(nodes, room, actors, strategy)
     assert sum(counts) == actors
     assert all(0 <= count <= most for count, most in zip(counts, room, strict=True))
 
@@ -113,7 +113,7 @@ def test_all_are_placed_and_no_node_gets_more_than_it_has_room_for(
 @given(clusters())
 def test_pack_uses_the_fewest_nodes_beside_the_drivers(drawn: tuple[list[Node], list[int], int]) -> None:
     nodes, room, actors = drawn
-    counts = spread_over(nodes, room, actors, "pack")
+    counts = actors_per_node(nodes, room, actors, "pack")
     mine = sum(most for most, n in zip(room, nodes, strict=True) if n.here)
     assert sum(count for count, n in zip(counts, nodes, strict=True) if n.here) == min(mine, actors)
     left, fewest = actors - min(mine, actors), 0
@@ -127,7 +127,7 @@ def test_pack_uses_the_fewest_nodes_beside_the_drivers(drawn: tuple[list[Node], 
 def test_spread_gives_each_as_large_a_part_of_its_room(drawn: tuple[list[Node], list[int], int]) -> None:
     """No node's load could be lowered by giving one of its actors to another; loads are one actor's part apart."""
     nodes, room, actors = drawn
-    counts = spread_over(nodes, room, actors, "spread")
+    counts = actors_per_node(nodes, room, actors, "spread")
     used = [(count, most) for count, most in zip(counts, room, strict=True) if most]
     for count, most in used:
         for other, others_room in used:
@@ -136,14 +136,14 @@ def test_spread_gives_each_as_large_a_part_of_its_room(drawn: tuple[list[Node], 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 54))
 def test_equal_nodes_differ_by_one_at_most(count: int, most: int, actors: int) -> None:
-    counts = spread_over([node(str(n)) for n in range(count)], [most] * count, min(actors, count * most), "spread")
+    counts = actors_per_node([node(str(n)) for n in range(count)], [most] * count, min(actors, count * most), "spread")
     assert max(counts) - min(counts) <= 1
 
 
 @given(clusters(fits=False), strategies)
 def test_more_than_there_is_room_for_is_shared_out(drawn: tuple[list[Node], list[int], int], strategy: str) -> None:
     nodes, room, actors = drawn
-    counts = spread_over(nodes, room, actors, strategy)
+    counts = actors_per_node(nodes, room, actors, strategy)
     assert sum(counts) == actors
     for count, most in zip(counts, room, strict=True):
         assert (count == 0) == (most == 0)
@@ -155,10 +155,10 @@ def test_the_order_of_the_nodes_is_nothing(
     drawn: tuple[list[Node], list[int], int], strategy: str, order: random.Random
 ) -> None:
     nodes, room, actors = drawn
-    counts = dict(zip((n.id for n in nodes), spread_over(nodes, room, actors, strategy), strict=True))
+    counts = dict(zip((n.id for n in nodes), actors_per_node(nodes, room, actors, strategy), strict=True))
     shuffled = list(zip(nodes, room, strict=True))
     order.shuffle(shuffled)
-    again = spread_over([n for n, _ in shuffled], [most for _, most in shuffled], actors, strategy)
+    again = actors_per_node([n for n, _ in shuffled], [most for _, most in shuffled], actors, strategy)
     assert dict(zip((n.id for n, _ in shuffled), again, strict=True)) == counts
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from pflsim.config.settings import Placement
 from pflsim.errors import RunError, SettingsError
@@ -16,7 +17,7 @@ from ray_actors.cluster import joined
 from ray_actors.cluster.joined import JoinedRay, join
 from ray_actors.placement import elastic
 from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
-from ray_actors.placement.elastic import ElasticLayout, in_time
+from ray_actors.placement.elastic import ElasticLayout, retry_until
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
 WORK = (5, 3, 8, 1, 2, 6)
@@ -92,13 +93,13 @@ def test_nodes_are_waited_for(monkeypatch: pytest.MonkeyPatch, clock: Time) -> N
     nodes = Nodes(replace(ONE, cpus=0))
     clock.then = [lambda: None, lambda: nodes.add(TWO)]
     assert where(stand(monkeypatch, nodes, wait_s=5.0).first()) == ["2", "2"]
-    assert clock.slept == [elastic.LOOK_S] * 2
+    assert clock.slept == [elastic.POLL_INTERVAL_S] * 2
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, clock: Time) -> None:
-    with pytest.raises(SettingsError, match=r"at least 1 CPU.*0 are free.*10.0.0.1: 0 CPUs"):
+    with pytest.raises(SettingsError, match=r"at least 1 CPU.*placement.wait_s.*10.0.0.1: 0 CPUs"):
         stand(monkeypatch, Nodes(replace(ONE, cpus=0)), wait_s=1.2).first()
-    assert clock.slept == [elastic.LOOK_S] * 3
+    assert clock.slept == [elastic.POLL_INTERVAL_S] * 3
     clock.slept.clear()
     with pytest.raises(SettingsError):
         stand(monkeypatch, Nodes(replace(ONE, cpus=0)), wait_s=0).first()
@@ -113,7 +114,7 @@ def test_another_layout_on_what_is_left(monkeypatch: pytest.MonkeyPatch, clock: 
     assert where(made.lay_out()) == ["1", "3", "3"]
     nodes.lose("3")
     nodes.lose("1")
-    with pytest.raises(RunError, match="nodes have left the cluster, and what is left has no place.*0 CPUs") as caught:
+    with pytest.raises(RunError, match="nodes have left .*0 CPUs") as caught:
         made.lay_out()
     assert not isinstance(caught.value, SettingsError)
     clock.then = [lambda: nodes.add(TWO)]
@@ -192,7 +193,7 @@ def test_a_node_that_joined_while_nodes_were_waited_for_is_not_forgotten(
 # What is waited for ---------------------------------------------------------------------------------------------------
 
 
-def test_in_time(clock: Time) -> None:
+def test_retry_until(clock: Time) -> None:
     errors = [SettingsError("first"), SettingsError("second"), SettingsError("third")]
     layout = Layout((), ())
 
@@ -201,15 +202,15 @@ def test_in_time(clock: Time) -> None:
             raise errors.pop(0)
         return layout
 
-    assert in_time(find, 2.0) is layout and clock.slept == [elastic.LOOK_S] * 3
+    assert retry_until(find, 2.0) is layout and clock.slept == [elastic.POLL_INTERVAL_S] * 3
 
 
-def test_the_last_error_is_the_one_that_is_told(clock: Time) -> None:
+def test_the_last_error_is_raised(clock: Time) -> None:
     def find() -> Layout:
         raise SettingsError(f"after {clock.now - 100:g} s")
 
     with pytest.raises(SettingsError, match=r"after 1 s"):
-        in_time(find, 0.9)
+        retry_until(find, 0.9)
 
 
 def test_other_errors_are_not_waited_on(clock: Time) -> None:
@@ -217,7 +218,7 @@ def test_other_errors_are_not_waited_on(clock: Time) -> None:
         raise ValueError("it is broken")
 
     with pytest.raises(ValueError, match="it is broken"):
-        in_time(find, 9.0)
+        retry_until(find, 9.0)
     assert not clock.slept
 
 
@@ -225,7 +226,7 @@ def test_other_errors_are_not_waited_on(clock: Time) -> None:
 
 
 class FakePool:
-    """Has client actors on some seats."""
+    """Has client actors with these specs."""
 
     def __init__(self, *specs: ActorSpec):
         self.specs, self.patience_s, self.calls = specs, 10.0, list[Any]()
@@ -242,7 +243,12 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(up=True, calls=[])
     made.is_initialized = lambda: made.up
     made.shutdown = lambda: made.calls.append("shutdown")
-    made.init = lambda **options: made.calls.append(options)
+
+    def init(**options: Any) -> SimpleNamespace:
+        made.calls.append(options)
+        return SimpleNamespace(address_info={"session_dir": "/tmp/ray/session_1"})
+
+    made.init = init
     monkeypatch.setattr(joined, "ray", made)
     return made
 
@@ -294,13 +300,6 @@ def test_what_its_actors_hold_counts_as_free(fake_ray: SimpleNamespace, monkeypa
     )
 
 
-@pytest.fixture
-def a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever Ray other tests have up is not what is joined."""
-    monkeypatch.setattr(joined, "_is_another_runs_own", lambda: False)
-
-
-@pytest.mark.usefixtures("a_cluster")
 def test_a_cluster_is_joined_once(fake_ray: SimpleNamespace) -> None:
     JoinedRay("auto")
     assert fake_ray.calls == []
@@ -341,7 +340,6 @@ def test_an_address_that_is_none(address: str, fake_ray: SimpleNamespace) -> Non
         join(address)
 
 
-@pytest.mark.usefixtures("a_cluster")
 def test_an_address_that_answers_is_rays_to_join(fake_ray: SimpleNamespace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         join(f"127.0.0.1:{server.getsockname()[1]}")
@@ -349,5 +347,15 @@ def test_an_address_that_answers_is_rays_to_join(fake_ray: SimpleNamespace) -> N
 
 
 def test_a_ray_that_another_run_has_started_for_itself_is_known(pool: Any) -> None:
-    """The one of these tests is such a one."""
-    assert joined._is_another_runs_own()
+    """The Ray of these tests is one."""
+    context: Any = ray.init(ignore_reinit_error=True)
+    session_dir = context.address_info["session_dir"]
+    assert joined.belongs_to_a_run(session_dir) and not joined.belongs_to_a_run("/tmp/ray/session_1")
+
+
+def test_the_ray_of_another_run_is_left(fake_ray: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"session_dir": "/tmp/pflsim-ray-1-x/r/session_1"}
+    monkeypatch.setattr(fake_ray, "init", lambda **options: SimpleNamespace(address_info=info))
+    with pytest.raises(SettingsError, match=r"ray_address=auto: .*another run"):
+        join("auto")
+    assert fake_ray.calls == ["shutdown"]

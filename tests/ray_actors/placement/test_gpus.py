@@ -18,6 +18,7 @@ from lightning_modules.base import Batch, Terms
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Message
 from pflsim.run_folder.checkpoint import newest_checkpoint
@@ -32,9 +33,9 @@ from ray_actors.hosts import gpu
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.failure_policy import FailurePolicy
-from ray_actors.hosts.gpu import claimed, fraction
-from ray_actors.placement import cpu_fallback as fallback
-from ray_actors.placement.cpu_fallback import fallen_back
+from ray_actors.hosts.gpu import claim_device, memory_fraction
+from ray_actors.placement import devices
+from ray_actors.placement.devices import apply_cpu_fallback
 from ray_actors.placement.layout import Supply, lay_out
 
 GIB = 2**30
@@ -63,12 +64,12 @@ def test_as_many_actors_as_may_share_a_gpu_start_and_each_sees_one(per_gpu: int,
 
 def test_what_tensors_may_take_of_a_share() -> None:
     """A quarter of 80 GiB is 20 GiB, and 500 MiB of them are CUDA's own."""
-    assert fraction(0.25, 80 * GIB) * 80 * GIB == pytest.approx(20 * GIB - 500 * 2**20)
-    assert fraction(1.0, 80 * GIB) == 1.0
+    assert memory_fraction(0.25, 80 * GIB) * 80 * GIB == pytest.approx(20 * GIB - 500 * 2**20)
+    assert memory_fraction(1.0, 80 * GIB) == 1.0
     with pytest.raises(
         RuntimeError, match="0.02 of a GPU of 24.0 GiB is less than the 500 MiB .*lower placement.actors_p"
     ):
-        fraction(0.02, 24 * GIB)
+        memory_fraction(0.02, 24 * GIB)
 
 
 def test_a_host_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +80,14 @@ def test_a_host_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
         set_per_process_memory_fraction=lambda part, device: held.append((part, device)),
     )
     monkeypatch.setattr(gpu.torch, "cuda", fake)
-    assert claimed("cuda:0", 0.5) == torch.device("cuda:0")
+    assert claim_device("cuda:0", 0.5) == torch.device("cuda:0")
     assert held == [(pytest.approx(0.5 - 500 / 10240), torch.device("cuda:0"))]
-    assert claimed("cpu", 0.5) == torch.device("cpu") and len(held) == 1
+    assert claim_device("cpu", 0.5) == torch.device("cpu") and len(held) == 1
 
 
 def test_where_torch_sees_no_gpu_the_node_is_named() -> None:
     with pytest.raises(RuntimeError, match=rf"torch sees none on node {ray.util.get_node_ip_address()} "):
-        claimed("cuda:0", 1.0)
+        claim_device("cuda:0", 1.0)
 
 
 FULL = (
@@ -106,7 +107,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(Greedy, FedAvgServer())
     home = ClientHost(made.factory, made.dataset, made.partition, [1])
     with pytest.raises(ClientError) as caught:
-        home.train(1, [1], [0], Message(weights=made.federation.initial))
+        home.run(TrainTask(1), {1: Message(weights=made.federation.initial)})
     assert str(caught.value).startswith(
         "client 1 failed in round 1 (local training): out of memory on the GPU (tried to allocate 2.50 GiB): lower "
         "placement.actors_per_gpu"
@@ -118,22 +119,22 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ray_actors.executor.client_actor.ClientHost", full)
     with pytest.raises(RuntimeError, match="out of memory on the GPU .*lower placement.actors_per_gpu"):
-        RemoteHost().settle(made.factory, made.dataset, made.partition, [1])
+        RemoteHost().build(made.factory, made.dataset, made.partition, [1])
 
 
-# Devices by seat
+# Devices of actors
 
 
-def test_each_host_is_told_its_device_and_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_host_is_given_its_device_and_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(FedAvg, FedAvgServer())
     layout = lay_out([1] * 4, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1), Supply(cpus=8, gpus=1))
     told: list[Any] = []
-    actor = SimpleNamespace(settle=SimpleNamespace(remote=lambda factory, *rest: told.append((factory, rest[-1]))))
+    actor = SimpleNamespace(build=SimpleNamespace(remote=lambda factory, *rest: told.append((factory, rest[-1]))))
     monkeypatch.setattr(actor_group.ray, "put", lambda value: value)
     hosts: Any = SimpleNamespace(hosts=lambda specs: [actor] * len(specs))
     failure_policy: FailurePolicy = SimpleNamespace()  # type: ignore[assignment]
     factory = replace(made.factory, device="cuda:0")
-    actor_group.ActorGroup(hosts, layout, (factory, made.dataset, made.partition), failure_policy).settle()
+    actor_group.ActorGroup(hosts, layout, (factory, made.dataset, made.partition), failure_policy).start()
     assert [(r.device, r.gpu_share) for r, _ in told] == [("cuda:0", 0.5), ("cuda:0", 0.5), ("cpu", 1.0)]
     assert [group for _, group in told] == list(layout.groups)
 
@@ -169,42 +170,41 @@ GPUS = ("placement.gpus=2", "placement.cpu_fallback=true")
 
 def test_cpus_instead_only_where_that_is_asked_for_and_gpus_are_missing() -> None:
     settings = asked(*GPUS, "placement.cpu_actors=1", "placement.actors=2")
-    given, said = fallen_back(settings, lambda: 1.0)
-    assert said == "placement.gpus=2, but there are 1 GPUs: all clients train on CPUs (placement.cpu_fallback=true)"
+    given, said = apply_cpu_fallback(settings, lambda: 1.0)
+    assert all(part in said for part in ("placement.gpus=2", "1 GPUs", "CPUs", "placement.cpu_fallback=true"))
     assert given.placement == replace(settings.placement, gpus=0, cpu_actors=0, device="cpu")
-    assert fallen_back(settings, lambda: 2.0) == (settings, "")
+    assert apply_cpu_fallback(settings, lambda: 2.0) == (settings, "")
 
     def nobody() -> float:
         raise AssertionError("nobody should ask")
 
     for other in (asked("placement.gpus=2"), asked("placement.cpu_fallback=true")):
-        assert fallen_back(other, nobody) == (other, "")
+        assert apply_cpu_fallback(other, nobody) == (other, "")
 
 
 def test_a_run_that_fell_back_says_so_and_stays_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is a run on CPUs from the beginning, as its folder tells, and is one when it is taken up where GPUs are."""
+    """Its folder records a run on CPUs, and it stays one when it is resumed on a machine with GPUs."""
     with run.Runner() as runner:
         common = ("executor=inline", "progress=quiet", "checkpoint.every=1")
         folder = runner.run(replace(asked(*GPUS, *common), run_dir=str(tmp_path / "fell")))
         plainly = runner.run(replace(asked(*common), run_dir=str(tmp_path / "cpu")))
         assert "all clients train on CPUs" in (folder / "run.log").read_text()
-        assert "warning: placement.gpus=2, but there are 0 GPUs" in capsys.readouterr().err
+        assert "warning: placement.gpus=2, but 0 GPUs" in capsys.readouterr().err
         saved = saved_settings(folder)
         assert (saved.placement.device, saved.placement.gpus) == ("cpu", 0)
         assert (folder / "partition.json").read_text() == (plainly / "partition.json").read_text()
         held = newest_checkpoint(folder / "checkpoints", print)
         assert held is not None and held.header["settings"]["placement.device"] == "cpu"
-        monkeypatch.setattr(fallback, "gpus_here", lambda: 2)
-        monkeypatch.setattr(prepare, "gpus_here", lambda: 2)
+        monkeypatch.setattr(devices, "visible_gpus", lambda: 2)
         assert prepare.prepare(saved).factory.device == "cpu"
         runner.resume(
             folder, changed(saved, replace(saved, checkpoint=replace(saved.checkpoint, every=2)), ["checkpoint.every"])
         )
 
 
-def test_a_run_on_gpus_is_not_taken_up_on_cpus(tmp_path: Path) -> None:
+def test_a_run_on_gpus_is_not_resumed_on_cpus(tmp_path: Path) -> None:
     """Even where it might have begun there."""
     with run.Runner() as runner:
         folder = runner.run(replace(asked("executor=inline", "progress=quiet"), run_dir=str(tmp_path / "a")))
@@ -213,7 +213,7 @@ def test_a_run_on_gpus_is_not_taken_up_on_cpus(tmp_path: Path) -> None:
 
 
 def test_more_gpus_than_torch_sees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "gpus_here", lambda: 1)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
     with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees only 1 on this machine"):
         prepare.prepare(asked("placement.gpus=2"))
     assert prepare.prepare(asked("placement.gpus=2", "executor=inline")).factory.device == "cuda:0"

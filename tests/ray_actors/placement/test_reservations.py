@@ -58,7 +58,7 @@ def reserved_now() -> int:
     return sum(entry["state"] != "REMOVED" for entry in placement_group_table().values())
 
 
-def test_what_a_seat_asks_for() -> None:
+def test_the_bundle_of_an_actor() -> None:
     memory = float(ACTOR_MB * 2**20)
     assert bundle(ActorSpec(0.5, 0.25, "1")) == {"CPU": 0.5, "GPU": 0.25, "memory": memory}
     assert bundle(ActorSpec(1.0, 0.0, "1")) == {"CPU": 1.0, "memory": memory}
@@ -94,14 +94,14 @@ def test_all_or_nothing_and_the_refusal_names_demand_and_supply(node: str) -> No
         reserve([ActorSpec(CPU, 0.0, node), ActorSpec(99.0, 5.0, node)], 1.0)
     words = str(caught.value)
     asked = f"{found.address}: 99.01 CPUs, 5 GPUs, {2 * ACTOR_MB / 1024:.1f} GiB"
-    assert "within 1 s" in words and asked in words and f"free are {found.address}: " in words
+    assert "within 1 s" in words and asked in words and f"Free: {found.address}: " in words
     assert all(name in words for name in ("placement.actors", "placement.cpus", "placement.wait_s"))
     until(lambda: free("CPU") > cpus - 1e-6 and reserved_now() == before)
 
 
 def test_a_node_that_is_not_there_has_no_room(node: str) -> None:
     before = reserved_now()
-    with pytest.raises(SettingsError, match="Asked for are a node that has left: 0.01 CPUs"):
+    with pytest.raises(SettingsError, match="Requested: a node that has left: 0.01 CPUs"):
         reserve([ActorSpec(CPU, 0.0, "0" * 56)], 0.2)
     until(lambda: reserved_now() == before)
 
@@ -148,7 +148,7 @@ def test_actors_are_reused_trimmed_and_replaced_where_they_are(node: str, made: 
     until(lambda: about(cpus - free("CPU"), 3 * CPU))
     assert {made.node_of(actor) for actor in (one, two)} == {node}
 
-    assert made.hosts([other, spec]) == [two, one] and made.started == 2  # the same, in the order of their seats
+    assert made.hosts([other, spec]) == [two, one] and made.started == 2  # the same, in the order of their specs
     assert reserved_now() == before + 2
 
     new = made.replace(one)
@@ -213,9 +213,7 @@ def test_what_was_reserved_for_actors_that_do_not_start_is_given_back(
     assert reserved_now() == before
 
 
-def test_seats_on_a_machine_of_ones_own_are_not_reserved(
-    node: str, made: ActorPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_reserved_on_a_single_machine(node: str, made: ActorPool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[ActorSpec, bool]] = []
     monkeypatch.setattr(pools, "_start", lambda spec, reserved: given.append((spec, reserved is not None)) or object())
     monkeypatch.setattr(pools.ray, "kill", lambda actor: None)

@@ -1,0 +1,105 @@
+"""Writes docs/reference.md, the table of all settings and components: `python -m pflsim.config.reference`.
+
+Everything on the page comes from dataclasses, signatures, docstrings and YAML files.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pflsim.config.components import settings_of, targets_of
+from pflsim.config.compose import CONFIGS
+from pflsim.config.settings import Settings
+
+PAGE = CONFIGS.parent / "docs" / "reference.md"
+GROUPS = ("method", "data", "partition", "split", "model")
+VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
+INTRODUCTION = """# Reference
+
+All settings and components. `make docs` writes this page from signatures, docstrings and the files in `configs/`.
+
+`KEY=VALUE` on the command line changes a setting, `GROUP=NAME` selects a component, and `GROUP.KEY=VALUE` changes a
+setting of the selected component: `python launch.py method=fedprox method.mu=0.1 clients=20`.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    parts = [INTRODUCTION, "## Run settings\n", "| setting | default | meaning |\n|---|---|---|"]
+    parts += [_row(f"`{key}`", f"`{written(value)}`", text) for key, value, text in run_settings(Settings())]
+    for group in GROUPS:
+        parts += [f"\n## {group.capitalize()}\n", f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
+        for file in sorted((CONFIGS / group).glob("*.yaml")):
+            parts += _component(group, file)
+    return "\n".join(parts) + "\n"
+
+
+def run_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield key, default and meaning of every run setting; the meaning is the docstring below the field."""
+    (tree,) = ast.parse(inspect.getsource(type(settings))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for one, after in zip(tree.body, tree.body[1:], strict=False):
+        match one, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                texts[name] = text
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value):
+            yield from run_settings(value, f"{prefix}{field.name}.")
+        elif not isinstance(value, Mapping):
+            yield prefix + field.name, value, texts.get(field.name, "")
+
+
+def _component(group: str, file: Path) -> Iterator[str]:
+    """Yield the rows of a component: what it is, then its settings."""
+    text = file.read_text(encoding="utf-8")
+    node = yaml.safe_load(text)
+    targets = targets_of(node, group)
+    docstrings = [_docstring(target) for target in targets.values()]
+    about = docstrings[0].partition("\n\n")[0] + " " + " ".join(re.findall(r"^# ?(.*)", text, re.MULTILINE))
+    name = f"[`{file.stem}`](methods/{file.stem}.md)" if group == "method" else f"`{file.stem}`"
+    yield _row(name, "", "", about)
+    meanings = {"variants": VARIANTS}
+    for docstring in reversed(docstrings):
+        meanings |= _arguments(docstring)
+    for key, parameter in settings_of(targets, group).items():
+        yield _row("", f"`{group}.{key}`", f"`{written(node.get(key, parameter.default))}`", meanings.get(key, ""))
+
+
+def _docstring(target: str) -> str:
+    module, _, name = target.rpartition(".")
+    return inspect.getdoc(getattr(importlib.import_module(module), name)) or ""
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    """Return the texts of a docstring's Args section by argument."""
+    _, _, section = docstring.partition("\nArgs:\n")
+    section = re.split(r"\n\n\S", section)[0]
+    return dict(re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE))
+
+
+def written(value: object) -> str:
+    """Return a value as it is written on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""When checkpoints are due, and writing them without ending a run whose disk is full."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pflsim.engine.execution import Executor
+from pflsim.engine.plan import RunPlan
+from pflsim.run_folder.checkpoint import Staged, stage_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Saves the states of an executor in two steps, so that a checkpoint is visible only after its rounds' records.
+
+    Args:
+        executor: has the states.
+        plan: when checkpoints are due, and how many are kept.
+        folder: the run folder.
+        sync: called before a checkpoint becomes visible; writes the records to the disk.
+        saved: the round of the checkpoint from which the run resumed; None: none.
+    """
+
+    def __init__(
+        self, executor: Executor[Any], plan: RunPlan, folder: Path, sync: Callable[[], None], saved: int | None
+    ):
+        self._executor, self._plan, self._folder, self._sync = executor, plan, folder / "checkpoints", sync
+        self.saved, self._staged_at = saved, time.monotonic()
+
+    def is_due(self, round_number: int) -> bool:
+        """Return whether a checkpoint is due after this round, by the number of rounds or by the time."""
+        elapsed, limit = time.monotonic() - self._staged_at, self._plan.checkpoint_seconds
+        due = self._plan.is_due(round_number, self._plan.checkpoint_every) or 0 < limit <= elapsed
+        return round_number > 0 and due
+
+    def stage(self, round_number: int, score: float | None) -> Staged | None:
+        """Write the states after a round aside; returns None if the disk refuses it."""
+        self._staged_at = time.monotonic()
+        header, executor = {"method": self._plan.method, **(self._plan.header or {})}, self._executor
+        try:
+            server, clients = executor.server_state(), executor.client_states()
+            return stage_checkpoint(self._folder, round_number, server, clients, header, score)
+        except OSError as error:
+            _log_error(round_number, error)
+            return None
+
+    def publish(self, staged: Staged) -> None:
+        """Make a staged checkpoint visible, and remove older ones that are not kept."""
+        try:
+            self._sync()
+            staged.publish(self._plan.checkpoint_keep)
+        except OSError as error:
+            _log_error(staged.round, error)
+        else:
+            self.saved = staged.round
+
+
+def _log_error(round_number: int, error: OSError) -> None:
+    logger.warning(f"no checkpoint after round {round_number}: {error}; the run goes on, older checkpoints are kept")

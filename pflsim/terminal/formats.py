@@ -1,0 +1,49 @@
+"""Formats bytes, durations, and counts."""
+
+from __future__ import annotations
+
+from pflsim.run_folder.summary import Choice
+
+UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+WIDTH = 110
+"""Maximum number of characters in a printed line, except in lines that end with a path."""
+CHOSEN: dict[Choice, str] = {
+    "last": "last round",
+    "best_val": "best by validation",
+    "best_test_oracle": "best test round (oracle)",
+}
+"""Names of the rounds that figures are taken from."""
+WHEN = {"trained": "after local training", "received": "as received from the server"}
+"""The point in a round at which a model is evaluated, by phase."""
+
+
+def byte_unit(largest: float) -> tuple[str, float]:
+    """Return the name and size of the smallest unit that writes `largest` bytes with at most four digits."""
+    return next((unit for unit in UNITS if largest / unit[1] < 9999.5), UNITS[-1])
+
+
+def format_bytes(count: float) -> str:
+    """Format bytes with three digits and a decimal unit, e.g. "1.20 MB"."""
+    if count < 999.5:
+        return f"{count:.0f} B"
+    unit, size = next((unit for unit in UNITS if count / unit[1] < 999.5), UNITS[-1])
+    count /= size
+    return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration with at most six characters below 100 hours: "40 ms", "0.8 s", "42 s", "3m20s", "2h05m"."""
+    if 0 < seconds < 0.0995:
+        return f"{max(round(seconds * 1000), 1)} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def plural(count: int, name: str) -> str:
+    """Format a count with its noun: `1 client`, `2 clients`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"

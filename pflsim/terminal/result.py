@@ -1,0 +1,119 @@
+"""The lines printed at the end of a run: accuracy, traffic, time, and how to continue."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from pflsim.run_folder.environment import JOB
+from pflsim.run_folder.metrics import Model
+from pflsim.run_folder.summary import Figure, RunMeta, Summary
+from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MAX_CLIENTS = 3
+"""Number of best and of worst clients in the list."""
+
+
+def accuracy_table(summary: Summary, dash: str) -> Table:
+    """Return the accuracy of both models in the rounds that matter; `dash` stands for missing values."""
+    from rich import box
+    from rich.table import Table
+
+    meta = summary.meta
+    clients = "all clients" if meta.evaluated_on == "all" else "the participants"
+    title = f"Test accuracy of {meta.method} on {meta.data}, over {clients}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model")
+    table.add_column("when")
+    for name in ("round", "mean", "std", "worst decile"):
+        table.add_column(name, justify="right")
+    for model in get_args(Model):
+        figures, name = summary.accuracy[model], model + (" *" if model == meta.reported_model else "")
+        if figures.last is None:
+            table.add_row(name, *[dash] * 5)
+        else:
+            for number, (choice, label) in enumerate(CHOSEN.items()):
+                table.add_row("" if number else name, label, *_cells(getattr(figures, choice), dash))
+        table.add_section()
+    return table
+
+
+def _cells(figure: Figure | None, dash: str) -> list[str]:
+    if figure is None:
+        return [dash] * 4
+    stats = figure.stats
+    return [str(figure.round), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
+
+
+def result_lines(summary: Summary, rates: Mapping[int, float], round_seconds: list[float], dash: str) -> Iterator[str]:
+    """Yield the lines below the table.
+
+    Args:
+        summary: the run's summary.
+        rates: every client's test accuracy in the last evaluation.
+        round_seconds: wall seconds of the rounds of this session.
+        dash: stands for missing values.
+    """
+    meta = summary.meta
+    yield from _best_and_worst(rates)
+    yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
+    if summary.newcomers is not None:
+        stats = (summary.newcomers.received, summary.newcomers.trained)
+        received, trained = (dash if each is None else f"{each.mean:.4f}" for each in stats)
+        yield (
+            f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
+            f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
+        )
+    yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
+    yield f"time         {_time(summary, round_seconds)}"
+
+
+def _best_and_worst(rates: Mapping[int, float]) -> Iterator[str]:
+    count = min(MAX_CLIENTS, len(rates) // 2)
+    ranked = sorted(rates.items(), key=lambda pair: (-pair[1], pair[0]))
+    for name, found in (("best clients ", ranked[:count]), ("worst clients", ranked[::-1][:count])):
+        if found:
+            yield f"{name}  {', '.join(f'{client}: {rate:.4f}' for client, rate in found)}"
+
+
+def _time(summary: Summary, round_seconds: list[float]) -> str:
+    rounds = sum(round_seconds)
+    each = f", {format_seconds(rounds / len(round_seconds))} per round" if round_seconds else ""
+    total = format_seconds(summary.seconds)
+    if summary.resumed_after:
+        return f"{total} in all sessions; rounds of this session {format_seconds(rounds)}{each}"
+    name = "start and waiting" if summary.actor_restarts else "start"
+    return f"{total}: {name} {format_seconds(max(summary.seconds - rounds, 0))}, rounds {format_seconds(rounds)}{each}"
+
+
+def headline(meta: RunMeta) -> str:
+    """Return a run's method, data, model, and size in one line."""
+    newcomers = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
+    return (
+        f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{newcomers}, "
+        f"{meta.rounds} rounds, seed {meta.seed}"
+    )
+
+
+def resume_command(folder: Path) -> str:
+    """Return the command that resumes a run; a cluster job is resumed from the machine that submitted it."""
+    job = os.environ.get(JOB)
+    command = f"submit --home-of {job} resume" if job else "resume"
+    return f"python launch.py {command}={shlex.quote(str(folder))}"
+
+
+def tensorboard_command(folder: Path) -> str:
+    """Return the command that shows a run's curves, with the path of the program if it is not on PATH."""
+    program, beside = "tensorboard", Path(sys.executable).with_name("tensorboard")
+    if shutil.which(program) is None and beside.exists():
+        here = Path.cwd()
+        program = str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
+    return f"{shlex.quote(program)} --logdir {shlex.quote(str(folder))}"

@@ -1,0 +1,75 @@
+"""Starts and stops Ray on this machine, reachable from this machine only. Nothing is left when it has stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+
+from ray_actors.cluster.guardian import Guardian, end_processes
+from ray_actors.cluster.ray_folder import create_folder, is_ray_process, remove_folder, remove_leftovers
+from ray_actors.ray_private import loopback_options, silence_authentication_notice
+
+STOP_TIMEOUT_S = 5.0
+"""How long Ray's processes may take to end by themselves."""
+_guardians: dict[Path, Guardian] = {}
+
+
+def start(cpus: int, gpus: int, store_mb: int) -> Path:
+    """Start Ray on the loopback interface, without a dashboard.
+
+    Args:
+        cpus: the CPUs that actors can request.
+        gpus: the GPUs that actors can request.
+        store_mb: the size of the object store in MiB.
+
+    Returns:
+        The folder of its files, for `stop`.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    remove_leftovers()
+    folder, files = create_folder()
+    silence_authentication_notice()
+    # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
+    # run has saved its state.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=store_mb * 2**20,
+            logging_level=logging.WARNING,
+            **loopback_options(files),
+        )
+    except BaseException:
+        stop(folder)
+        raise
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that exits at once
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    _guardians[folder] = Guardian(folder, _ray_processes())
+    return folder
+
+
+def stop(folder: Path) -> None:
+    """Stop the Ray that `start` has started, and remove its files."""
+    import ray
+
+    processes = _ray_processes()
+    ray.shutdown()
+    end_processes(processes, STOP_TIMEOUT_S)
+    if guardian := _guardians.pop(folder, None):
+        guardian.dismiss()
+    remove_folder(folder)
+
+
+def _ray_processes() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if is_ray_process(process)]

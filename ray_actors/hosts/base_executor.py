@@ -1,0 +1,102 @@
+"""What the inline executor and the Ray executor have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pflsim.config.on_client_error import OnError
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import EvalRequest, Sent, Trained
+from pflsim.engine.faults import FaultRecorder
+from pflsim.types import EvalRow
+from ray_actors.hosts.client_factory import ClientFactory
+from ray_actors.hosts.failure_policy import FailurePolicy
+
+Handle = TypeVar("Handle")
+
+
+class BaseExecutor(ABC, Generic[Handle]):
+    """Implements the parts of `pflsim.engine.execution.Executor` that do not depend on where the hosts run.
+
+    Args:
+        factory: builds the clients.
+        on_error: the setting on_client_error.
+
+    Attributes:
+        server: the server, whose attribute `state` is the state after the last fusion.
+    """
+
+    server: Any
+
+    def __init__(self, factory: ClientFactory, on_error: OnError):
+        self.factory = factory
+        self.faults = FaultRecorder()
+        self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.faults)
+        self.clients_done: Callable[[int], None] = lambda clients: None
+        self._before: tuple[Any, dict[int, Any]] | None = None
+
+    @abstractmethod
+    def send(self, clients: Sequence[int]) -> Sent[Handle]:
+        """Have the server make the downlinks of these clients."""
+
+    @abstractmethod
+    def _fuse(self, trained: Trained[Handle], matrices: bool) -> RoundDiagnostics:
+        """Change the server's state, and nothing else."""
+
+    @abstractmethod
+    def _global_message(self) -> Handle | None:
+        """Return the global model, or None if the method has none."""
+
+    @abstractmethod
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Handle | None]) -> dict[int, list[EvalRow]]:
+        """Evaluate clients with these messages; returns the rows by client."""
+
+    @abstractmethod
+    def _client_states(self) -> dict[int, Any]:
+        """Return the private states of all clients whose state is not the initial one."""
+
+    @abstractmethod
+    def _set_client_states(self, states: Mapping[int, Any]) -> None:
+        """Set the private states; those of all other clients are the initial ones."""
+
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
+        """Have the server fuse the uplinks, and store the clients' new states."""
+        before = self.server.state
+        diagnostics = self._fuse(trained, matrices)
+        self._store(before, trained)
+        return diagnostics
+
+    def store(self, trained: Trained[Handle]) -> None:
+        """Store the clients' new states without a fusion."""
+        self._store(self.server.state, trained)
+
+    def _store(self, server: Any, trained: Trained[Handle]) -> None:
+        states = self._client_states()
+        self._before = server, states
+        self._set_client_states({**states, **trained.states})
+
+    def rollback(self) -> None:
+        """Restore the states before the last `fuse` or `store`, unless it was committed."""
+        if self._before is not None:
+            self.server.state, states = self._before
+            self._set_client_states(states)
+            self._before = None
+
+    def commit(self) -> None:
+        """Drop the states before the last `fuse` or `store`."""
+        self._before = None
+
+    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        """Evaluate a model; rows are in the order of the client ids."""
+        messages: Mapping[int, Handle | None] = dict.fromkeys(request.clients)
+        if request.model == "global":
+            message = self._global_message()
+            if message is None:
+                return []
+            messages = dict.fromkeys(request.clients, message)
+        elif request.phase == "received":
+            messages = (self.send(request.clients) if sent is None else sent).downlinks
+        rows = self._evaluate(request, messages)
+        return [row for client in sorted(rows) for row in rows[client]]

@@ -1,0 +1,95 @@
+"""Tasks of client groups in turn; the failure of one group does not end the others."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from pflsim.engine.execution import ClientTask, EvalRequest
+from pflsim.errors import ClientError
+from pflsim.messages import Message, Uplink
+from ray_actors.hosts.client_host import ClientHost, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands for the results of a client group that failed.
+
+    Args:
+        error: which client failed, and why.
+        group: the clients whose results are missing.
+        trace: the traceback; empty if there is none.
+        kind: the client raised an error, has values that are not finite, or its actor died.
+        where: the actor; empty with the inline executor.
+    """
+
+    error: ClientError
+    group: tuple[int, ...]
+    trace: str = ""
+    kind: Literal["error", "nonfinite", "death"] = "error"
+    where: str = ""
+
+
+def run_groups(
+    host: ClientHost,
+    task: ClientTask | EvalRequest,
+    groups: Sequence[tuple[int, ...]],
+    messages: Mapping[int, Message | None],
+) -> dict[int, Any]:
+    """Do a task for client groups in turn.
+
+    Args:
+        host: holds the clients.
+        task: see `ClientHost.run`.
+        groups: which clients work together.
+        messages: see `ClientHost.run`.
+
+    Returns:
+        By client the result of `ClientHost.run`, or the `Failure` of its group.
+    """
+    results: dict[int, Any] = {}
+    for group in groups:
+        try:
+            found = host.run(task, {client: messages[client] for client in group})
+            results.update({client: _checked(host, task, client, result) for client, result in found.items()})
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error.__cause__ or error))
+            if not isinstance(error, ClientError):
+                reason = f"{type(error).__name__}: {error}"
+                error = ClientError(group[0], task.round_number, f"checking the result of {task.name}", reason, group)
+            results.update(dict.fromkeys(group, Failure(error, group, trace)))
+    return results
+
+
+def _checked(host: ClientHost, task: ClientTask | EvalRequest, client: int, result: Any) -> Any:
+    """Return the result, or a failure if its losses or its uplink are not finite."""
+    if not isinstance(result, Reply) or result.uplink is None:
+        return result
+    found = nonfinite(result.uplink, result.report.losses)
+    if not found:
+        return result
+    if host.factory.on_nonfinite == "keep":
+        return replace(result, nonfinite=found)
+    return Failure(ClientError(client, task.round_number, task.name, found), (client,), kind="nonfinite")
+
+
+def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
+    """Return which losses and values of an uplink are not finite; prototypes of missing classes are ignored."""
+    found = [f"loss {name} is {value}" for name, value in losses.items() if not _finite(value)]
+    found += [f"number {name} is {value}" for name, value in uplink.numbers.items() if not _finite(value)]
+    tensors = {**uplink.weights, **uplink.extra}
+    if uplink.prototypes is not None:
+        tensors["prototypes"] = uplink.prototypes.means[uplink.prototypes.counts > 0]
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            count = int((~torch.isfinite(tensor)).sum())
+            found.append(f"{count} of {tensor.numel()} values of {name} are not finite")
+    return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0

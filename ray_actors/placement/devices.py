@@ -1,0 +1,64 @@
+"""Decides whether clients train on GPUs or on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from pflsim.config.settings import Placement, Settings
+from pflsim.errors import SettingsError
+
+
+def uses_gpus(placement: Placement) -> bool:
+    """Return whether all or most clients train on GPUs."""
+    return placement.device == "cuda" or (placement.device == "auto" and placement.gpus > 0)
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs torch sees on this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def with_cpus_only(settings: Settings) -> Settings:
+    """Return the settings with all clients on CPUs."""
+    return replace(settings, placement=replace(settings.placement, gpus=0, cpu_actors=0, device="cpu"))
+
+
+def apply_cpu_fallback(settings: Settings, count_gpus: Callable[[], float]) -> tuple[Settings, str]:
+    """Move a new run to CPUs if GPUs are missing and `placement.cpu_fallback` allows it.
+
+    The run folder records the returned settings, so a resumed run stays on the same kind of device.
+
+    Args:
+        settings: the settings of the run.
+        count_gpus: returns the number of available GPUs; called only if the answer matters.
+
+    Returns:
+        The settings, and a warning; empty if nothing changes.
+    """
+    requested = settings.placement.gpus
+    if not settings.placement.cpu_fallback or not requested or (available := count_gpus()) >= requested:
+        return settings, ""
+    reason = f"placement.gpus={requested}, but {available:g} GPUs are available"
+    return with_cpus_only(settings), f"{reason}: all clients train on CPUs (placement.cpu_fallback=true)"
+
+
+def client_device(settings: Settings) -> str:
+    """Return the torch device of the clients. Ray shows each actor the GPU that it may use as cuda:0.
+
+    Raises:
+        SettingsError: this machine has fewer GPUs than the settings request.
+    """
+    if not uses_gpus(settings.placement):
+        return "cpu"
+    requested, seen = settings.placement.gpus if settings.executor == "ray" else 1, visible_gpus()
+    on_cluster = settings.ray_address is not None and settings.executor == "ray"  # there, each actor checks its node
+    if requested > seen and not on_cluster:
+        found = f"only {seen}" if seen else "no GPU"
+        raise SettingsError(
+            f"placement.gpus={settings.placement.gpus}, but torch sees {found} on this machine: set "
+            f"placement.gpus={seen}" + ("" if seen else " to train on the CPU")
+        )
+    return "cuda:0"

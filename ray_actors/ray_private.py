@@ -1,0 +1,37 @@
+"""All uses of Ray's private interface, each with its purpose. Checked with Ray 2.60.
+
+- `available_resources_per_node`: the free resources of each node. `ray.nodes()` has the totals of each node and
+  `ray.available_resources()` the free resources of all nodes together; the state API needs a dashboard.
+- `ray_constants.ENABLE_RAY_CLUSTER`: if it is False, Ray listens on 127.0.0.1 only. Otherwise it listens on all network
+  interfaces, whatever `_node_ip_address` says. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 does the same, but only if it is set
+  before Ray is imported.
+- the logger `ray._private.authentication`: each `ray.init` logs that it has enabled token authentication.
+- `_temp_dir`, an option of `ray.init`: the folder of Ray's files. RAY_TMPDIR would set it for later runs, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def available_resources_per_node() -> Mapping[str, Mapping[str, float]]:
+    """Return the free resources of each node by its id; memory in bytes."""
+    from ray._private.state import available_resources_per_node
+
+    return available_resources_per_node()
+
+
+def loopback_options(temp_dir: Path) -> dict[str, Any]:
+    """Return options of `ray.init` for a Ray that listens on 127.0.0.1 only and keeps its files in a folder."""
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    return {"address": "local", "include_dashboard": False, "_temp_dir": str(temp_dir)}
+
+
+def silence_authentication_notice() -> None:
+    """Keep `ray.init` from logging that token authentication is enabled."""
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)

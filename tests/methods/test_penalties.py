@@ -1,0 +1,62 @@
+"""A penalty under which training would diverge is refused before the run starts, for every method."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.errors import SettingsError
+from ray_actors.prepare import prepare
+
+
+def refusal(*overrides: str) -> str:
+    """The error of these settings, or an empty string."""
+    with composing([CONFIGS]):
+        settings = plain(composed(["model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides], [CONFIGS]))
+    try:
+        prepare(settings)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "limit"),
+    [
+        (["fedprox"], "method.mu", 20.0),
+        (["ditto"], "method.lam", 20.0),
+        (["fedamp", "method.alpha=10"], "method.lam", 200.0),
+        (["pfedcfr", "method.alpha=10"], "method.lam", 200.0),
+        (["pfedcfr"], "method.mu", 20.0),
+        (["gpfl"], "method.mu", 20.0),
+        (["pfedme", "method.personal_lr=0.5", "lr=0.001"], "method.lam", 4.0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else str(value),
+)
+def test_a_penalty_that_diverges(method: list[str], setting: str, limit: float) -> None:
+    """lr·c above 2, where c is μ, λ or λ/α; the error is one line with the setting, lr·c and its bound."""
+    name, *given = method
+    assert refusal(f"method={name}", *given, f"{setting}={0.99 * limit}") == ""
+    said = refusal(f"method={name}", *given, f"{setting}={1.01 * limit}")
+    assert re.search(rf"{re.escape(setting)}\S*=.*lr\S* = 2\.02 .*\b2\b.*lr=", said), said
+    assert "\n" not in said
+
+
+def test_all_rounds_and_momentum_count() -> None:
+    """0.1·1.5² = 0.225 in round 3 and 0.3375 for newcomers in round 4; momentum 0.5 bears 3 for 2."""
+    given = ["method=fedprox", "method.mu=6", "lr_decay=1.5", "rounds=3"]
+    assert refusal(*given) == ""
+    assert "at lr=0.3375" in refusal(*given, "rounds=4")
+    assert "at lr=0.3375" in refusal(*given, "eval.holdout_clients=1")
+    assert refusal(*given, "rounds=4", "momentum=0.5") == ""
+    assert refusal("method=fedprox", "method.mu=6", "lr_decay=0.5", "rounds=100") == ""
+
+
+@pytest.mark.parametrize("method", ["fedamp", "pfedcfr"])
+@pytest.mark.parametrize(("alpha", "sigma"), [("1e300", "1e-300"), ("1e300", "1e-8")])
+def test_mixing_weights_beyond_all_numbers(method: str, alpha: str, sigma: str) -> None:
+    """Also where only their sum over the clients is."""
+    said = refusal(f"method={method}", "method.clamp=true", f"method.alpha={alpha}", f"method.sigma={sigma}")
+    assert "method.alpha" in said and "method.sigma" in said and "beyond all numbers" in said

@@ -1,0 +1,75 @@
+"""The sentences at the top of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import made
+
+from pflsim.analysis.compare.comparison import compare
+from pflsim.analysis.compare.words import listed, numbers
+from pflsim.analysis.report.summary import sentences
+from pflsim.analysis.results import Group, group_runs
+from pflsim.terminal.formats import byte_unit, plural
+
+
+def group(folder: Path, rights: list[int], method: str, total: int = 100, **settings: object) -> Group:
+    """One run of one round: how many examples every client gets right."""
+    run = made(folder / method, [[(right, total) for right in rights]], method=method, **settings)
+    (found,) = group_runs([run])
+    return found
+
+
+def said(*groups: Group, paired: bool = True) -> list[str]:
+    return sentences(compare(groups, paired=paired))
+
+
+def test_who_is_best_and_what_is_clear(tmp_path: Path) -> None:
+    rights = np.arange(30) + 40
+    noise = np.random.default_rng(4).permutation([-1, 1] * 15)
+    found = said(
+        group(tmp_path, rights.tolist(), "local", up=0, down=0),
+        group(tmp_path, (rights + 20).tolist(), "ahead", up=1000, down=1000),
+        group(tmp_path, (rights - 20).tolist(), "behind", up=5000, down=5000),
+        group(tmp_path, (rights + noise).tolist(), "level", up=10, down=10),
+    )
+    best, differences, traffic = found
+    assert "mean accuracy: ahead (0.745)" in best and "worst decile: ahead (0.610)" in best
+    assert "local" in differences
+    for what, method in (("higher for", "ahead"), ("lower for", "behind"), ("not clear for", "level")):
+        assert f"{what} {method}" in differences
+    assert "0 B (local)" in traffic and "300 kB (behind)" in traffic
+
+
+def test_without_pairs_nothing_is_said_of_differences(tmp_path: Path) -> None:
+    groups = group(tmp_path, [60] * 10, "local"), group(tmp_path, [10] * 10, "ditto")
+    assert len(said(*groups)) == 3
+    assert not any("clear" in sentence for sentence in said(*groups, paired=False))
+
+
+def test_equal_figures_name_both(tmp_path: Path) -> None:
+    best, *_ = said(group(tmp_path, [50] * 10, "one"), group(tmp_path, [50] * 10, "two"))
+    assert "one and two (0.500)" in best
+
+
+def test_many_methods_are_counted(tmp_path: Path) -> None:
+    best, *_ = said(*(group(tmp_path, [50] * 10, f"m{n}") for n in range(8)))
+    assert "8 methods (0.500)" in best
+
+
+def test_one_method_alone(tmp_path: Path) -> None:
+    (only,) = said(group(tmp_path, [60, 100], "fedavg"))
+    assert "0.800" in only and "0.600" in only and "60 B" in only
+
+
+def test_lists_and_numbers() -> None:
+    assert [listed(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert numbers([0, 1, 2, 5, 7, 8]) == "0–2,5,7,8"
+    assert [plural(1, "run"), plural(1200, "run")] == ["1 run", "1,200 runs"]
+
+
+@pytest.mark.parametrize(("largest", "unit"), [(0, "kB"), (9_999_000, "kB"), (10_000_000, "MB"), (1e13, "TB")])
+def test_byte_unit(largest: float, unit: str) -> None:
+    assert byte_unit(largest)[0] == unit
