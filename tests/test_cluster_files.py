@@ -16,6 +16,8 @@ import yaml
 
 from benchmarks.loopback import Cluster
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ROOT / "configs" / "cluster"
 SMALL = ["method=fedavg", "clients=6", "rounds=4", "lockstep=false", "model.hidden=[8]"]

@@ -14,6 +14,8 @@ from traps import set_trap
 
 from benchmarks.loopback import Cluster
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 SMALL = ["method=fedavg", "clients=6", "rounds=8", "lockstep=false", "model.hidden=[8]"]
 """States that Ray sends to the driver with its answers."""

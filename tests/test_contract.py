@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning import Trainer
-from support import Records, rounds, same, states
+from support import METHOD_PARAMS, METHODS, Records, rounds, same, states
 
 from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
@@ -32,7 +32,6 @@ from ray_actors.hosts.threads import torch_threads
 from ray_actors.placement.layout import Layout
 from ray_actors.prepare import PreparedRun, prepare
 
-METHODS = sorted(p.stem for p in (CONFIGS / "method").glob("*.yaml"))
 SMALL = ["data=digits", "clients=4", "rounds=2", "local_epochs=2", "batch_size=16", "model.hidden=[8]", "lr=0.05"]
 SMALL += ["lockstep=false"]  # which has its own contract: tests/test_lockstep.py
 
@@ -50,7 +49,7 @@ def inline(made: PreparedRun) -> InlineExecutor:
     return executor
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=METHOD_PARAMS)
 def method(request: pytest.FixtureRequest) -> str:
     return request.param
 

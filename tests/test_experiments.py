@@ -15,6 +15,8 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = sorted(p.stem for p in (CONFIGS / "experiment").glob("*.yaml"))
 FILES = sorted((CONFIGS / "experiment").rglob("*.yaml"))
 NAME = "fedfcd_table1_cifar10_pat"

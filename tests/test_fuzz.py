@@ -33,6 +33,8 @@ from pflsim.errors import RunError, SettingsError
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import PreparedRun, prepare
 
+pytestmark = pytest.mark.slow
+
 TAME = settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 COUNTS = [0, 1, -1, 2, 3, 5, 100, 10**5, 10**6, 10**9, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63, 10**18, 10**25]
 NUMBERS = [0.0, -0.0, 0.5, 0.999999, 1.0, 1.5, -0.5, 1e-8, 1e-45, 5e-324, 100.0, 1e10, 1e38, 3.5e38, 1e300, -1e308]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import Records, same, states
+from support import Records, method_params, same, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
@@ -20,6 +20,7 @@ from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.program import FxProgram, Program
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
+from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from ray_actors.executor.actor_pool import ActorPool
@@ -29,9 +30,9 @@ from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
 from ray_actors.prepare import PreparedRun, prepare
 
-METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 ONE_BY_ONE = {"per_fedavg", "pfedme"}
-"""Their steps are no gradient of one objective."""
+"""Methods whose steps are not the gradient of one objective."""
+LOCKSTEP_METHODS = method_params(ONE_BY_ONE)
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
 
@@ -80,7 +81,7 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
 
 
 @pytest.mark.parametrize("together", [1, 3])
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ONE_BY_ONE])
+@pytest.mark.parametrize("method", LOCKSTEP_METHODS)
 def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: Path) -> None:
     """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, together=together)
@@ -172,7 +173,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_host, "ClientTraining", slow_training)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ONE_BY_ONE])
+@pytest.mark.parametrize("method", LOCKSTEP_METHODS)
 def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that do a share of their work, in a stack with others, end as they do alone."""
     made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
@@ -199,7 +200,7 @@ def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> N
         executor = InlineExecutor(made.factory, data, made.partition, made.rule, made.federation)
         executor.start()
         for t, (reached, reported) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
-            trained = executor.train(t, executor.send(reached))
+            trained = executor.run(TrainTask(t), executor.send(reached))
             ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
             executor.server.fuse([up for up in ups if up.client in reported])
         found.append((states(executor), [report.steps for report in trained.reports]))

@@ -16,6 +16,8 @@ from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.compose_all import compose_all
 
+pytestmark = pytest.mark.slow
+
 EXPERIMENTS = {p.stem for p in (CONFIGS / "experiment").glob("*.yaml")}
 FILES = [tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted((CONFIGS / "experiment").glob("*.toml"))]
 WITHOUT_VALUES = {"fedalp_figure4", "fedfcd_figure5", "fedfcd_figure6", "fedfcd_figure7"}

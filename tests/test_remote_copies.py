@@ -20,6 +20,8 @@ from pflsim import cli
 from pflsim.errors import SettingsError
 from pflsim.run_folder.remote_copy.begin import download
 
+pytestmark = pytest.mark.slow
+
 RUN = ["method=fedavg", *SMALL, "checkpoint.every=1"]
 NUMBERS = itertools.count()
 ROOT = Path(__file__).resolve().parents[1]

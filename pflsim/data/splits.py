@@ -41,12 +41,12 @@ def official(
         SettingsError: a setting is out of range, or a client has no test example.
 
     Notes:
-        With partition=by_writer, test_by=labels ignores writers, so most test examples of a client are from other writers.
+        With partition=by_writer, test_by=labels ignores writers: most test examples of a client are from other writers.
         Use test_by=writers or split=merged instead.
     """
     _check_share("validation", validation, low_open=False)
     if test_by not in ("labels", "writers"):
-        raise SettingsError(f"split.test_by={test_by!r} : expected labels or writers")
+        raise SettingsError(f"split.test_by={test_by!r}: expected labels or writers")
     pool = _assigned(dataset, content_order(dataset, 0, dataset.train_size), assign)
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
@@ -170,7 +170,9 @@ def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Ge
 def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
-    """Draw the validation rows and sort all rows. With validation > 0, clients with two or more rows have at least one.
+    """Draw the validation rows and sort all rows.
+
+    With validation > 0, every client with two or more rows has at least one validation row.
     """
     kept, val = [], []
     for rows in train:

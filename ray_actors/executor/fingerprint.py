@@ -39,7 +39,7 @@ class RuntimeFingerprint(NamedTuple):
         if self.versions != other.versions:
             return f"{self.versions} there, {other.versions} here"
         if self.code != other.code:
-            return "another version of this project there"
+            return "another version of this project there than here"
         return ""
 
     def __str__(self) -> str:

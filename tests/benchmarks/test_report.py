@@ -14,6 +14,8 @@ from benchmarks.results import Results, growth
 from benchmarks.supervise import run_module
 from benchmarks.targets import verdicts
 
+pytestmark = pytest.mark.slow
+
 HEAD = {"at": "2026-01-02T03:04:05+00:00", "commit": "0123456789", "dirty": False, "rates": {"one": 50.0, "two": 100.0}}
 ENVIRONMENT = {
     "machine": {"cpu": "a processor", "cpus_usable": 2, "memory_mb": 8000},

@@ -196,7 +196,7 @@ def test_without_its_penalty_fedamp_follows_plain_sgd_from_the_mixture(steps: in
         executor = w.inline()
         rounds(executor, 1, 4)
         sent = {c: regression(state) for c, state in states(executor).items()}
-        ends.append(trained_states(executor, executor.train(2, executor.send(range(4)))))
+        ends.append(trained_states(executor, executor.run(TrainTask(2), executor.send(range(4)))))
         if lam:
             continue
         for n in range(4):

@@ -18,6 +18,8 @@ from ray_actors import run
 from ray_actors.cluster import joined, launcher
 from ray_actors.prepare import PreparedRun, prepare
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 SMALL = ["data=digits", "clients=10", "rounds=2", "model.hidden=[8]"]
 MODEL = 2**20 * 100  # bytes, as the tests have it
 

@@ -15,6 +15,8 @@ import pytest
 
 from ray_actors.cluster import ray_folder, watch
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import json, os, sys

@@ -21,6 +21,8 @@ from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.types import RoundRecord
 from ray_actors.executor.actor_pool import ActorPool
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> World:

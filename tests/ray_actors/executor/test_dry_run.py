@@ -36,6 +36,8 @@ from ray_actors.placement.actor_spec import Node
 from ray_actors.placement.layout import Layout, Supply
 from ray_actors.prepare import PreparedRun, prepare
 
+pytestmark = pytest.mark.slow
+
 MIB, GIB = 2**20, 2**30
 
 

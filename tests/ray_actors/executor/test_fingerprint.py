@@ -89,10 +89,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "content": lambda here: more_in(here / "pflsim" / "fusion" / "means.py"),
     "a line of a method": lambda here: (here / "lightning_modules" / "methods" / "ditto.py").write_text(""),
     "a new file": lambda here: (here / "ray_actors" / "more.py").write_text(""),
-    "a file that is gone": lambda here: (here / "ray_actors" / "parcel.py").unlink(),
-    "a name": lambda here: (here / "pflsim" / "plan.py").rename(here / "pflsim" / "plans.py"),
-    "a folder": lambda here: (here / "pflsim" / "plan.py").rename(here / "pflsim" / "data" / "plan.py"),
-    "a package": lambda here: (here / "pflsim" / "plan.py").rename(here / "ray_actors" / "plan.py"),
+    "a file that is gone": lambda here: (here / "ray_actors" / "run.py").unlink(),
+    "a name": lambda here: (here / "pflsim" / "engine" / "plan.py").rename(here / "pflsim" / "plans.py"),
+    "a folder": lambda here: (here / "pflsim" / "engine" / "plan.py").rename(here / "pflsim" / "data" / "plan.py"),
+    "a package": lambda here: (here / "pflsim" / "engine" / "plan.py").rename(here / "ray_actors" / "plan.py"),
 }
 
 

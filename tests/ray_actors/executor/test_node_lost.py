@@ -38,6 +38,8 @@ from ray_actors.executor.deaths import check_lost, is_alive
 from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 LOST = ObjectLostError("ab" * 28, None, "")
 AWAY = ActorUnavailableError("out of reach", b"0" * 16)
 

@@ -19,6 +19,8 @@ from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec
 from ray_actors.placement.nodes import alive_nodes
 from ray_actors.placement.reservations import bundle, release, reserve
 
+pytestmark = pytest.mark.slow
+
 CPU = 0.01
 """Little, for other tests' actors hold what there is."""
 PATIENCE_S = 60.0
