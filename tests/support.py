@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,10 +29,15 @@ from ray_actors.hosts.inline import InlineExecutor
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 """All method files, found on disk."""
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedbn", "fedfcd", "pfedcfr", "pfedla", "pfedme", "pfedpm"}
-METHOD_PARAMS = [
-    method if method in IN_BOTH_TIERS else pytest.param(method, marks=pytest.mark.slow) for method in METHODS
-]
-"""For tests over all methods: eight in `make test`, the others in `make test-slow`."""
+
+
+def method_params(without: Collection[str] = ()) -> list[Any]:
+    """Parameters for tests over all methods: eight in `make test`, the others in `make test-slow`."""
+    slow = pytest.mark.slow
+    return [m if m in IN_BOTH_TIERS else pytest.param(m, marks=slow) for m in METHODS if m not in without]
+
+
+METHOD_PARAMS = method_params()
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Everything that a run writes to its folder and reads back to resume."""
+"""The files of a run folder: how a run writes them, and how it reads them to resume."""

@@ -1,4 +1,4 @@
-"""The byte ledger: what every client received and sent, summed over the rounds."""
+"""Bytes sent and received per client, summed over the rounds."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Traffic:
 
 
 def client_traffic(record: RoundRecord) -> dict[int, Traffic]:
-    """Each client's bytes in one round, by ascending id; a client that got and sent nothing is not in it."""
+    """Return each client's traffic in a round, by ascending id. Clients without traffic are left out."""
+    entries = [(report.client, Traffic(up_bytes=report.up_bytes)) for report in record.reports]
+    entries += [(client, Traffic(down_bytes=count)) for client, count in record.down_bytes.items()]
     traffic: dict[int, Traffic] = {}
-    for report in record.reports:
-        traffic[report.client] = traffic.get(report.client, Traffic()) + Traffic(up_bytes=report.up_bytes)
-    for client, count in record.down_bytes.items():
-        traffic[client] = traffic.get(client, Traffic()) + Traffic(down_bytes=count)
+    for client, part in entries:
+        traffic[client] = traffic.get(client, Traffic()) + part
     return {client: traffic[client] for client in sorted(traffic) if traffic[client] != Traffic()}
 
 
 def total(traffic: Iterable[Traffic]) -> Traffic:
-    """Add up."""
+    """Return the sum."""
     return sum(traffic, Traffic())
 
 
 class Ledger:
-    """Cumulative traffic per client. Its whole state is `clients`, a plain mapping."""
+    """Sums the traffic of every client over the rounds."""
 
     def __init__(self, records: Iterable[RoundRecord] = ()):
         self.clients: dict[int, Traffic] = {}
@@ -43,24 +43,16 @@ class Ledger:
             self.add(record)
 
     def add(self, record: RoundRecord) -> Traffic:
-        """Enter a round and return its traffic, all clients together."""
-        entry = client_traffic(record)
-        self._enter(entry)
-        return total(entry.values())
+        """Add a round and return the round's traffic, summed over clients."""
+        return self.add_traffic(client_traffic(record))
 
-    @classmethod
-    def of(cls, rounds: Iterable[Mapping[int, Traffic]]) -> Ledger:
-        """The ledger of rounds of which each client's traffic is known."""
-        ledger = cls()
-        for entry in rounds:
-            ledger._enter(entry)
-        return ledger
-
-    def _enter(self, entry: Mapping[int, Traffic]) -> None:
-        for client, traffic in entry.items():
+    def add_traffic(self, clients: Mapping[int, Traffic]) -> Traffic:
+        """Add a round's traffic by client and return its sum."""
+        for client, traffic in clients.items():
             self.clients[client] = self.clients.get(client, Traffic()) + traffic
+        return total(clients.values())
 
     @property
     def total(self) -> Traffic:
-        """All clients together, all rounds so far."""
+        """Return the traffic of all clients in all rounds so far."""
         return total(self.clients.values())

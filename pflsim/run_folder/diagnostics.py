@@ -1,13 +1,12 @@
-"""Matrices that show a round: who learns from whom, how alike clients are, what is taken for what.
+"""The diagnostics of a round: matrices such as mixing weights, similarities between clients and confusion matrices.
 
-The server and the hosts compute them in the rounds that ask for it. `diagnostics.safetensors` in the run folder holds
-the newest.
+The server and the hosts compute them in the rounds that request them. `diagnostics.safetensors` in the run folder holds
+the most recent ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,20 +28,19 @@ class Diagnostics:
 
 
 def write_diagnostics(folder: Path, diagnostics: Diagnostics) -> None:
-    """Write them into a run folder in place of older ones."""
+    """Write diagnostics to a run folder; they replace earlier ones."""
     from safetensors.numpy import save
 
-    head = {"round": str(diagnostics.round)}
+    header, tensors = {"round": str(diagnostics.round)}, {}
     for number, matrix in enumerate(diagnostics.matrices):
-        about = asdict(matrix)
-        del about["values"]
-        head[str(number)] = json.dumps(about)
-    tensors = {str(n): np.ascontiguousarray(m.values, np.float32) for n, m in enumerate(diagnostics.matrices)}
-    write_atomically(folder / FILE, save(tensors, head))
+        attributes = asdict(matrix)
+        tensors[str(number)] = np.ascontiguousarray(attributes.pop("values"), np.float32)
+        header[str(number)] = json.dumps(attributes)
+    write_atomically(folder / FILE, save(tensors, header))
 
 
 def read_diagnostics(folder: Path) -> Diagnostics | None:
-    """Read them back; None where a run has none.
+    """Read the diagnostics in a run folder; None if there are none.
 
     Raises:
         SettingsError: the file cannot be read.
@@ -54,17 +52,15 @@ def read_diagnostics(folder: Path) -> Diagnostics | None:
         return None
     try:
         with safe_open(path, "numpy") as file:
-            head = file.metadata() or {}
-            count = len(head) - 1
-            return Diagnostics(
-                int(head["round"]), tuple(_matrix(head[str(n)], file.get_tensor(str(n))) for n in range(count))
-            )
+            header = file.metadata() or {}
+            numbers = map(str, range(len(header) - 1))
+            return Diagnostics(int(header["round"]), tuple(_matrix(header[n], file.get_tensor(n)) for n in numbers))
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def cut_diagnostics(folder: Path, after: int) -> None:
-    """Remove those of a round later than that one, and what cannot be read; the next ones take their place."""
+    """Remove diagnostics of a round later than `after`, and diagnostics that cannot be read."""
     try:
         found = read_diagnostics(folder)
     except SettingsError:
@@ -73,8 +69,8 @@ def cut_diagnostics(folder: Path, after: int) -> None:
         (folder / FILE).unlink(missing_ok=True)
 
 
-def _matrix(about: str, values: np.ndarray) -> Matrix:
-    given = json.loads(about)
-    rows, columns = (Axis(given[side]["label"], tuple(given[side]["names"])) for side in ("rows", "columns"))
-    bounds: Sequence[float] | None = given["bounds"]
-    return Matrix(given["name"], given["title"], rows, columns, values, (bounds[0], bounds[1]) if bounds else None)
+def _matrix(attributes: str, values: np.ndarray) -> Matrix:
+    saved = json.loads(attributes)
+    rows, columns = (Axis(saved[side]["label"], tuple(saved[side]["names"])) for side in ("rows", "columns"))
+    bounds = saved["bounds"]
+    return Matrix(saved["name"], saved["title"], rows, columns, values, (bounds[0], bounds[1]) if bounds else None)

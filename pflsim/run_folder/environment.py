@@ -1,4 +1,4 @@
-"""What a run ran on: versions, the code's commit, the machine; without names of machines or people."""
+"""environment.json: package versions, the commit of the code, and the hardware. It names no machine and no person."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ PACKAGES = (
     *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
 )
 JOB = "PFLSIM_JOB"
-"""The environment variable with the id of the job that a run is submitted as, on a cluster."""
+"""The environment variable with the id of the cluster job that executes the run."""
 PACKAGE = Path(__file__).resolve().parents[1]
 CODE = "PFLSIM_CODE"
 """The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions by package name, from their metadata (nothing is imported); null: not installed.
+    """Return the installed versions by package name; None if a package is not installed.
 
-    Where torch is imported already, its own word counts, because it names the build too (e.g. 2.14.1+cpu).
+    Versions come from package metadata, without importing anything. If torch is already imported, its `__version__` is
+    used, which includes the build (e.g. 2.14.1+cpu).
     """
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -42,9 +43,9 @@ def versions() -> dict[str, str | None]:
 
 
 def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:
-    """Commit of the repository that tracks this package, and whether anything in it differs (new files included).
+    """Return the commit of the package's repository, and whether it has uncommitted changes (new files included).
 
-    Both are null where the package is not under version control, e.g. installed from a wheel.
+    Both are None if the package is not under version control, e.g. when installed from a wheel.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         try:
@@ -66,7 +67,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def machine() -> dict[str, object]:
-    """Operating system, processors, memory in MB of 10⁶ bytes, names of NVIDIA GPUs."""
+    """Return the operating system, the processors, the memory in MB (10⁶ bytes) and the names of NVIDIA GPUs."""
     affinity = getattr(os, "sched_getaffinity", None)
     return {
         "platform": platform.platform(),
@@ -79,7 +80,7 @@ def machine() -> dict[str, object]:
 
 
 def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Names of the machine's NVIDIA GPUs from the driver's files; CUDA is not touched. Empty where there are none."""
+    """Return the names of the machine's NVIDIA GPUs. Reads the driver's files and does not initialise CUDA."""
     names = []
     for path in sorted(root.glob("*/information")):
         try:
@@ -91,10 +92,10 @@ def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 
 
 def environment() -> dict[str, object]:
-    """All of it, with the command line that started the run."""
+    """Return versions, code, machine and the command line."""
     return {"versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
 
 
 def write_environment(folder: Path, name: str = "environment.json") -> None:
-    """Write environment.json, or the like of a later session, into a run folder."""
+    """Write environment.json to a run folder; resumed sessions pass another `name`."""
     write_atomically(folder / name, json.dumps(environment(), indent=2, ensure_ascii=False) + "\n")

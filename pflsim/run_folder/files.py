@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writes files so that readers never see incomplete content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place, force it to the disk, then rename it: the old file or the new one, never a mix."""
+    """Write a temporary file in the same folder, fsync it, and rename it to `path`."""
     data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -26,9 +26,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries to the disk, so that a renamed file keeps its name after a power failure.
+    """Fsync a folder, so that a renamed file keeps its name after a power failure.
 
-    File systems that know no such thing are left alone. Raises OSError where the disk fails.
+    Does nothing on file systems that do not support it.
+
+    Raises:
+        OSError: the disk fails.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

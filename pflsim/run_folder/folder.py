@@ -1,10 +1,9 @@
-"""The folder of a run: its name, its creation, its config.yaml, its lock; and which of several was the last."""
+"""Creates, names, locks and finds run folders."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -20,13 +19,13 @@ from pflsim.run_folder.files import write_atomically
 CONFIG = "config.yaml"
 LOCK = ".lock"
 NAME = re.compile(r"(\d{8}-\d{6})-[^-]+-[^-]+-s-?\d+(?:-(\d+))?")
-"""A name that `default_name` made: the time, and the number behind it where the name was taken."""
+"""Matches the names of `default_name`: groups are the time, and the number of a repeated name."""
 
 
 def default_name(method: str, data: str, seed: int, now: datetime) -> str:
-    """The name of a run's folder: <date-time>-<method>-<data>-s<seed>, in characters that every file system takes."""
-    safe = [re.sub(r"[^A-Za-z0-9._]+", "_", part) for part in (method, data)]
-    return f"{now:%Y%m%d-%H%M%S}-{safe[0]}-{safe[1]}-s{seed}"
+    """Return the default folder name, <date-time>-<method>-<data>-s<seed>, in portable characters."""
+    method, data = (re.sub(r"[^A-Za-z0-9._]+", "_", name) for name in (method, data))
+    return f"{now:%Y%m%d-%H%M%S}-{method}-{data}-s{seed}"
 
 
 def create_run_folder(
@@ -37,19 +36,19 @@ def create_run_folder(
     root: str | Path = "runs",
     now: datetime | None = None,
 ) -> Path:
-    """Create the folder of a run and claim it, so that no simultaneous run can get the same one.
+    """Create a run folder that no simultaneous run can use.
 
     Args:
         method: the method's name, part of the default name.
         data: the data set's name, part of the default name.
         seed: the run's seed, part of the default name.
-        run_dir: exactly this folder, which must be new or empty; None: a default name below `root`, with -2, -3, …
-            behind it where another run has taken the name.
-        root: where default names go.
-        now: the time for the name; None: the clock's.
+        run_dir: the folder, which must be new or empty. None: a default name below `root`, with a suffix -2, -3, …
+            if the name exists.
+        root: the parent of folders with default names.
+        now: the time in the name; None: the current time.
 
     Raises:
-        SettingsError: the folder holds something already, or cannot be made.
+        SettingsError: the folder is not empty, or cannot be created.
     """
     try:
         if run_dir is not None:
@@ -57,25 +56,24 @@ def create_run_folder(
         Path(root).mkdir(parents=True, exist_ok=True)
         return first_free(Path(root) / default_name(method, data, seed, now or datetime.now()))
     except OSError as error:
-        where = error.filename or run_dir or root
-        reason = f"the run folder cannot be made: {where}: {error.strerror}"
-        raise SettingsError(f"{reason}; choose another run_dir") from error
+        path = error.filename or run_dir or root
+        raise SettingsError(f"run folder {path} cannot be created: {error.strerror}; choose another run_dir") from error
 
 
 def first_free(folder: Path) -> Path:
-    """Create and claim a folder of this name, or with -2, -3, … behind it where the name is taken."""
-    names = (folder if number == 1 else folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
-    for name in names:
+    """Create and claim `folder`, or the first of `folder`-2, `folder`-3, … that does not exist."""
+    name, number = folder, 1
+    while True:
         try:
             name.mkdir()
+            return _claim(name)
         except FileExistsError:
-            continue
-        return _claim(name)
-    raise AssertionError("there is always another number")
+            number += 1
+            name = folder.with_name(f"{folder.name}-{number}")
 
 
 def _claim(folder: Path) -> Path:
-    """Take an empty folder: creating its config.yaml can succeed only once."""
+    """Claim an empty folder by creating its config.yaml, which succeeds for one process only."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if any(folder.iterdir()):
@@ -83,13 +81,13 @@ def _claim(folder: Path) -> Path:
         (folder / CONFIG).open("x").close()
     except FileExistsError:
         raise SettingsError(
-            f"run_dir={folder} is not empty, and a run never writes over another; give a new folder or remove this one"
+            f"run_dir={folder} is not empty, and runs do not overwrite files; choose a new folder or remove this one"
         ) from None
     return folder
 
 
 def write_config(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the whole resolved settings, as plain mappings, lists and scalars, to config.yaml."""
+    """Write the resolved settings (plain mappings, lists and scalars) to config.yaml."""
     import yaml
 
     write_atomically(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
@@ -97,12 +95,12 @@ def write_config(folder: Path, settings: Mapping[str, Any]) -> None:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from working on a run folder for as long as this lasts, or this process does.
+    """Lock a run folder against other processes until the context or the process ends.
 
-    On a file system without locks there is none, and nothing is kept from anyone.
+    Does nothing on file systems without locks.
 
     Raises:
-        SettingsError: another process has the folder, or its lock file cannot be opened.
+        SettingsError: another process holds the lock, or the lock file cannot be opened.
     """
     try:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -117,11 +115,11 @@ def run_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(handle)  # and with it the lock goes; the file stays, since another may be waiting to open it
+        os.close(handle)  # releases the lock; the file stays, since another process may be opening it
 
 
 def runs(root: str | Path = "runs") -> list[Path]:
-    """The run folders below `root` that have a name given by the time and a config.yaml, in the order they started."""
+    """Return the run folders below `root` with a default name and a config.yaml, in the order of their start."""
     found: list[tuple[str, int, Path]] = []
     for folder in Path(root).glob("*"):
         name = NAME.fullmatch(folder.name)
@@ -131,21 +129,21 @@ def runs(root: str | Path = "runs") -> list[Path]:
 
 
 def last_run(root: str | Path = "runs") -> Path:
-    """The run folder below `root` that was started last.
+    """Return the run folder below `root` that was started last.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there are no run folders with default names.
     """
     found = runs(root)
-    if not found:
-        others = sorted((path.parent for path in Path(root).glob(f"*/{CONFIG}")), key=lambda path: path.name)
-        named = f"; give the folder's name, for example resume={others[-1]}" if others else ""
-        raise SettingsError(f"there is no run folder in {root}{' that is named by its time' if others else ''}{named}")
-    return found[-1]
+    if found:
+        return found[-1]
+    others = sorted(path.parent for path in Path(root).glob(f"*/{CONFIG}"))
+    advice = f" with a default name; give the folder, for example resume={others[-1]}" if others else ""
+    raise SettingsError(f"there is no run folder in {root}{advice}")
 
 
 def incomplete_runs(root: str | Path = "runs") -> list[Path]:
-    """The run folders below `root` whose summary.json is missing or says that not all is done, in their order."""
+    """Return the run folders below `root` whose run is not complete, in the order of their start."""
     return [folder for folder in runs(root) if not is_complete(folder)]
 
 
@@ -157,7 +155,7 @@ def _has_content(path: Path) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the run in a folder has come to its end."""
+    """Return whether summary.json of a run folder says that the run is complete."""
     try:
         return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["complete"] is True
     except (OSError, ValueError, KeyError, TypeError):

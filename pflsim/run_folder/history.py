@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl: what a round came to. Summaries and reports are functions of these lines alone."""
+"""metrics.jsonl: one line of metrics per round. Summaries and reports are computed from these lines alone."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pflsim.types import Fault, RoundRecord, Split
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """One round in figures.
+    """The metrics of one round.
 
     Args:
-        round: the round, from 1.
-        cohort: how many clients took part.
-        losses: mean of each named loss term over the participants, weighted by their examples.
-        accuracy: statistics over clients by scope; empty in a round without evaluation.
+        round: from 1; 0 is the initial round.
+        cohort: the number of clients in the round.
+        losses: mean of each named loss term over the clients, weighted by their training examples.
+        accuracy: statistics over clients by scope; empty if the round has no evaluation.
         traffic: bytes of this round.
         traffic_total: bytes of all rounds up to this one.
-        seconds: wall seconds by part of the round, and "total". Everything else is the same in every repetition.
-        faults: how many clients of the cohort had a fault, by kind; kinds that did not occur are left out.
-        drift: "mean" and "max" over clients of ‖w_i − w̄‖; empty where clients send no weights.
+        seconds: wall seconds by phase of the round, and "total". All other fields are reproducible.
+        faults: the number of clients with a fault, by kind; kinds without clients are left out.
+        drift: "mean" and "max" over clients of ‖w_i − w̄‖; empty if clients send no weights.
     """
 
     round: int
@@ -42,14 +42,12 @@ class RoundMetrics:
 
     @property
     def total_seconds(self) -> float:
-        """Wall seconds of the whole round."""
+        """Return the wall seconds of the whole round."""
         return self.seconds["total"]
 
 
 def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic) -> RoundMetrics:
-    """Derive a round's figures. Without a "total" among the record's seconds it is the sum of the parts."""
-    seconds = dict(record.seconds)
-    seconds.setdefault("total", sum(record.seconds.values()))
+    """Compute the metrics of a round. If `record.seconds` has no "total", it is the sum of the phases."""
     return RoundMetrics(
         round=record.round,
         cohort=len(record.cohort),
@@ -57,7 +55,7 @@ def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic)
         accuracy=accuracy_by_scope(record.evaluations),
         traffic=traffic,
         traffic_total=traffic_total,
-        seconds=seconds,
+        seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
         faults=fault_counts(record.faults),
         drift=_drift(record.drift),
     )
@@ -69,13 +67,13 @@ def _drift(drift: Mapping[int, float]) -> dict[str, float]:
 
 
 def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:
-    """How many clients had a fault, by kind, in one order; kinds that did not occur are left out."""
+    """Return the number of clients by kind of fault, in the order of `Fault`; kinds without clients are left out."""
     kinds = list(faults.values())
     return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
 
 
 def finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot write (NaN, infinity) by null, at any depth."""
+    """Replace NaN and infinities, which JSON cannot represent, by None at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -84,7 +82,7 @@ def finite(value: Any) -> Any:
 
 
 def to_line(metrics: RoundMetrics) -> str:
-    """One line of JSON, without the line end. `accuracy` is nested: model, split, phase; what is not finite is null."""
+    """Return one line of JSON without a newline. `accuracy` is nested by model, split and phase; NaN becomes null."""
     accuracy: dict[str, dict[str, dict[str, object]]] = {}
     for scope, stats in metrics.accuracy.items():
         accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = asdict(stats)
@@ -107,7 +105,7 @@ def to_line(metrics: RoundMetrics) -> str:
 
 
 def from_line(line: str) -> RoundMetrics:
-    """Read back what `to_line` wrote; null becomes NaN."""
+    """Parse a line of `to_line`; null becomes NaN."""
     content = json.loads(line)
     accuracy = {
         Scope(cast(Model, model), cast(Split, split), cast(Phase, phase)): AccuracyStats(**_numbers(stats))
@@ -124,7 +122,7 @@ def from_line(line: str) -> RoundMetrics:
         traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
         traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
         seconds=_numbers(content["seconds"]),
-        faults=content.get("faults", {}),  # files of earlier versions have none, nor of the next
+        faults=content.get("faults", {}),  # missing in files of earlier versions, as is drift
         drift=_numbers(content.get("drift", {})),
     )
 
@@ -134,7 +132,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_history(folder: Path) -> list[RoundMetrics]:
-    """All rounds that a run folder's metrics.jsonl holds. A last line that was cut off in the middle is left out."""
+    """Return all rounds in metrics.jsonl of a run folder. An incomplete last line is ignored."""
     text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return [from_line(line) for line in whole.split("\n") if line]

@@ -1,4 +1,4 @@
-"""What the counts of a round say: accuracy over clients, and losses over participants. Pure functions."""
+"""Metrics of a round as pure functions of its counts: accuracy over clients, and mean losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Phase = Literal["received", "trained"]
 
 
 class Scope(NamedTuple):
-    """What a figure is about: which model, on which split, at which point of the round."""
+    """Identifies an evaluation: the model, the split, and the phase of the round."""
 
     model: Model
     split: Split
@@ -26,21 +26,21 @@ class Scope(NamedTuple):
 SCOPES: tuple[Scope, ...] = tuple(
     Scope(model, split, phase) for model in get_args(Model) for split in get_args(Split) for phase in get_args(Phase)
 )
-"""Every scope there can be, in the order in which they are written."""
+"""All scopes, in the order of the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccuracyStats:
-    """Accuracy over clients. A client's rate is correct / total; clients with no example of the split do not count.
+    """Accuracy over clients. A client's accuracy is correct / total; clients without examples are left out.
 
     Args:
-        clients: how many clients count.
-        mean: unweighted mean of the clients' rates: every client matters the same.
-        weighted_mean: Σ correct / Σ total: every example matters the same.
-        std: population standard deviation of the rates.
-        median: median of the rates.
-        worst_decile: mean rate of the ⌈clients / 10⌉ clients with the lowest rates (so of at least one).
-        best_decile: the same of those with the highest rates.
+        clients: the number of clients.
+        mean: unweighted mean of the clients' accuracies.
+        weighted_mean: Σ correct / Σ total, the accuracy over examples.
+        std: population standard deviation of the accuracies.
+        median: median of the accuracies.
+        worst_decile: mean accuracy of the ⌈clients / 10⌉ clients with the lowest accuracies.
+        best_decile: mean accuracy of the ⌈clients / 10⌉ clients with the highest accuracies.
         loss: unweighted mean over clients of the mean cross-entropy per example, in nats.
     """
 
@@ -55,10 +55,10 @@ class AccuracyStats:
 
 
 def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
-    """Statistics over the rows of one scope, one row per client; the order of the rows does not matter.
+    """Return statistics over the rows of one scope, one row per client. The order of the rows does not matter.
 
     Returns:
-        None when no row has an example.
+        None if no row has examples.
 
     Raises:
         ValueError: a client appears twice.
@@ -73,22 +73,22 @@ def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
     total = np.array([row.total for row in counted], dtype=np.int64)
     correct = np.array([row.correct for row in counted], dtype=np.int64)
     loss = np.array([row.loss for row in counted], dtype=np.float64)
-    rates = np.sort(correct / total)
-    tenth = math.ceil(len(rates) / 10)
+    accuracies = np.sort(correct / total)
+    tenth = math.ceil(len(accuracies) / 10)
     return AccuracyStats(
-        clients=len(rates),
-        mean=float(rates.mean()),
+        clients=len(accuracies),
+        mean=float(accuracies.mean()),
         weighted_mean=int(correct.sum()) / int(total.sum()),
-        std=float(rates.std()),
-        median=float(np.median(rates)),
-        worst_decile=float(rates[:tenth].mean()),
-        best_decile=float(rates[-tenth:].mean()),
+        std=float(accuracies.std()),
+        median=float(np.median(accuracies)),
+        worst_decile=float(accuracies[:tenth].mean()),
+        best_decile=float(accuracies[-tenth:].mean()),
         loss=float((loss / total).mean()),
     )
 
 
 def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
-    """Statistics for every scope that has an example, in the order of `SCOPES`."""
+    """Return statistics for every scope with examples, in the order of `SCOPES`."""
     grouped: dict[Scope, list[EvalRow]] = {}
     for row in rows:
         grouped.setdefault(Scope(row.model, row.split, row.phase), []).append(row)
@@ -97,15 +97,15 @@ def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
 
 
 def validation_score(rows: Sequence[EvalRow], reported: tuple[str, str]) -> float | None:
-    """Mean validation accuracy of the model and phase that count; None where nothing of the kind was evaluated."""
+    """Return the mean validation accuracy of the reported (model, phase); None if it was not evaluated."""
     stats = accuracy_stats([row for row in rows if row.split == "val" and (row.model, row.phase) == reported])
     return None if stats is None else stats.mean
 
 
 def mean_losses(reports: Iterable[TrainReport]) -> dict[str, float]:
-    """Mean of each named loss term over the clients that report it, weighted by their training examples.
+    """Return the mean of each named loss term over the clients that report it, weighted by their training examples.
 
-    Terms keep the order in which they are first met, by client id. A term whose clients have no examples is left out.
+    Terms are in the order of their first appearance, by client id. Terms whose clients have no examples are left out.
     """
     terms: dict[str, list[tuple[int, float]]] = {}
     for report in sorted(reports, key=lambda report: report.client):

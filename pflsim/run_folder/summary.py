@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, as a function of its settings, the lines of metrics.jsonl, and its newcomers."""
+"""summary.json: the results of a run, computed from its settings, metrics.jsonl, and the results of newcomers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope, accura
 from pflsim.types import NewcomerRecord
 
 Choice = Literal["best_val", "last", "best_test_oracle"]
-"""A round that a figure is taken from; see `ModelFigures`."""
+"""How to choose the round whose accuracy is reported; see `ModelFigures`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeta:
-    """What a run's figures are about.
+    """The attributes of a run in its summary.
 
     Args:
-        method, data, partition, model: names of the parts.
-        partition_hash: hash of every client's examples; runs with the same one can be compared in pairs.
+        method, data, partition, model: names of the components.
+        partition_hash: hash of every client's examples. Runs with the same hash can be compared client by client.
         clients: N.
-        rounds: how many rounds are planned.
+        rounds: the number of planned rounds.
         seed: the run's seed.
-        reported_model: the model the method is judged by.
-        reported_phase: when the personal model is judged: after the client's local training, or as received.
-        evaluated_on: whose data the figures are about.
-        newcomers: how many of the clients are held out of the training, and of all figures but their own.
-        finetune_epochs: how long they train when they have joined.
+        reported_model: the model whose accuracy the method reports.
+        reported_phase: the phase in which the personal model is reported.
+        evaluated_on: the clients that are evaluated.
+        newcomers: the number of clients that join after the last round. Only their own results include them.
+        finetune_epochs: the epochs that newcomers train.
     """
 
     method: str
@@ -50,13 +50,13 @@ class RunMeta:
     finetune_epochs: int = 1
 
     def phase(self, model: Model) -> Phase:
-        """When a model is judged; the global one always as the server sends it, for no client trains it."""
+        """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
         return self.reported_phase if model == "personal" else "received"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Test accuracy over clients in one round."""
+    """The test accuracy over clients in one round."""
 
     round: int
     stats: AccuracyStats
@@ -64,13 +64,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """Test accuracy of one model in the rounds that matter; None where there is no such round.
+    """The test accuracy of one model in the chosen rounds; None if there is no such round.
 
     Args:
         last: the last evaluated round.
-        best_val: the round with the best mean validation accuracy, the first of equals; None without validation data.
-        best_test_oracle: the round with the best mean test accuracy, the first of equals. It was chosen by looking at
-            the test data, as the papers' tables do, so it is no estimate of anything: never a headline.
+        best_val: the first round with the best mean validation accuracy; None without validation data.
+        best_test_oracle: the first round with the best mean test accuracy, as in the papers' tables. It is chosen by
+            the test data, so it is optimistically biased; do not use it as the main result.
     """
 
     last: Figure | None
@@ -80,9 +80,9 @@ class ModelFigures:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerFigures:
-    """Test accuracy over the clients that joined after the last round: as received, and after their own training.
+    """The test accuracy over the clients that joined after the last round, as received and after fine-tuning.
 
-    `down_bytes` is what they were sent, all together; it is no part of the run's traffic.
+    `down_bytes` sums their downlinks, which the traffic of the run does not include.
     """
 
     received: AccuracyStats | None
@@ -91,7 +91,7 @@ class NewcomerFigures:
 
 
 def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
-    """Sum newcomers up."""
+    """Compute the results of newcomers."""
     received, trained = (
         accuracy_stats([row for row in rows if row.split == "test"]) for rows in (record.received, record.trained)
     )
@@ -100,11 +100,19 @@ def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to. `rounds` are those done, of `meta.rounds` planned; memory is in MB of 10⁶ bytes.
+    """The results of a run.
 
-    `newcomers` is None where there are none, or not yet. `resumed_after`: the rounds after which the run was continued,
-    one for each time; seconds are of all sessions, and memory is the most of any. `actor_restarts`: how many actors
-    died and were replaced.
+    Args:
+        complete: whether the run did everything that was planned.
+        meta: attributes of the run.
+        rounds: the number of finished rounds.
+        seconds: wall seconds of all sessions.
+        accuracy: by model.
+        traffic: of all rounds.
+        peak_rss_mb: the peak memory of any session, in MB (10⁶ bytes).
+        newcomers: results of newcomers; None if there are none yet.
+        resumed_after: the round after which each resumed session continued.
+        actor_restarts: the number of actors that died and were replaced.
     """
 
     complete: bool
@@ -127,23 +135,19 @@ def summarise(
     peak_rss_mb: float,
     newcomers: NewcomerFigures | None = None,
     resumed_after: tuple[int, ...] = (),
+    actor_restarts: int = 0,
 ) -> Summary:
-    """Summarise the rounds done so far; there may be none."""
+    """Summarise the rounds so far, if any; see `Summary` for the arguments."""
+    rounds = history[-1].round if history else 0  # not len(history), which counts the initial round
+    accuracy = {model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)}
+    traffic = history[-1].traffic_total if history else Traffic()
     return Summary(
-        complete=complete,
-        meta=meta,
-        rounds=history[-1].round if history else 0,  # not the number of lines: an opening is round 0
-        seconds=seconds,
-        accuracy={model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)},
-        traffic=history[-1].traffic_total if history else Traffic(),
-        peak_rss_mb=peak_rss_mb,
-        newcomers=newcomers,
-        resumed_after=resumed_after,
+        complete, meta, rounds, seconds, accuracy, traffic, peak_rss_mb, newcomers, resumed_after, actor_restarts
     )
 
 
 def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -> ModelFigures:
-    """Find the rounds that matter for one model and take its test accuracy there."""
+    """Return the test accuracy of one model in the chosen rounds."""
 
     def figure(choice: Choice) -> Figure | None:
         line = chosen_round(history, model, phase, choice)
@@ -153,7 +157,7 @@ def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -
 
 
 def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, choice: Choice) -> RoundMetrics | None:
-    """The round that a choice means for one model; None where there is none."""
+    """Return the round of a choice for one model; None if there is no such round."""
     test, validation = Scope(model, "test", phase), Scope(model, "val", phase)
     tested = [line for line in history if test in line.accuracy]
     if choice == "last":
@@ -163,27 +167,19 @@ def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, ch
 
 
 def to_dict(summary: Summary) -> dict[str, object]:
-    """The content of summary.json."""
+    """Return the content of summary.json."""
     meta = summary.meta
+    phases = {model: meta.phase(model) for model in get_args(Model)}
     return {
         "complete": summary.complete,
-        "method": meta.method,
-        "data": meta.data,
-        "partition": meta.partition,
-        "partition_hash": meta.partition_hash,
-        "model": meta.model,
-        "clients": meta.clients,
+        **{name: getattr(meta, name) for name in ("method", "data", "partition", "partition_hash", "model", "clients")},
         "rounds": summary.rounds,
         "rounds_planned": meta.rounds,
         "seed": meta.seed,
         "seconds": round(summary.seconds, 3),
         "reported_model": meta.reported_model,
-        "reported_phase": meta.phase(meta.reported_model),
-        "accuracy_of": {
-            "split": "test",
-            "clients": meta.evaluated_on,
-            "phase": {model: meta.phase(model) for model in get_args(Model)},
-        },
+        "reported_phase": phases[meta.reported_model],
+        "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
         "accuracy": {model: _figures(figures) for model, figures in summary.accuracy.items()},
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
@@ -194,20 +190,19 @@ def to_dict(summary: Summary) -> dict[str, object]:
 
 
 def _newcomers(summary: Summary) -> dict[str, object]:
-    """Nothing where no client is held out."""
+    """Return the entry of the newcomers; empty if the run has none."""
     meta, found = summary.meta, summary.newcomers
     if not meta.newcomers:
         return {}
-    figures = {"received": None, "trained": None, "down_bytes": None} if found is None else asdict(found)
+    figures = asdict(found) if found else dict.fromkeys(("received", "trained", "down_bytes"))
     return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **figures}}
 
 
 def _figures(figures: ModelFigures) -> dict[str, dict[str, float] | None]:
-    named = {"last": figures.last, "best_val": figures.best_val, "best_test_oracle": figures.best_test_oracle}
-    return {name: {"round": f.round, **asdict(f.stats)} if f else None for name, f in named.items()}
+    return {name: f and {"round": f["round"], **f["stats"]} for name, f in asdict(figures).items()}
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Write summary.json into a run folder, whole or not at all."""
+    """Write summary.json to a run folder atomically."""
     content = json.dumps(finite(to_dict(summary)), indent=2, allow_nan=False, ensure_ascii=False)
     write_atomically(folder / "summary.json", content + "\n")

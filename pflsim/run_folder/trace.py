@@ -1,8 +1,8 @@
-"""Messages of traced rounds as safetensors, so that anyone can check the fusion with numpy.
+"""Saves the messages of traced rounds as safetensors, e.g. to check the fusion with numpy.
 
     trace/round_0001/down_003.safetensors   what client 3 received at the start of round 1
-    trace/round_0001/up_003.safetensors     what it sent at the end
-    trace/round_0001/server.safetensors     the server rule's own numbers after that round's fusion
+    trace/round_0001/up_003.safetensors     what client 3 sent after training
+    trace/round_0001/server.safetensors     what the server rule reports after fusion
 
 Tensor names: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C], `extra/<name>` and
 `numbers/<name>` (0-d float64). Header: method, round, client, num_examples, as strings.
@@ -23,7 +23,7 @@ from pflsim.types import Tensors
 
 
 def trace_folder(folder: Path, round_number: int) -> Path:
-    """Where the messages of a round are, below the run folder."""
+    """Return the folder with the messages of a round."""
     return folder / "trace" / f"round_{round_number:04d}"
 
 
@@ -42,13 +42,13 @@ def write_message(
         folder: the run folder.
         round_number: the round, from 1.
         direction: "down" (server to client) or "up".
-        client: whose message it is.
-        message: the message; it is copied, so views and shared tensors are fine.
+        client: the client's id.
+        message: the message. Its tensors are copied, so they may be views or share memory.
         method: the method's name, for the header.
         num_examples: the client's training examples, for the header.
 
     Returns:
-        The file.
+        The path of the file.
     """
     header = {"method": method, "round": str(round_number), "client": str(client), "num_examples": str(num_examples)}
     path = trace_folder(folder, round_number) / f"{direction}_{client:03d}.safetensors"
@@ -57,13 +57,13 @@ def write_message(
 
 
 def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Mapping[str, str]) -> Path:
-    """Write the server rule's own numbers after a round's fusion, e.g. `zeta/<unit>` [N, N].
+    """Write what the server rule reports after a round's fusion, e.g. `zeta/<unit>` [N, N].
 
     Args:
         folder: the run folder.
         round_number: the round, from 1.
-        tensors: the numbers by name.
-        metadata: texts for the header, e.g. the names of the units; the round is added.
+        tensors: tensors by name.
+        metadata: texts for the header, e.g. the names of the units. The round is added.
     """
     path = trace_folder(folder, round_number) / "server.safetensors"
     _write(path, tensors, {"round": str(round_number), **metadata})
@@ -71,25 +71,29 @@ def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Ma
 
 
 def read_message(path: Path) -> Message | Uplink:
-    """Read a message back: an `Uplink` from a file named up_…, else a `Message`."""
+    """Read a message: an `Uplink` if the file's name starts with "up_", else a `Message`.
+
+    Raises:
+        ValueError: a tensor's name does not start with one of the four sections.
+    """
     tensors, header = _read(path)
-    parts: dict[str, dict[str, Tensor]] = {"weights": {}, "prototypes": {}, "extra": {}, "numbers": {}}
+    sections: dict[str, dict[str, Tensor]] = {"weights": {}, "prototypes": {}, "extra": {}, "numbers": {}}
     for name, tensor in tensors.items():
         section, _, key = name.partition("/")
-        if section not in parts:
-            raise ValueError(f"{path}: the tensor {name!r} is in none of the sections {', '.join(parts)}")
-        parts[section][key] = tensor
-    pair = parts["prototypes"]
-    prototypes = Prototypes(pair["means"], pair["counts"]) if pair else None
-    numbers = {name: float(value) for name, value in parts["numbers"].items()}
-    if not path.name.startswith("up_"):
-        return Message(parts["weights"], prototypes, parts["extra"], numbers)
-    client, num_examples = int(header["client"]), int(header["num_examples"])
-    return Uplink(parts["weights"], prototypes, parts["extra"], numbers, client, num_examples)
+        if section not in sections:
+            raise ValueError(f"{path}: unexpected tensor {name!r}; expected names in {', '.join(sections)}")
+        sections[section][key] = tensor
+    means_and_counts = sections["prototypes"]
+    prototypes = Prototypes(means_and_counts["means"], means_and_counts["counts"]) if means_and_counts else None
+    numbers = {name: float(value) for name, value in sections["numbers"].items()}
+    content = sections["weights"], prototypes, sections["extra"], numbers
+    if path.name.startswith("up_"):
+        return Uplink(*content, int(header["client"]), int(header["num_examples"]))
+    return Message(*content)
 
 
 def read_server(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the server's numbers and the header's texts."""
+    """Read what `write_server` wrote: tensors by name, and the texts of the header."""
     return _read(path)
 
 

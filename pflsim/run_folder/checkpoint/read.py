@@ -1,4 +1,4 @@
-"""Reading checkpoints: nothing is used that is not exactly what was written."""
+"""Finds, verifies and reads checkpoints."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pflsim.run_folder.checkpoint.meta import (
     BadCheckpoint,
     Meta,
     as_json,
+    by_round,
     read_meta,
     read_tensors,
-    round_of,
     versions,
 )
 from pflsim.run_folder.checkpoint.write import clean_up
@@ -24,94 +24,129 @@ from pflsim.run_folder.checkpoint.write import clean_up
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was found whole. Its files are held to their checksums again when they are loaded."""
+    """A checkpoint. Its methods verify the checksum of each file that they load, and raise BadCheckpoint."""
 
     path: Path
     meta: Meta
 
     @property
+    def name(self) -> str:
+        """Return the folder's name and its parent's, for messages."""
+        return _name(self.path)
+
+    @property
     def round(self) -> int:
-        """The round it was written after."""
+        """Return the round after which it was written."""
         return self.meta.round
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """What the run was."""
+        """Return the settings of the run."""
         return self.meta.header
 
     @property
     def score(self) -> float | None:
-        """Mean validation accuracy of the judged model after that round; None: not known."""
+        """Return the mean validation accuracy of the reported model after the round; None if unknown."""
         return self.meta.score
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The clients in it, ascending."""
-        numbers = [match[1] for name in self.meta.files if (match := NAME.fullmatch(name))]
-        return tuple(sorted(int(number) for number in numbers if number is not None))
+        """Return the ids of its clients, ascending."""
+        matches = (NAME.fullmatch(name) for name in self.meta.files)
+        return tuple(sorted(int(match[1]) for match in matches if match and match[1]))
 
     def server(self) -> Any:
-        """The server rule's state in plain form; `restored` rebuilds it. Raises BadCheckpoint."""
+        """Return the server rule's state in plain form; `restored` rebuilds it."""
         return read_tensors(self.path, "server.pt", self.meta)
 
     def client(self, client: int) -> dict[str, Any]:
-        """A client's private state. Raises BadCheckpoint."""
+        """Return the private state of a client."""
         return read_tensors(self.path, f"client_{client:03d}.pt", self.meta)
 
     def clients(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every client's id and private state, ascending and loaded one at a time."""
+        """Yield each client's id and private state by ascending id. Loads one client at a time."""
         return ((client, self.client(client)) for client in self.ids)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole; the others are left where they are.
+    """Return the newest undamaged checkpoint; None if there is none.
 
-    Every file's size and SHA-256 are checked, and that it loads. Links and files that meta.json does not name are not
-    touched.
+    Verifies the size and SHA-256 of every file, and that it can be loaded. Keeps damaged checkpoints.
 
     Args:
-        folder: the run's checkpoints folder; it need not exist.
+        folder: the run's checkpoints folder; it may not exist.
         report: called with one line for each newer checkpoint that is not used.
-        until: pass over those of later rounds, e.g. since the records end there.
-
-    Returns:
-        None where there is none, or all are damaged.
+        until: ignore checkpoints of later rounds.
 
     Raises:
-        SettingsError: none can be used, but one may be as good as ever: it cannot be read now, or not by this version.
+        SettingsError: no checkpoint can be used, but one is undamaged: it is not readable now, or has another format.
     """
-    with suppress(OSError):  # a folder that cannot be written to can be read all the same
+    with suppress(OSError):  # the folder may be read-only
         clean_up(folder)
-    numbered = sorted(((n, p) for p in folder.glob("round_*") if (n := round_of(p)) is not None), reverse=True)
     refused: list[str] = []
-    usable_elsewhere = False
+    undamaged = False
     used: Checkpoint | None = None
-    for number, path in numbered:
-        name = f"{path.parent.name}/{path.name}"
+    for number, path in reversed(by_round(folder).items()):
         if until is not None and number > until:
-            refused.append(f"{name} is passed over (the records end at round {until})")
+            refused.append(f"{_name(path)} is ignored (the records end at round {until})")
             continue
         try:
             used = verified(path)
             break
         except BadCheckpoint as bad:
-            refused.append(f"{name} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
-            usable_elsewhere |= not bad.damaged
-    if used is None and usable_elsewhere:
+            refused.append(f"{_name(path)} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
+            undamaged |= not bad.damaged
+    if used is None and undamaged:
         raise SettingsError(
-            "\n".join(refused) + f"\nnothing is damaged there: mend that, or remove {folder} for the run to begin again"
+            "\n".join(refused) + f"\nmake these checkpoints readable, or remove {folder} to start from round 1"
         )
-    instead = f"{used.path.name} is used" if used else "there is no other that can be used"
+    instead = f"{used.path.name} is used instead" if used else "there is no other checkpoint"
     for line in refused:
         report(f"{line}; {instead}")
     return used
 
 
-def verified(path: Path) -> Checkpoint:
-    """Look at everything in a checkpoint, one file at a time.
+def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
+    """Return a checkpoint by name, without verifying its files. Does not modify the folder, so the run may be active.
+
+    Args:
+        folder: the run's checkpoints folder.
+        asked: "last"; "best", the first one with the highest score; or a round.
 
     Raises:
-        BadCheckpoint: something is not what was written.
+        SettingsError: there is no such checkpoint, or its meta.json is damaged.
+    """
+    found = by_round(folder)
+    if not found:
+        raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
+    rounds = f"the run has checkpoints of rounds {', '.join(map(str, found))}"
+
+    def read(number: int) -> Checkpoint:
+        path = found[number]
+        try:
+            return Checkpoint(path, read_meta(path))
+        except BadCheckpoint as bad:
+            raise SettingsError(f"{_name(path)} cannot be used: {bad}; {rounds}") from bad
+
+    if asked == "last":
+        return read(max(found))
+    if asked == "best":
+        scored = [c for c in map(read, found) if c.score is not None]
+        if not scored:
+            raise SettingsError(f"no checkpoint has a validation score, so there is no best one; {rounds}")
+        return max(scored, key=lambda c: c.score or 0.0)
+    if not asked.isdecimal():
+        raise SettingsError(f"round {asked!r}: expected best, last or a number; {rounds}")
+    if int(asked) not in found:
+        raise SettingsError(f"there is no checkpoint of round {asked}; {rounds}")
+    return read(int(asked))
+
+
+def verified(path: Path) -> Checkpoint:
+    """Verify and load every file of a checkpoint, one at a time, and return the checkpoint.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged or cannot be read.
     """
     if path.is_symlink() or not path.is_dir():
         raise BadCheckpoint("it is not a folder")
@@ -122,12 +157,12 @@ def verified(path: Path) -> Checkpoint:
 
 
 def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:
-    """Hold a checkpoint to the run that is to continue from it.
+    """Check that a run can resume from a checkpoint.
 
     Args:
-        checkpoint: where it would continue.
-        header: what the run would write into its own checkpoints.
-        report: called with one line for each version that differs, which may change results in the last bits.
+        checkpoint: the checkpoint.
+        header: the header that the run writes to its own checkpoints.
+        report: called with one line for each package version that differs, which may change the last bits of results.
 
     Raises:
         SettingsError: the headers differ; names every difference.
@@ -135,27 +170,32 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     saved, own = _flat(checkpoint.header), _flat(as_json(header))
     differing = [k for k in {**saved, **own} if saved.get(k) != own.get(k)]
     if differing:
-        there, here = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
-        name = f"{checkpoint.path.parent.name}/{checkpoint.path.name}"
-        raise SettingsError(f"{name} is of a run with {there}, but this one has {here}: it cannot continue from there")
+        theirs, ours = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
+        raise SettingsError(
+            f"the run cannot resume from {checkpoint.name}, which was saved with {theirs}: this run has {ours}"
+        )
     for name, version in versions().items():
         other = checkpoint.meta.versions.get(name)
         if other != version:
-            report(f"the run was saved with {name} {other} and continues with {version}: the last bits may differ")
-
-
-def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The header with its settings beside the rest."""
-    return {**{k: v for k, v in header.items() if k != "settings"}, **(header.get("settings") or {})}
+            report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")
 
 
 def read_state(folder: Path, name: str) -> Any:
     """Read `server` or `client_003` of a checkpoint, in plain form.
 
     Raises:
-        ValueError: the file is not what meta.json says it is.
+        ValueError: the file does not match meta.json.
     """
     try:
         return read_tensors(folder, f"{name}.pt", read_meta(folder))
     except BadCheckpoint as bad:
         raise ValueError(f"{folder} is damaged: {bad}") from bad
+
+
+def _name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header with its settings next to the other entries."""
+    return {**{k: v for k, v in header.items() if k != "settings"}, **(header.get("settings") or {})}

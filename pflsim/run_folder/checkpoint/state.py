@@ -1,4 +1,4 @@
-"""A state in plain form, as `torch.load` reads it with weights_only, and back again."""
+"""Converts states to the plain form that `torch.load` reads with weights_only, and back."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ State = TypeVar("State")
 
 
 def plain(value: object) -> Any:
-    """Turn a state into what `torch.load` reads with weights_only.
+    """Convert a state to the plain form that `torch.load` reads with weights_only.
 
-    A state is made of frozen dataclasses (each becomes a mapping of its fields), mappings, sequences, tensors, numbers
-    and strings. Tensors are copied and keep their strides where these leave no gaps, since sums may depend on them.
+    A state consists of frozen dataclasses (each becomes a mapping of its fields), mappings, sequences, tensors, numbers
+    and strings. Tensors are copied. Dense tensors keep their strides, since the order of sums may depend on them.
 
     Raises:
-        TypeError: something else is in it.
+        TypeError: the state contains a value of another type.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -31,41 +31,42 @@ def plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)  # a view would save its whole base
+        return value.detach().to("cpu", copy=True)  # saving a view would save its whole base
     if value is None:
         return None
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # a NumPy float is a float, but weights_only would refuse it
-    raise TypeError(f"a state may hold dataclasses, mappings, sequences, tensors and plain values, not {type(value)}")
+            return kind(value)  # weights_only rejects NumPy floats, which are floats
+    raise TypeError(
+        f"unexpected {type(value)} in a state; expected dataclasses, mappings, sequences, tensors, numbers and strings"
+    )
 
 
 def restored(example: State, saved: object) -> State:
-    """Rebuild a server's state from its plain form, by the types of the fields of its class.
-
-    Tuples are tuples again, nested dataclasses are themselves; numbers, tensors and names are as they were saved.
+    """Rebuild a server's state from its plain form, using the type annotations of its class.
 
     Args:
-        example: any state of the rule, e.g. the one before round 1: its class says how to rebuild, its values do not
-            matter.
-        saved: what `plain` made of a state of that class.
+        example: any state of the server rule. Only its class is used.
+        saved: the result of `plain` for a state of this class.
 
     Raises:
-        SettingsError: it does not fit; says where.
-        TypeError: a field's type does not say how to rebuild it.
+        SettingsError: a saved value does not have the annotated type.
+        TypeError: an annotation is not supported.
     """
     try:
         return cast(State, _rebuilt(type(example), saved, "state"))
-    except _Misfit as type_mismatch:
-        raise SettingsError(f"the server's state cannot be restored: {type_mismatch}") from None
+    except _TypeMismatch as error:
+        raise SettingsError(
+            f"the server's state cannot be restored: {error}; use the version of the method that saved it"
+        ) from None
 
 
-class _Misfit(ValueError):
-    """A saved value is not of the type that its field has."""
+class _TypeMismatch(ValueError):
+    """Raised when a saved value does not have the annotated type."""
 
 
 def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
-    """A value of the type `hint`; `where` names it in messages."""
+    """Return `saved` as a value of the type `hint`; `where` names it in errors."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _any_of(get_args(hint), saved, where)
@@ -84,16 +85,16 @@ def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, bool | int | float | str | Tensor):
         wide = (int, float) if hint is float else hint  # Python takes an int for a float
         return _checked(isinstance(saved, wide), saved, hint, where)
-    raise TypeError(f"{where} has the type {hint}, which does not say how to rebuild it from a checkpoint")
+    raise TypeError(f"{where}: the annotation {hint} is not supported in a state")
 
 
 def _any_of(hints: Sequence[Any], saved: Any, where: str) -> Any:
-    """The first of several types that fits."""
+    """Return `saved` as the first matching type of a union."""
     if saved is None and types.NoneType in hints:
         return None
     *others, last = (hint for hint in hints if hint is not types.NoneType)
     for hint in others:
-        with suppress(_Misfit):
+        with suppress(_TypeMismatch):
             return _rebuilt(hint, saved, where)
     return _rebuilt(last, saved, where)
 
@@ -103,28 +104,28 @@ def _dataclass(kind: type[Any], saved: Any, where: str) -> Any:
     _checked(isinstance(saved, Mapping), saved, kind, where)
     missing, unknown = [n for n in fields if n not in saved], [str(n) for n in saved if n not in fields]
     if missing or unknown:
-        said = [f"{what} {', '.join(names)}" for what, names in (("without", missing), ("with", unknown)) if names]
-        raise _Misfit(f"{where} was saved {' and '.join(said)}, so by another version of this method")
+        differences = [f"{w} {', '.join(names)}" for w, names in (("without", missing), ("with", unknown)) if names]
+        raise _TypeMismatch(f"{where} was saved {' and '.join(differences)}")
     hints = get_type_hints(kind)
     return kind(**{name: _rebuilt(hints[name], saved[name], f"{where}.{name}") for name in fields})
 
 
 def _mapping(hints: Sequence[Any], saved: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    key, value = _told(hints, 2, where)
+    key, value = _arguments(hints, 2, where)
     return {_rebuilt(key, k, f"a key of {where}"): _rebuilt(value, v, f"{where}[{k!r}]") for k, v in saved.items()}
 
 
 def _sequence(make: Callable[..., Any], hints: Sequence[Any], saved: Sequence[Any], where: str) -> Any:
     if make is list or len(hints) == 1 or hints[1:] == (...,):
-        hints = [_told(hints[:1], 1, where)[0]] * len(saved)
+        hints = [*_arguments(hints[:1], 1, where)] * len(saved)
     if len(hints) != len(saved):
-        raise _Misfit(f"{where} was saved with {len(saved)} items instead of {len(hints)}")
+        raise _TypeMismatch(f"{where} was saved with {len(saved)} items instead of {len(hints)}")
     return make(_rebuilt(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(hints, saved, strict=True)))
 
 
-def _told(hints: Sequence[Any], count: int, where: str) -> Sequence[Any]:
+def _arguments(hints: Sequence[Any], count: int, where: str) -> Sequence[Any]:
     if len(hints) != count:
-        raise TypeError(f"{where}: its type does not say what is in it, so it cannot be rebuilt from a checkpoint")
+        raise TypeError(f"{where}: its annotation must name the types of its items")
     return hints
 
 
@@ -132,6 +133,4 @@ def _checked(fits: bool, saved: Any, hint: Any, where: str) -> Any:
     if fits:
         return saved
     expected = getattr(hint, "__name__", hint)
-    raise _Misfit(
-        f"{where} was saved as {type(saved).__name__}, but is {expected} here: another version of this method"
-    )
+    raise _TypeMismatch(f"{where} was saved as {type(saved).__name__}; expected {expected}")

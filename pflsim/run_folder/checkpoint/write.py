@@ -1,4 +1,4 @@
-"""Writing checkpoints: aside first, renamed when whole, and only then are others removed."""
+"""Writes a checkpoint to a temporary folder, renames the folder, and then removes old checkpoints."""
 
 from __future__ import annotations
 
@@ -14,56 +14,55 @@ from typing import IO, Any
 
 import torch
 
-from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, Entry, Meta, as_json, read_meta, round_of, to_text
+from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, Entry, Meta, as_json, by_round, read_meta, to_text
 from pflsim.run_folder.checkpoint.state import plain
 from pflsim.run_folder.files import sync_folder
 from pflsim.types import Tensors
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be written, e.g. since the disk is full. Those before it are as they were."""
+    """Raised when a checkpoint cannot be written, e.g. to a full disk. Earlier checkpoints are unchanged."""
 
     def __str__(self) -> str:
-        """The message without the number."""
+        """Return the message without the error number."""
         return str(self.strerror)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A checkpoint that is written and forced to the disk, and does not count before it is published."""
+    """A checkpoint in a temporary folder on the disk, which readers ignore until it is published."""
 
     round: int
     aside: Path
     final: Path
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the temporary folder."""
         shutil.rmtree(self.aside, ignore_errors=True)
 
     def publish(self, keep: int) -> Path:
-        """Give it its place, and remove what is not to be kept; nothing is removed before that.
+        """Rename the temporary folder to its final name, then remove old checkpoints.
 
-        Checkpoints of later rounds go too: the run was resumed from an earlier one, and they are not of this run any
-        more.
+        Also removes checkpoints of later rounds, which exist if the run was resumed from an earlier one.
 
         Args:
-            keep: how many checkpoints stay, the newest ones; at least this one. The one with the best score, the
-                earlier of equals, stays as well.
+            keep: the number of newest checkpoints to keep, at least 1. The first checkpoint with the best score is kept
+                too.
 
         Returns:
-            The new folder.
+            The final folder.
 
         Raises:
-            CheckpointError: the disk refuses. The checkpoints that were there are there still.
+            CheckpointError: the disk fails. Earlier checkpoints are unchanged.
         """
         try:
-            with _disk(self.final):
-                _put_in_place(self.aside, self.final)
+            with _disk_errors(self.final):
+                _rename(self.aside, self.final)
         except BaseException:
-            shutil.rmtree(self.aside, ignore_errors=True)
+            self.discard()
             raise
-        with suppress(OSError):  # the new one is safe; what cannot be removed now is removed the next time
-            _thin_out(self.final.parent, self.round, keep)
+        with suppress(OSError):  # the next call removes the rest
+            _remove_old(self.final.parent, self.round, keep)
         return self.final
 
 
@@ -75,43 +74,43 @@ def stage_checkpoint(
     header: Mapping[str, Any],
     score: float | None = None,
 ) -> Staged:
-    """Write the state after a round aside, to become `folder`/round_0001.
+    """Write the state after a round to a temporary folder; `publish` renames it to e.g. `folder`/round_0001.
 
     Args:
         folder: the run's checkpoints folder.
         round_number: the round just finished.
         server: the server rule's state, or its plain form.
-        clients: every client's id and private state; taken one at a time, so that memory stays at one.
-        header: what a reader must check first, e.g. method, model, seed; as JSON has it.
-        score: mean validation accuracy of the judged model after the round. None, or not a number: there is none.
+        clients: each client's id and private state. Only one client's state is in memory at a time.
+        header: the settings that a resumed run must share, e.g. method, model, seed; JSON values.
+        score: mean validation accuracy of the reported model after the round; None or NaN if unknown.
 
     Raises:
-        CheckpointError: the disk is full, or the like; nothing is left of it.
+        CheckpointError: the disk fails, e.g. because it is full. The temporary folder is removed.
     """
     final = folder / f"round_{round_number:04d}"
-    aside = folder / f".{final.name}.part"
+    staged = Staged(round_number, folder / f".{final.name}.part", final)
     score = None if score is None or not math.isfinite(score) else float(score)
     state = plain(server)
     try:
-        with _disk(final):
+        with _disk_errors(final):
             clean_up(folder)
-            aside.mkdir(parents=True)
-            files = {"server.pt": _save(state, aside / "server.pt")}
+            staged.aside.mkdir(parents=True)
+            files = {"server.pt": _save(state, staged.aside / "server.pt")}
         del state
-        for client, private in clients:
+        for client, private in clients:  # outside of _disk_errors: the iterator's own errors pass
             name = f"client_{client:03d}.pt"
             state = plain(private)
-            with _disk(final):
-                files[name] = _save(state, aside / name)
-        with _disk(final):
-            with (aside / META).open("xb") as file:
+            with _disk_errors(final):
+                files[name] = _save(state, staged.aside / name)
+        with _disk_errors(final):
+            with (staged.aside / META).open("xb") as file:
                 file.write(to_text(Meta(round_number, as_json(header), score, files)).encode())
-                _force(file)
-            sync_folder(aside)
+                _sync(file)
+            sync_folder(staged.aside)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        staged.discard()
         raise
-    return Staged(round_number, aside, final)
+    return staged
 
 
 def write_checkpoint(
@@ -123,29 +122,32 @@ def write_checkpoint(
     keep: int,
     score: float | None = None,
 ) -> Path:
-    """Stage a checkpoint and publish it; see there."""
+    """Call `stage_checkpoint` and `Staged.publish`, and return the folder."""
     return stage_checkpoint(folder, round_number, server, clients, header, score).publish(keep)
 
 
 @contextmanager
-def _disk(final: Path) -> Iterator[None]:
-    """Whatever the disk refuses within is a CheckpointError."""
+def _disk_errors(final: Path) -> Iterator[None]:
+    """Raise CheckpointError in place of OSError."""
     try:
         yield
     except OSError as error:
         reason = f"{final.parent.name}/{final.name} could not be written: {error.strerror or error}"
-        raise CheckpointError(error.errno, f"{reason}; the checkpoints before it are untouched") from error
+        raise CheckpointError(error.errno, f"{reason}; earlier checkpoints are unchanged") from error
 
 
 class _Writer:
-    """Writes through to a file, adding up size and SHA-256; remembers the first error, since torch's own says less."""
+    """Writes to a file and computes its size and SHA-256.
+
+    Keeps the first error instead of raising it, since torch.save would replace it by a less specific one.
+    """
 
     def __init__(self, file: IO[bytes]):
         self.file, self.size, self.hash = file, 0, hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes, all of them; after an error nothing more."""
+        """Write all bytes; after an error, do nothing."""
         count = memoryview(data).nbytes
         if self.error is None:
             try:
@@ -157,7 +159,7 @@ class _Writer:
         return count
 
     def flush(self) -> None:
-        """Nothing: the file is forced to the disk once, at the end."""
+        """Do nothing; `_save` flushes the file at the end."""
 
 
 def _save(state: Any, path: Path) -> Entry:
@@ -166,17 +168,17 @@ def _save(state: Any, path: Path) -> Entry:
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs write and flush only
         if writer.error is not None:
             raise writer.error
-        _force(file)
+        _sync(file)
     return Entry(writer.size, writer.hash.hexdigest())
 
 
-def _force(file: IO[bytes]) -> None:
+def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def _put_in_place(aside: Path, final: Path) -> None:
-    """Rename; one of the same round steps aside first and comes back if that fails."""
+def _rename(aside: Path, final: Path) -> None:
+    """Rename `aside` to `final`. Moves an existing `final` away first, and restores it if the renaming fails."""
     before = final.with_name(f".{final.name}.before")
     replaces = final.exists() or final.is_symlink()
     if replaces:
@@ -185,12 +187,10 @@ def _put_in_place(aside: Path, final: Path) -> None:
         aside.rename(final)
         sync_folder(final.parent)
     except OSError:
-        if replaces:
-            if final.exists():
-                final.rename(aside)
-            before.rename(final)
-        elif final.exists():
+        if final.exists():
             final.rename(aside)
+        if replaces:
+            before.rename(final)
         raise
     if replaces:
         with suppress(OSError):
@@ -198,9 +198,9 @@ def _put_in_place(aside: Path, final: Path) -> None:
 
 
 def clean_up(folder: Path) -> None:
-    """Remove what a run left that was ended in the middle of writing or removing.
+    """Remove temporary folders of interrupted writes and removals.
 
-    A checkpoint that had stepped aside for another of its round comes back if that one never came.
+    Restores a checkpoint that was moved away for a replacement that does not exist.
     """
     for left in folder.glob(".round_*"):
         final = left.with_name(left.stem.removeprefix("."))
@@ -210,37 +210,28 @@ def clean_up(folder: Path) -> None:
             _delete(left)
 
 
-def _thin_out(folder: Path, newest: int, keep: int) -> None:
-    """Leave the newest `keep` and the best; those of later rounds, and unreadable ones, do not count."""
-    found: list[tuple[int, Path, Meta]] = []
-    others: list[Path] = []
-    for path in folder.glob("round_*"):
-        number = round_of(path)
-        if number is None:
-            continue
-        try:
-            if number > newest:
-                raise BadCheckpoint("later than the newest")
-            found.append((number, path, read_meta(path)))
-        except BadCheckpoint:
-            others.append(path)
-    found.sort(key=lambda item: item[0])
-    scored = [item for item in found if item[2].score is not None]
-    best = max(scored, key=lambda item: item[2].score or 0.0, default=None)  # the first of equals
-    kept = {item[1] for item in (*found[-max(keep, 1) :], *([best] if best else []))}
-    for path in (*others, *(item[1] for item in found)):
-        if path not in kept:
-            _remove(path)
+def _remove_old(folder: Path, newest: int, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep` and the best. Later rounds and unreadable checkpoints go first."""
+    paths = by_round(folder)
+    scores: dict[int, float | None] = {}
+    for number, path in paths.items():
+        with suppress(BadCheckpoint):
+            if number <= newest:
+                scores[number] = read_meta(path).score
+    best = max((n for n in scores if scores[n] is not None), key=lambda n: scores[n] or 0.0, default=None)
+    kept = {*list(scores)[-max(keep, 1) :], best}
+    for number in sorted(paths, key=lambda n: n in scores):
+        if number not in kept:
+            _remove(paths[number])
 
 
 def _remove(checkpoint: Path) -> None:
-    """Take it out of sight at once, then delete it: half of it must never look like a checkpoint."""
+    """Rename a checkpoint before deleting it, so that readers never see an incomplete one."""
     name = checkpoint.name.removeprefix(".").partition(".")[0]
     _delete(checkpoint.rename(checkpoint.with_name(f".{name}.old")))
 
 
 def _delete(path: Path) -> None:
-    """A folder with all in it, or a link or file itself."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

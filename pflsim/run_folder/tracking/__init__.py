@@ -1,1 +1,1 @@
-"""What a run leaves on the disk: its folder, and the tracker that writes everything in it."""
+"""The tracker, which writes the results of a run to its folder."""

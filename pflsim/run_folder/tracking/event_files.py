@@ -1,4 +1,4 @@
-"""The event files of TensorBoard, cut back to a round."""
+"""Truncates the TensorBoard event files of a run that is resumed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from pathlib import Path
 
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.tracking.scalars import scalars
+from pflsim.run_folder.tracking.tensorboard import scalars
 
 EARLIER = "events.out.tfevents.0000000000.earlier"
-"""Where the points of all sessions before this one are. Readers take the files by their names, so it is read first
-whatever the clock said when a session began."""
+"""The event file with the scalars of all earlier sessions. Readers sort files by name, so they read it first."""
 
 OF_A_SESSION = ("newcomer/", "final/", "seconds/run", "partition", "_hparams_/")
-"""Tags of what every session writes for itself, or a later one will."""
+"""Tags that each session writes anew."""
 
 
 def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
-    """Leave the points of these rounds, in their order, in one file, and no other.
+    """Replace all event files by one file with the events of the rounds in `history`.
 
-    Points of newcomers go. Points that never reached the disk are written again, as far as metrics.jsonl has them.
+    Removes events of newcomers and of later rounds. Adds scalars that are in metrics.jsonl but not in the event files.
     """
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
@@ -47,8 +46,8 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
     content = io.BytesIO()
     writer = RecordWriter(content)
     writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-    for found in points.values():
-        for data in found.values():
+    for events in points.values():
+        for data in events.values():
             writer.write(data)
     folder.mkdir(exist_ok=True)
     write_atomically(folder / EARLIER, content.getvalue())
@@ -58,21 +57,20 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
 
 
 def _events(data: bytes) -> Iterator[bytes]:
-    """The contents of an event file's records, up to one that is torn or damaged.
+    """Yield the contents of an event file's records up to the first incomplete or damaged one.
 
-    A record is the length of its contents (8 bytes), a checksum of that (4), the contents, a checksum of those (4).
+    A record is the length of its content (8 bytes), a checksum of the length (4), the content, and its checksum (4).
     """
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
     start = 0
     while start + 12 <= len(data):
-        head = data[start : start + 8]
-        length = struct.unpack("<Q", head)[0]
-        end = start + 12 + length
-        if end + 4 > len(data) or masked_crc32c(head) != struct.unpack("<I", data[start + 8 : start + 12])[0]:
-            return
+        head, end = data[start : start + 8], start + 12 + struct.unpack_from("<Q", data, start)[0]
         content = data[start + 12 : end]
-        if masked_crc32c(content) != struct.unpack("<I", data[end : end + 4])[0]:
+        if end + 4 > len(data) or (masked_crc32c(head), masked_crc32c(content)) != (
+            *struct.unpack_from("<I", data, start + 8),
+            *struct.unpack_from("<I", data, end),
+        ):
             return
         yield content
         start = end + 4

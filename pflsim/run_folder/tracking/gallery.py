@@ -1,4 +1,4 @@
-"""Pictures that are drawn while a run goes on, in little of its time."""
+"""Draws diagnostics during a run within a time budget."""
 
 from __future__ import annotations
 
@@ -14,56 +14,44 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARE = 0.01
-"""The most of a run's time that drawing may take."""
-FIRST = 0.3
-"""Seconds that the first pictures are expected to take."""
+"""The maximum share of the run's time to spend on drawing."""
+EXPECTED_S = 0.3
+"""The expected seconds of the first drawing."""
 
 
 class Gallery:
-    """Draws a round's matrices; a round is passed over where earlier pictures have taken their share of the time, but
-    the last ones are drawn at the end.
+    """Draws the diagnostics of rounds as figures.
+
+    Skips rounds while drawing exceeds its share of the time. The diagnostics of the last round are always drawn, at the
+    end if necessary.
 
     Args:
-        put: takes each picture: its kind, the figure, the round.
-        clock: seconds.
+        put: receives each figure's kind, the figure, and the round.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, put: Callable[[str, Figure, int], None], clock: Callable[[], float] = time.perf_counter):
         self._put, self._clock = put, clock
-        self._start, self._spent, self._expected = clock(), 0.0, FIRST
-        self._waiting: Diagnostics | None = None
+        self._start, self._spent, self._expected = clock(), 0.0, EXPECTED_S
+        self._pending: Diagnostics | None = None
 
     def show(self, diagnostics: Diagnostics) -> None:
-        """Draw a round, now or never, or at the end if no other round comes."""
-        self._waiting = diagnostics
+        """Draw diagnostics if there is time; otherwise keep them until `close` or the next call."""
+        self._pending = diagnostics
         if self._spent + self._expected <= SHARE * (self._clock() - self._start):
-            self._draw()
+            self.close()
 
     def close(self) -> None:
-        """Draw what was shown last, if it is not."""
-        self._draw()
-
-    def _draw(self) -> None:
-        diagnostics, self._waiting = self._waiting, None
+        """Draw the latest diagnostics if they are not drawn yet."""
+        diagnostics, self._pending = self._pending, None
         if diagnostics is None:
             return
-        begun = self._clock()
+        start, number = self._clock(), diagnostics.round
         try:
             for kind, matrices in by_kind(diagnostics.matrices).items():
-                self._put(
-                    kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {diagnostics.round}"), diagnostics.round
-                )
-        except (
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ArithmeticError,
-            LookupError,
-        ) as error:  # no run ends for a picture
-            print(
-                f"warning: matrices of round {diagnostics.round} could not be drawn: {error}",
-                file=sys.stderr,
-                flush=True,
-            )
-        self._expected = self._clock() - begun
+                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {number}"), number)
+        except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+            # a failed drawing must not end the run
+            print(f"warning: matrices of round {number} could not be drawn: {error}", file=sys.stderr, flush=True)
+        self._expected = self._clock() - start
         self._spent += self._expected

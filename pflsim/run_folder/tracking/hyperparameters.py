@@ -1,4 +1,4 @@
-"""A run in TensorBoard's table of runs (HPARAMS): its settings and what it came to, within its own event file."""
+"""The hyperparameters and final metrics of a run for TensorBoard's HPARAMS tab."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from typing import Any
 from pflsim.run_folder.summary import Summary
 
 ACCURACY, WORST, BYTES, SECONDS = "final/accuracy", "final/worst_decile", "final/traffic_bytes", "seconds/run"
-"""Test accuracy of the judged model in the round that is best by validation, or else the last one: its mean and worst
-decile over clients; bytes both ways of all clients; wall seconds."""
+"""The metrics: mean and worst decile of the reported model's test accuracy in the round with the best validation
+accuracy (without validation: the last round), the traffic in both directions, and wall seconds."""
 
 SHOWN = (
     *("method", "data", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
     *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay", "init", "buffers"),
 )
-"""Settings, and groups of them, that tell runs apart; with all there are the table could not be read."""
+"""The settings, and groups of settings, to show; a table of all settings would be too wide."""
 
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, bool | float | str]:
-    """What a table of runs shows of the settings.
+    """Return the settings to show.
 
     Args:
         settings: by dotted key.
-        names: what the parts are called, by group.
+        names: names of the components by group.
     """
-    parts = {group: name for group, name in names.items() if group != "placement"}
-    values = {key: value for key, value in settings.items() if _tells(key) and value is not None}
-    return parts | {
-        key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in values.items()
-    }
+    components = {group: name for group, name in names.items() if group != "placement"}
+    shown = {key: value for key, value in settings.items() if _is_shown(key) and value is not None}
+    return components | {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
 
 
-def _tells(key: str) -> bool:
+def _is_shown(key: str) -> bool:
     group = key.partition(".")[0]
     return group in SHOWN and not key.endswith("_target_") and key not in ("data.root", "data.path", "data.download")
 
 
 def begin(writer: Any, values: Mapping[str, bool | float | str]) -> None:
-    """Write the settings; torch's `add_hparams` would make a run folder of its own for them."""
-    for part in _summaries(values)[:2]:
-        writer.file_writer.add_summary(part)
+    """Write the hyperparameters. Unlike torch's `add_hparams`, this does not create another folder."""
+    for summary in _summaries(values)[:2]:
+        writer.file_writer.add_summary(summary)
 
 
 def end(writer: Any, summary: Summary) -> None:
-    """Write what the run came to."""
+    """Write the final metrics."""
     figures = summary.accuracy[summary.meta.reported_model]
     figure = figures.best_val or figures.last
     if figure is not None:
@@ -57,7 +55,7 @@ def end(writer: Any, summary: Summary) -> None:
 
 
 def _summaries(values: Mapping[str, bool | float | str]) -> tuple[Any, Any, Any]:
-    """The experiment, the beginning and the end of its session."""
+    """Return TensorBoard's summaries of the experiment, and of the start and the end of its session."""
     from torch.utils.tensorboard.summary import hparams
 
     return hparams(dict(values), dict.fromkeys((ACCURACY, WORST, BYTES, SECONDS), 0.0))

@@ -1,9 +1,10 @@
-"""per_client.csv: the counts behind every rate, and every client's bytes."""
+"""per_client.csv: correct predictions, losses and traffic of every client."""
 
 from __future__ import annotations
 
 import csv
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 from pflsim.run_folder.accounting import Traffic, client_traffic
@@ -13,17 +14,16 @@ COLUMNS = ("round", "client", "split", "model", "phase", "correct", "total", "lo
 
 
 class PerClientFile:
-    """One line per evaluation of a client's model on a split.
+    """Writes one row per evaluation of a client's model on a split.
 
-    `loss` is summed over the examples, in nats. `up_bytes` and `down_bytes` are the client's in that round, whatever
-    was evaluated, so they are the same in all lines of one (round, client): take one line of each before adding up.
-    So is `fault`: what befell the client in the round, mostly nothing. A client with traffic or a fault but without an
-    evaluation in the round has one line with empty split, model and phase, and zero counts. Lines are sorted by client,
-    split, model, phase.
+    `loss` is summed over the examples, in nats. `up_bytes`, `down_bytes` and `fault` describe the client's round, so
+    they are equal in all rows with the same round and client: use one of these rows to sum bytes. A client with traffic
+    or a fault but without an evaluation has one row with empty split, model and phase, and zero counts. Rows of a round
+    are sorted by client, split, model and phase.
 
     Args:
-        path: where it is.
-        append: go on writing one that exists.
+        path: the file.
+        append: append to an existing file.
     """
 
     def __init__(self, path: Path, append: bool = False):
@@ -34,27 +34,26 @@ class PerClientFile:
             self._file.flush()
 
     def write(self, record: RoundRecord) -> None:
-        """Append a round."""
+        """Append the rows of a round."""
         traffic = client_traffic(record)
         rows = sorted(record.evaluations, key=lambda row: (row.client, row.split, row.model, row.phase))
         unevaluated = (traffic.keys() | record.faults.keys()) - {row.client for row in rows}
         lines = [(row.client, (row.split, row.model, row.phase, row.correct, row.total, row.loss)) for row in rows]
         lines += [(client, ("", "", "", 0, 0, 0.0)) for client in unevaluated]
         for client, counts in sorted(lines, key=lambda line: line[0]):
-            bytes_of = traffic.get(client, Traffic())
-            both = bytes_of.up_bytes, bytes_of.down_bytes
-            self._writer.writerow((record.round, client, *counts, *both, record.faults.get(client, "")))
+            up, down = astuple(traffic.get(client, Traffic()))
+            self._writer.writerow((record.round, client, *counts, up, down, record.faults.get(client, "")))
         self._file.flush()
 
     def write_newcomers(self, record: NewcomerRecord) -> None:
-        """Append what newcomers came to: their model is called "newcomer"; they have sent nothing."""
+        """Append the evaluations of newcomers, with model "newcomer". Newcomers have no uplinks."""
         for row in sorted((*record.received, *record.trained), key=lambda row: (row.client, row.split, row.phase)):
             counts = (row.client, row.split, "newcomer", row.phase, row.correct, row.total, row.loss)
             self._writer.writerow((record.round, *counts, 0, record.down_bytes[row.client], ""))
         self._file.flush()
 
     def sync(self) -> None:
-        """Force the rows so far to the disk."""
+        """Fsync the file."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

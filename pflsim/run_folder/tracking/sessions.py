@@ -1,9 +1,9 @@
-"""Taking up a run where it was left: what there is to build on, and the files cut back to it."""
+"""Prepares the records in a run folder for a resumed session."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,19 @@ from pflsim.run_folder.tracking import event_files, records
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What the sessions before left: nothing, for a new run.
+    """The records of earlier sessions; empty for a new run.
 
     Args:
-        history, ledger: of the rounds that stay.
-        seconds: wall seconds spent so far, those on rounds that are lost included.
-        peak_mb: the most memory, MB of 10⁶ bytes.
-        resumed_after: after which rounds the run was continued before this.
-        restarts: how many actors had to be replaced.
+        history: the metrics of the rounds that are kept.
+        ledger: the traffic of the rounds that are kept.
+        seconds: wall seconds, including rounds that are not kept.
+        peak_mb: the peak memory, in MB (10⁶ bytes).
+        resumed_after: the rounds after which earlier sessions resumed.
+        restarts: the number of actors that were replaced.
     """
 
-    history: list[RoundMetrics]
-    ledger: Ledger
+    history: list[RoundMetrics] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
     peak_mb: float = 0.0
     resumed_after: tuple[int, ...] = ()
@@ -34,23 +35,22 @@ class Earlier:
 
 
 def resumed(folder: Path, after: int) -> Earlier:
-    """Cut metrics.jsonl, per_client.csv, the curves and the matrices back to a round, and say what stays.
+    """Truncate metrics.jsonl, per_client.csv, event files and diagnostics after a round, and return what is kept.
 
-    All is read and checked before anything is cut; each file is replaced at once, so that a run that is ended in the
-    middle of this can be taken up again.
+    Reads and checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be
+    resumed again.
 
     Raises:
-        SettingsError: the files have not all rounds up to that one, or are not what this version writes.
+        SettingsError: records of rounds up to `after` are missing, or were written by another version.
     """
-    found = records.read_records(folder)
-    kept = found.until(after)
+    kept = records.read_records(folder).until(after)
     summary = _summary(folder)
-    seconds, done = summary.get("seconds", 0.0), summary.get("rounds", -1) if "seconds" in summary else -1
+    seconds, summarised = summary.get("seconds", 0.0), summary.get("rounds", -1) if "seconds" in summary else -1
     lines = (*kept.history, *kept.lost)
     earlier = Earlier(
         history=list(kept.history),
         ledger=kept.ledger(),
-        seconds=seconds + sum(line.total_seconds for line in lines if line.round > done),
+        seconds=seconds + sum(line.total_seconds for line in lines if line.round > summarised),
         peak_mb=summary.get("peak_rss_mb", 0.0),
         resumed_after=tuple(summary.get("resumed_after", ())),
         restarts=summary.get("actor_restarts", 0),
@@ -62,14 +62,13 @@ def resumed(folder: Path, after: int) -> Earlier:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """summary.json of the session before, empty where there is none or it cannot be read."""
+    """Return summary.json of the previous session; empty if it is missing or invalid."""
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    known = {"seconds": (int, float), "peak_rss_mb": (int, float), "rounds": int, "actor_restarts": int}
-    if not isinstance(found, dict) or any(not isinstance(found.get(key, 0), kind) for key, kind in known.items()):
+    types = {"seconds": (int, float), "peak_rss_mb": (int, float), "rounds": int, "actor_restarts": int}
+    if not isinstance(found, dict) or any(not isinstance(found.get(key, 0), kind) for key, kind in types.items()):
         return {}
     after = found.get("resumed_after", [])
-    fits = isinstance(after, list) and all(isinstance(number, int) for number in after)
-    return found if fits else {}
+    return found if isinstance(after, list) and all(isinstance(number, int) for number in after) else {}

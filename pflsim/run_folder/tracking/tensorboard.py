@@ -1,8 +1,9 @@
-"""What a run shows in TensorBoard."""
+"""Writes the results of a run for TensorBoard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,28 +11,44 @@ import numpy as np
 
 from pflsim.run_folder.diagnostics import Diagnostics
 from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.metrics import AccuracyStats, Scope
 from pflsim.run_folder.summary import NewcomerFigures, Summary
 from pflsim.run_folder.tracking.gallery import Gallery
 from pflsim.run_folder.tracking.hyperparameters import begin, end
-from pflsim.run_folder.tracking.scalars import STATISTICS, scalars
 from pflsim.types import RoundRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BINS: Any = np.linspace(0, 1, 31)
-"""Edges of the histograms of rates, the same in every round so that they can be compared."""
+"""The bin edges of accuracy histograms."""
+
+STATISTICS = tuple(f.name for f in fields(AccuracyStats) if f.name != "clients")
+
+
+def scalars(metrics: RoundMetrics) -> dict[str, float]:
+    """Return a round's scalars by tag. The number of tags does not depend on the number of clients.
+
+    `<model>/<split>/<phase>/<statistic>`, `loss/<term>`, `drift/mean`, `drift/max`, `traffic/up_bytes_total`,
+    `traffic/down_bytes_total`, `seconds/<phase>`. A round without evaluation has no accuracy tags.
+    """
+    values = {f"loss/{name}": value for name, value in metrics.losses.items()}
+    for scope, stats in metrics.accuracy.items():
+        values |= {"/".join((*scope, name)): getattr(stats, name) for name in STATISTICS}
+    values |= {f"drift/{name}": value for name, value in metrics.drift.items()}
+    values["traffic/up_bytes_total"] = metrics.traffic_total.up_bytes
+    values["traffic/down_bytes_total"] = metrics.traffic_total.down_bytes
+    return values | {f"seconds/{phase}": value for phase, value in metrics.seconds.items()}
 
 
 class TensorBoard:
-    """Writes each round into an event file that TensorBoard follows live.
+    """Writes each round to an event file, which TensorBoard shows during the run.
 
     Args:
-        folder: where the event files are; the partition's picture lies beside it.
-        resume_after: the round after which this one goes on; readers that have points of later ones drop them.
-        hyperparameters: the run's settings by dotted name, for the table of runs.
-        per_client: whether every client has curves of its own.
+        folder: the folder of the event files. Its parent may contain partition.png, which is shown too.
+        resume_after: the round after which the run resumes; TensorBoard drops scalars of later rounds.
+        hyperparameters: settings by dotted key, for the HPARAMS tab.
+        per_client: whether to write scalars of every client.
     """
 
     def __init__(
@@ -52,20 +69,20 @@ class TensorBoard:
         self._show_partition(folder.parent / "partition.png")
 
     def write(self, record: RoundRecord, metrics: RoundMetrics, memory_mb: float) -> None:
-        """Append a round."""
+        """Write a round; `memory_mb` is the memory in use."""
         step = metrics.round
         for tag, value in scalars(metrics).items():
             self._writer.add_scalar(tag, value, step)
         self._writer.add_scalar("memory/held_mb", memory_mb, step)
-        on_gpus = max((report.gpu_bytes for report in record.reports), default=0)
-        if on_gpus:
-            self._writer.add_scalar("memory/gpu_peak_mb", on_gpus / 1e6, step)
-        for scope, rates in _rates(record).items():
-            values = np.array(list(rates.values()))
+        gpu_bytes = max((report.gpu_bytes for report in record.reports), default=0)
+        if gpu_bytes:
+            self._writer.add_scalar("memory/gpu_peak_mb", gpu_bytes / 1e6, step)
+        for scope, accuracies in _accuracies(record).items():
+            values = np.array(list(accuracies.values()))
             self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=BINS)
             if self._per_client:
-                for client, rate in rates.items():
-                    self._writer.add_scalar("/".join(("client", str(client), *scope)), rate, step)
+                for client, accuracy in accuracies.items():
+                    self._writer.add_scalar("/".join(("client", str(client), *scope)), accuracy, step)
         if self._per_client:
             for client, distance in record.drift.items():
                 self._writer.add_scalar(f"client/{client}/drift", distance, step)
@@ -74,14 +91,14 @@ class TensorBoard:
         self._writer.flush()
 
     def write_newcomers(self, figures: NewcomerFigures, round_number: int) -> None:
-        """Append what newcomers came to, as `newcomer/test/<phase>/<statistic>`."""
+        """Write the results of newcomers, as `newcomer/test/<phase>/<statistic>`."""
         for phase, stats in (("received", figures.received), ("trained", figures.trained)):
             for name in STATISTICS if stats is not None else ():
                 self._writer.add_scalar(f"newcomer/test/{phase}/{name}", getattr(stats, name), round_number)
         self._writer.flush()
 
     def close(self, summary: Summary | None = None) -> None:
-        """Write what is left, and what the run came to, and close the event file."""
+        """Write pending diagnostics and the final metrics, and close the event file."""
         self._gallery.close()
         if summary is not None and self._has_hyperparameters:
             end(self._writer, summary)
@@ -100,8 +117,8 @@ class TensorBoard:
                 self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
 
 
-def _rates(record: RoundRecord) -> dict[Scope, dict[int, float]]:
-    """The clients' rates by scope."""
+def _accuracies(record: RoundRecord) -> dict[Scope, dict[int, float]]:
+    """Return the accuracy of each client by scope."""
     found: dict[Scope, dict[int, float]] = {}
     for row in record.evaluations:
         if row.total > 0:

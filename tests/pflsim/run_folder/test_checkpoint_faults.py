@@ -108,7 +108,7 @@ def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, num
                 write(folder, number, keep=2)
                 returned = True
             except (CheckpointError, Killed) as raised:
-                assert isinstance(raised, Killed) or "untouched" in str(raised)
+                assert isinstance(raised, Killed) or "unchanged" in str(raised)
         if not returned and not dies:
             assert visible(folder) == ["round_0001", "round_0002"]
             assert [p.name for p in folder.iterdir() if p.suffix == ".part"] == []
@@ -129,7 +129,7 @@ def test_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cod
     write(tmp_path, 1)
     with monkeypatch.context() as patch:
         Disk(patch, 5, lambda: OSError(code, os.strerror(code)), dies=False)
-        reason = f"round_0002 could not be written: {os.strerror(code)}; the checkpoints before it are untouched"
+        reason = f"round_0002 could not be written: {os.strerror(code)}; earlier checkpoints are unchanged"
         with pytest.raises(CheckpointError, match=f"{tmp_path.name}/{reason}") as raised:
             write(tmp_path, 2)
     assert raised.value.errno == code
@@ -187,7 +187,7 @@ for server, client in ((large, {}), ({}, large)):
 print(newest_checkpoint(folder, print).round, [path.name for path in folder.iterdir()])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    reason = "round_0002 could not be written: File too large; the checkpoints before it are untouched"
+    reason = "round_0002 could not be written: File too large; earlier checkpoints are unchanged"
     assert done.stdout.splitlines() == [f"{tmp_path.name}/{reason}"] * 2 + ["1 ['round_0001']"]
 
 

@@ -124,36 +124,39 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "client_002.pt does not match its checksum",
     ),
     "no meta": (lambda p: (p / "meta.json").unlink(), "meta.json is missing"),
-    "truncated meta": (lambda p: truncate(p / "meta.json") or truncate(p / "meta.json"), "meta.json is not readable"),
-    "binary meta": (lambda p: (p / "meta.json").write_bytes(b"\xff\xfe"), "meta.json is not readable"),
-    "deep meta": (lambda p: (p / "meta.json").write_text("[" * 100_000), "meta.json is not readable"),
-    "list meta": (lambda p: (p / "meta.json").write_text("[]"), "meta.json is not readable"),
+    "truncated meta": (
+        lambda p: truncate(p / "meta.json") or truncate(p / "meta.json"),
+        "meta.json is not a JSON mapping",
+    ),
+    "binary meta": (lambda p: (p / "meta.json").write_bytes(b"\xff\xfe"), "meta.json is not a JSON mapping"),
+    "deep meta": (lambda p: (p / "meta.json").write_text("[" * 100_000), "meta.json is not a JSON mapping"),
+    "list meta": (lambda p: (p / "meta.json").write_text("[]"), "meta.json is not a JSON mapping"),
     "edited seed": (
         lambda p: rewrite(p, lambda c: c["header"].update(seed=6)),
-        "meta.json does not match its own checksum",
+        "meta.json does not match its checksum",
     ),
-    "edited score": (lambda p: rewrite(p, lambda c: c.update(score=2.0)), "meta.json does not match its own checksum"),
-    "extra key": (lambda p: rewrite(p, lambda c: c.update(note="hello")), "meta.json does not match its own checksum"),
-    "no digest": (lambda p: rewrite(p, lambda c: c.pop("digest")), "meta.json does not match its own checksum"),
-    "no files": (lambda p: rewrite(p, lambda c: c.pop("files"), sign=True), "meta.json is not as it was written"),
+    "edited score": (lambda p: rewrite(p, lambda c: c.update(score=2.0)), "meta.json does not match its checksum"),
+    "extra key": (lambda p: rewrite(p, lambda c: c.update(note="hello")), "meta.json does not match its checksum"),
+    "no digest": (lambda p: rewrite(p, lambda c: c.pop("digest")), "meta.json does not match its checksum"),
+    "no files": (lambda p: rewrite(p, lambda c: c.pop("files"), sign=True), "meta.json has unexpected content"),
     "no server": (lambda p: rewrite(p, lambda c: c["files"].pop("server.pt"), sign=True), "server.pt is missing"),
-    "link": (lambda p: replace_by_link(p / "client_001.pt"), "client_001.pt is not a plain file"),
-    "linked meta": (lambda p: replace_by_link(p / "meta.json"), "meta.json is not a plain file"),
+    "link": (lambda p: replace_by_link(p / "client_001.pt"), "client_001.pt is not a regular file"),
+    "linked meta": (lambda p: replace_by_link(p / "meta.json"), "meta.json is not a regular file"),
     "linked folder": (replace_by_link, "it is not a folder"),
     "pipe": (
         lambda p: (p / "client_001.pt").unlink() or os.mkfifo(p / "client_001.pt"),
-        "client_001.pt is not a plain file",
+        "client_001.pt is not a regular file",
     ),
     "folder": (
         lambda p: (p / "client_001.pt").unlink() or (p / "client_001.pt").mkdir(),
-        "client_001.pt is not a plain file",
+        "client_001.pt is not a regular file",
     ),
-    "up": (outside("../client_007.pt"), "meta.json names '../client_007.pt', which is no file of a checkpoint"),
-    "other name": (outside("client_7.pt"), "meta.json names 'client_7.pt', which is no file of a checkpoint"),
+    "up": (outside("../client_007.pt"), "meta.json lists '../client_007.pt'"),
+    "other name": (outside("client_7.pt"), "meta.json lists 'client_7.pt'"),
     "code": (not_loadable, "server.pt cannot be loaded"),
     "another round's": (
         lambda p: shutil.rmtree(p) or shutil.copytree(p.with_name("round_0005"), p),
-        "meta.json is that of round 5",
+        "meta.json is of round 5",
     ),
 }
 
@@ -166,14 +169,14 @@ def test_a_damaged_one_is_refused_and_the_one_before_is_used(folder: Path, damag
     assert checkpoint is not None and (checkpoint.round, checkpoint.server()) == (5, {"round": 5})
     (line,) = said
     assert line.startswith(f"checkpoints/round_0010 is damaged ({reason}")
-    assert line.endswith("); round_0005 is used") and "\n" not in line
+    assert line.endswith("); round_0005 is used instead") and "\n" not in line
     assert (folder / "round_0010").exists() or damage == "linked folder"  # nothing is removed by reading
 
 
 def test_all_damaged(folder: Path) -> None:
     for number in (5, 10):
         flip(folder / f"round_{number:04d}" / "server.pt")
-    end = "is damaged (server.pt does not match its checksum); there is no other that can be used"
+    end = "is damaged (server.pt does not match its checksum); there is no other checkpoint"
     assert newest(folder) == (None, [f"checkpoints/round_{n:04d} {end}" for n in (10, 5)])
 
 
@@ -181,15 +184,15 @@ def test_all_damaged(folder: Path) -> None:
 def test_another_format_is_refused_with_that_reason(folder: Path, number: object) -> None:
     rewrite(folder / "round_0010", lambda content: content.update(format=number))
     checkpoint, said = newest(folder)
-    reason = f"it has format {number!r}, this version reads format 2"
+    reason = f"format {number!r} is unknown; this version reads format 2"
     assert checkpoint is not None and checkpoint.round == 5
-    assert said == [f"checkpoints/round_0010 cannot be used ({reason}); round_0005 is used"]
+    assert said == [f"checkpoints/round_0010 cannot be used ({reason}); round_0005 is used instead"]
 
 
 def test_those_beyond_the_records_are_passed_over(folder: Path) -> None:
     checkpoint, said = newest(folder, until=9)
     assert checkpoint is not None and checkpoint.round == 5
-    assert said == ["checkpoints/round_0010 is passed over (the records end at round 9); round_0005 is used"]
+    assert said == ["checkpoints/round_0010 is ignored (the records end at round 9); round_0005 is used instead"]
     assert newest(folder, until=4)[0] is None
     assert newest(folder, until=10)[1] == []
 
@@ -239,8 +242,8 @@ def test_the_header_names_every_difference(folder: Path) -> None:
     with pytest.raises(SettingsError) as raised:
         check_header(checkpoint, other, pytest.fail)
     assert str(raised.value) == (
-        "checkpoints/round_0010 is of a run with method=fedavg, seed=5, clients=3, new=None, but this one has "
-        "method=fedper, seed=6, clients=None, new=1: it cannot continue from there"
+        "the run cannot resume from checkpoints/round_0010, which was saved with method=fedavg, seed=5, clients=3, "
+        "new=None: this run has method=fedper, seed=6, clients=None, new=1"
     )
 
 
@@ -262,6 +265,6 @@ def test_another_version_is_a_warning(folder: Path) -> None:
     check_header(checkpoint, HEADER, said.append)
     end = "the last bits may differ"
     assert said == [
-        f"the run was saved with pflsim 0.0 and continues with {own['pflsim']}: {end}",
-        f"the run was saved with torch 1.0 and continues with {own['torch']}: {end}",
+        f"the run was saved with pflsim 0.0 and resumes with {own['pflsim']}: {end}",
+        f"the run was saved with torch 1.0 and resumes with {own['torch']}: {end}",
     ]

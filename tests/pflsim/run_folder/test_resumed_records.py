@@ -215,8 +215,8 @@ def cut_after(name: str, text: str) -> Callable[[Path], None]:
 HEADER = "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
 ROWS, LINES = "per_client.csv", "metrics.jsonl"
 WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no lines": (lambda f: (f / LINES).unlink(), "the run cannot continue: .*metrics.jsonl cannot be read"),
-    "no rows": (lambda f: (f / ROWS).unlink(), "the run cannot continue: .*per_client.csv cannot be read"),
+    "no lines": (lambda f: (f / LINES).unlink(), "the run cannot resume: .*metrics.jsonl cannot be read"),
+    "no rows": (lambda f: (f / ROWS).unlink(), "the run cannot resume: .*per_client.csv cannot be read"),
     "empty rows": (lambda f: (f / ROWS).write_text(""), f"does not begin with the line {HEADER}"),
     "old columns": (change(ROWS, ",fault", ""), f"does not begin with the line {HEADER}"),
     "no header": (drop_line(ROWS, 0), f"does not begin with the line {HEADER}"),
@@ -227,17 +227,17 @@ WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
         change(LINES, '{"round": 2,', '{"round": 2'),
         r"round 1 only \(line 3 of metrics.jsonl cannot be read\)",
     ),
-    "a row lost": (drop_line(ROWS, 40), r"round 1 only \(per_client.csv has not all of round 2\)"),
-    "rows lost": (cut_after(ROWS, "\n2,0,test,"), r"round 1 only \(per_client.csv has not all of round 2\)"),
+    "a row lost": (drop_line(ROWS, 40), r"round 1 only \(per_client.csv does not match round 2\)"),
+    "rows lost": (cut_after(ROWS, "\n2,0,test,"), r"round 1 only \(per_client.csv does not match round 2\)"),
     "other bytes": (
         change(ROWS, ",0.0,100,0,", ",0.0,101,0,"),
-        r"round 0 only \(per_client.csv has not all of round 0\)",
+        r"round 0 only \(per_client.csv does not match round 0\)",
     ),
-    "no fault": (change(ROWS, "dropout", ""), r"round 0 only \(.* has not all of round 1: line \d+ cannot be read\)"),
-    "no fault, one line": (change(ROWS, "straggler", ""), r"2 only \(per_client.csv has not all of round 3\)"),
+    "no fault": (change(ROWS, "dropout", ""), r"round 0 only \(.* does not match round 1: line \d+ cannot be read\)"),
+    "no fault, one line": (change(ROWS, "straggler", ""), r"2 only \(per_client.csv does not match round 3\)"),
     "bad row": (
         change(ROWS, "\n2,0,", "\n2,zero,"),
-        r"round 1 only \(.* has not all of round 2: line \d+ cannot be read\)",
+        r"round 1 only \(.* does not match round 2: line \d+ cannot be read\)",
     ),
 }
 
@@ -369,7 +369,7 @@ EMPTY = from_line(
 
 def test_a_run_without_records_can_be_taken_up_after_round_0(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(SettingsError, match="the run cannot continue"):
+    with pytest.raises(SettingsError, match="the run cannot resume"):
         Tracker(tmp_path / "run", META, resume_after=0)
     with Tracker(tmp_path / "run", META) as tracker:
         tracker.sync()

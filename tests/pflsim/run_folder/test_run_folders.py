@@ -111,9 +111,7 @@ def test_no_run_is_an_error_in_words(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=f"there is no run folder in {root}"):
             last_run(root)
     make(tmp_path, "mine")
-    with pytest.raises(
-        SettingsError, match=f"no run folder in {tmp_path} that is named by its time; .*{tmp_path}/mine$"
-    ):
+    with pytest.raises(SettingsError, match=f"no run folder in {tmp_path} with a default name; .*{tmp_path}/mine$"):
         last_run(tmp_path)
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "clients 0 to 3" in failing([folder, "--client", "9"], capsys)
     assert "joined after the last round" in failing([folder, "--client", "4"], capsys)
     assert "expected a number" in failing([folder, "--client", "x"], capsys)
-    assert "checkpoints are kept of round 2" in failing([folder, "--client", "0", "--round", "1"], capsys)
+    assert "checkpoints of rounds 2" in failing([folder, "--client", "0", "--round", "1"], capsys)
     assert "expected best, last or a number" in failing([folder, "--client", "0", "--round", "x"], capsys)
     assert "no checkpoint has a validation score" in failing([folder, "--client", "0", "--round", "best"], capsys)
     assert "in no folder" in failing([folder, "--client", "0", "--data", "/x"], capsys)
