@@ -41,7 +41,7 @@ def official(
         SettingsError: a setting is out of range, or a client has no test example.
 
     Notes:
-        With partition=by_writer, test_by=labels ignores writers: most test examples of a client are from other writers.
+        With partition=by_writer, test_by=labels ignores writers, so most test examples are from other writers.
         Use test_by=writers or split=merged instead.
     """
     _check_share("validation", validation, low_open=False)
@@ -170,10 +170,7 @@ def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Ge
 def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
-    """Draw the validation rows and sort all rows.
-
-    With validation > 0, every client with two or more rows has at least one validation row.
-    """
+    """Draw the validation rows and sort all rows. With validation > 0, each client of two or more rows has one."""
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
@@ -186,4 +183,4 @@ def _finish(
 def _check_share(name: str, value: float, low_open: bool) -> None:
     if not (0 < value < 1 or (value == 0 and not low_open)):
         allowed = "(0, 1)" if low_open else "[0, 1)"
-        raise SettingsError(f"split.{name}={value} : expected a fraction of examples in {allowed}")
+        raise SettingsError(f"split.{name}={value}: expected a fraction of examples in {allowed}")

@@ -1,1 +1,1 @@
-"""Fusion as pure functions on stacked tensors: nothing is changed in place, nothing but the arguments has a say."""
+"""Fusion as pure functions on stacked tensors."""

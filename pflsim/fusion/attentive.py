@@ -1,4 +1,4 @@
-"""Attentive mixing, the message passing of FedAMP and pFedCFR: who is near gets weight."""
+"""Attentive mixing, the message passing of FedAMP and pFedCFR: nearer clients receive larger weights."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from pflsim.config.validate import non_negative, positive
 from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import Workspace, blocks
 
-ROUNDING = 1e-9
-"""How far below zero a self weight may come by rounding alone."""
+SELF_WEIGHT_TOLERANCE = 1e-9
+"""Tolerance for negative self weights due to rounding."""
 
 
 def squared_distances(flat: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]) -> Float64[Tensor, " N N"]:
-    """Squared Euclidean distance of every two rows.
+    """Return the squared Euclidean distances between all pairs of rows.
 
     `d_nm = ‖w_n − w_m‖²`
 
     Args:
-        flat: [N, P] or N rows, one flattened unit per client; distances over several tensors add up.
+        flat: [N, P] or N rows, one flattened unit per client; distances of several tensors may be added.
 
     Returns:
-        [N, N] float64, symmetric, its diagonal exactly zero; permuting the rows permutes it, to the bit.
+        [N, N] float64, symmetric, with a zero diagonal. Permuting the rows permutes the result exactly.
 
     Notes:
-        Differences are taken before squaring, in float64, so rows that are nearly identical keep all their digits.
-        The usual `‖w_n‖² + ‖w_m‖² − 2·w_n·w_m` loses them: clients differ by little, compared with their size.
-        It costs 1.5 times the matrix product (0.39 s against 0.26 s for N = 100, P = 600,000 on one core). Columns go
-        block by block, so that beside the input only a block is held in float64.
+        Differences are computed before squaring, in float64. `‖w_n‖² + ‖w_m‖² − 2·w_n·w_m` would lose the digits of
+        small differences between large vectors. It takes 1.5 times as long as the matrix product (0.39 s against 0.26 s
+        for N = 100, P = 600,000 on one core). Only one block of columns is held in float64.
     """
     rows, device = len(flat), flat[0].device
     pairs = torch.zeros(rows * (rows - 1) // 2, dtype=torch.float64, device=device)
@@ -48,30 +47,30 @@ def squared_distances(flat: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]
 def attention_weights(
     distances: Float[Tensor, " N N"], *, alpha: float, sigma: float, clamp: bool = False
 ) -> Float64[Tensor, " N N"]:
-    """Weights of every client (column) for every receiver (row), from their squared distances.
+    """Return the weight of each client (column) for each receiver (row) from their squared distances.
 
-    pFedCFR eq 10 with `A(x) = 1 − e^{−x/σ}`; FedAMP's message passing when the unit is the whole model.
+    pFedCFR eq 10 with `A(x) = 1 − e^{−x/σ}`; FedAMP's message passing if the unit is the whole model.
 
     `ζ_nm = α·A'(d_nm)`, `A'(x) = e^{−x/σ}/σ` for m ≠ n; `ζ_nn = 1 − Σ_{m≠n} ζ_nm`
 
     Args:
-        distances: [N, N] squared distances; the diagonal is not looked at.
+        distances: [N, N] squared distances; the diagonal is ignored.
         alpha: α ≥ 0, the step size of the mixing.
-        sigma: σ > 0, the squared distance over which attention falls by e.
-        clamp: set a negative self weight to zero and divide its row by its sum, instead of refusing.
+        sigma: σ > 0, the squared distance over which attention falls by a factor e.
+        clamp: set negative self weights to zero and divide the rows by their sums instead of raising an error.
 
     Returns:
-        [N, N] float64, no entry negative, every row with the sum 1.
+        [N, N] float64, non-negative, with row sums 1.
 
     Raises:
-        SettingsError: a self weight is negative and `clamp` is off, or α or σ is out of range.
+        SettingsError: a self weight is negative without `clamp`, or α or σ is out of range.
     """
     _check_scales(len(distances), alpha, sigma)
     zeta = (alpha / sigma) * torch.exp(distances.double() / -sigma)
     zeta = zeta.fill_diagonal_(0.0)
     own = 1.0 - zeta.sum(1)
     lowest = float(own.min()) if len(own) else 0.0
-    if lowest < -ROUNDING and not clamp:
+    if lowest < -SELF_WEIGHT_TOLERANCE and not clamp:
         advice = _advice(len(own), alpha, sigma)
         raise SettingsError(f"the self weight of attentive mixing is negative ({lowest:.4g}). {advice}")
     zeta = zeta + torch.diag(own.clamp(min=0.0))
@@ -79,21 +78,21 @@ def attention_weights(
 
 
 def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = False) -> None:
-    """Refuse settings under which a self weight can become negative: `(N−1)·α/σ > 1`.
+    """Check that no self weight can become negative: `(N−1)·α/σ ≤ 1`.
 
-    The bound is reached when all clients are identical, as they are before the first round.
+    The bound is reached when all clients are identical, as before the first round.
 
     Args:
-        clients: N, the clients that are mixed.
+        clients: N.
         alpha: α of pFedCFR eq 10.
         sigma: σ of pFedCFR eq 10.
-        clamp: whether negative self weights are clamped, which makes every such setting admissible.
+        clamp: whether negative self weights are clamped, which permits any bound.
 
     Raises:
-        SettingsError: names the bound and what to change.
+        SettingsError: the bound is exceeded without `clamp`, or α or σ is out of range.
     """
     _check_scales(clients, alpha, sigma)
-    if not clamp and (clients - 1) * alpha / sigma > 1.0 + ROUNDING:
+    if not clamp and (clients - 1) * alpha / sigma > 1.0 + SELF_WEIGHT_TOLERANCE:
         raise SettingsError(f"attentive mixing would give negative self weights. {_advice(clients, alpha, sigma)}")
 
 
@@ -106,22 +105,22 @@ def mix(
 
     Args:
         weights: [R, N] ζ, used as float64.
-        stack: [N, *shape], one tensor per client, or a list of them.
+        stack: [N, *shape], or a list of N tensors.
 
     Returns:
-        R tensors [*shape] in the dtype and on the device of the stack, each in memory of its own.
+        R tensors [*shape] in the dtype and on the device of the stack. No two share memory.
 
     Notes:
-        Accumulated in float64 block by block, so that beside input and output only a block is held in float64.
+        Accumulates in float64. Only one block of columns is held in float64.
     """
     rows = [tensor.reshape(-1) for tensor in stack]
     mixed = [torch.empty_like(stack[0], memory_format=torch.contiguous_format) for _ in weights]
-    zeta, places, start = weights.to(rows[0].device, torch.float64), [tensor.view(-1) for tensor in mixed], 0
+    zeta, outputs, start = weights.to(rows[0].device, torch.float64), [tensor.view(-1) for tensor in mixed], 0
     products = Workspace(len(mixed), len(rows[0]), torch.float64, zeta.device)
     for block in blocks(rows):
         width = block.shape[1]
-        for place, row in zip(places, torch.mm(zeta, block, out=products.columns(width)), strict=True):
-            place[start : start + width] = row
+        for output, row in zip(outputs, torch.mm(zeta, block, out=products.columns(width)), strict=True):
+            output[start : start + width] = row
         start += width
     return mixed
 
@@ -131,15 +130,15 @@ def _check_scales(clients: int, alpha: float, sigma: float) -> None:
     positive("method.sigma", sigma)
     if not math.isfinite(clients * (alpha / sigma)):
         raise SettingsError(
-            f"method.alpha={alpha} over method.sigma={sigma}: N*alpha/sigma is beyond all numbers, so there are no "
-            "mixing weights; take a smaller method.alpha or a larger method.sigma"
+            f"method.alpha={alpha} over method.sigma={sigma}: N*alpha/sigma is not finite; "
+            "use a smaller method.alpha or a larger method.sigma"
         )
 
 
 def _advice(clients: int, alpha: float, sigma: float) -> str:
     bound = (clients - 1) * alpha / sigma
     return (
-        f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} make it {bound:.4g}. "
-        f"Take method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, fewer clients, or "
+        f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} give {bound:.4g}. "
+        f"Use method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, fewer clients, or "
         "method.clamp=true, which sets negative self weights to zero and renormalises their rows."
     )

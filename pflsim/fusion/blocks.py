@@ -1,4 +1,4 @@
-"""Rows of many clients, a block of columns at a time: what keeps products of a hundred models out of memory."""
+"""Reads rows of many clients in blocks of columns, which keeps the memory of products of many models small."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 COLUMNS = 4096
-"""Columns handled at a time: a float64 block of a hundred rows stays within a processor's cache."""
+"""Columns per block: a float64 block of a hundred rows fits in a CPU's cache."""
 
 
 def blocks(rows: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]]) -> Iterator[Float64[Tensor, " N B"]]:
-    """Read N rows from left to right.
+    """Read N rows in blocks of columns, from left to right.
 
     Args:
-        rows: N, each with P columns; a list of tensors need not be stacked.
+        rows: [N, P] or N rows.
 
     Yields:
-        [N, B] in float64, B being `COLUMNS` or what is left. It is the same memory every time, overwritten by the next
-        block: to give it back to the system and to ask for it anew can take as long as the products.
+        [N, B] in float64, where B is `COLUMNS` or the rest. Each block overwrites the memory of the previous one, since
+        allocating new memory can take as long as the products.
     """
     width = len(rows[0])
     memory = Workspace(len(rows), width, torch.float64, rows[0].device)
     for start in range(0, width, COLUMNS):
         block = memory.columns(min(COLUMNS, width - start))
-        for place, row in zip(block, rows, strict=True):
-            place.copy_(row[start : start + COLUMNS])
+        for target, row in zip(block, rows, strict=True):
+            target.copy_(row[start : start + COLUMNS])
         yield block
 
 
 class Workspace:
-    """Memory for blocks of at most `COLUMNS` columns.
+    """Reusable memory for blocks of at most `COLUMNS` columns.
 
     Args:
-        rows: of a block.
-        width: the most columns that there can be.
+        rows: rows of a block.
+        width: maximum number of columns.
         dtype, device: of a block.
     """
 
@@ -45,5 +45,5 @@ class Workspace:
         self._memory = torch.empty(rows * min(COLUMNS, width), dtype=dtype, device=device)
 
     def columns(self, width: int) -> Tensor:
-        """A contiguous [rows, width]; the same memory at every call."""
+        """Return a contiguous tensor [rows, width] in the same memory at each call."""
         return self._memory[: self._rows * width].view(self._rows, width)

@@ -1,4 +1,4 @@
-"""Clusters of clients: who is alike, and the means within each cluster. Sums run in float64, in the order given."""
+"""Clusters of clients and means within clusters. Sums use float64, in the given order."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
+from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import Workspace, blocks
 from pflsim.fusion.means import weighted_mean
 
 
+def check_groups(groups: int, clients: int) -> None:
+    """Check that there are at most as many client groups as clients.
+
+    Raises:
+        SettingsError: there are more.
+    """
+    if groups > clients:
+        raise SettingsError(f"method.groups={groups}: expected 1 to {clients}, the number of clients that train")
+
+
 def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
-    """Cosines between K vectors from their inner products.
+    """Return the cosines between K vectors from their inner products.
 
     FedALP eqs. 3 and 4: `ρ_ij = ⟨Δ_i, Δ_j⟩ / (‖Δ_i‖·‖Δ_j‖)`
 
     Args:
-        gram: [K, K] inner products of any vectors with each other; those of long vectors may be summed up piece by
-            piece.
+        gram: [K, K] inner products.
 
     Returns:
-        [K, K] float64 in [−1, 1], symmetric, with 1 on the diagonal. A zero vector has no direction: its cosine with
-        every other is 0.
+        [K, K] float64 in [−1, 1], symmetric, with 1 on the diagonal. The cosine of a zero vector with others is 0.
     """
     gram = gram.double()
     norms = gram.diagonal().sqrt()
@@ -35,7 +44,7 @@ def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:
 
 
 def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tensor, " N"]:
-    """Cut Ward's hierarchical clustering of N things into exactly M clusters.
+    """Cut Ward's hierarchical clustering of N vectors into exactly M clusters.
 
     FedALP Algorithm 2, lines 1 and 2.
 
@@ -44,20 +53,19 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
         clusters: M, 1 to N.
 
     Returns:
-        [N] int64, the cluster of each: 0 to M−1, numbered in the order of their first members.
+        [N] int64, the cluster of each vector: 0 to M−1, numbered by first members.
 
     Raises:
         ValueError: M is not within 1..N, or a similarity is not finite.
 
     Notes:
-        Ward's method needs Euclidean distances. Cosines have them: two vectors scaled to length 1 are √(2 − 2ρ) apart,
-        so this is Ward's clustering of the directions, computed from ρ alone.
+        Ward's method needs Euclidean distances. Vectors scaled to length 1 have the distance √(2 − 2ρ).
     """
     n = similarity.shape[0]
     if not 1 <= clusters <= n:
         raise ValueError(f"{clusters} clusters of {n}; expected 1 to {n}")
     if not similarity.isfinite().all():
-        raise ValueError("similarities must be finite; updates that are not come of training that diverged: lower lr")
+        raise ValueError("similarities must be finite, but training diverged: use a lower lr")
     if n == 1:
         return torch.zeros(1, dtype=torch.int64)
     distances = np.sqrt(np.clip(2 - 2 * similarity.double().numpy(), 0, None))
@@ -78,10 +86,10 @@ def cluster_means(
     `mean_m = Σ_{k∈G_m} (p_k / Σ_{j∈G_m} p_j) · stack_k`
 
     Args:
-        stack: [K, *shape], one tensor per client, or a list of them.
-        labels: [K], the cluster of each client, 0 to M−1; below 0: it is in none, and counts nowhere.
+        stack: [K, *shape], or a list of K tensors.
+        labels: [K], the cluster of each client, 0 to M−1; clients with a negative label are ignored.
         weights: [K] weights p; only their ratios within a cluster matter.
-        otherwise: [M, *shape], what a cluster gets that has no members among the K.
+        otherwise: [M, *shape], the values of clusters without members.
 
     Returns:
         [M, *shape] in the dtype of `otherwise`, accumulated in float64.
@@ -98,22 +106,22 @@ def centre_distances(
     rows: Float[Tensor, " K P"] | Sequence[Float[Tensor, " P"]],
     centres: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
 ) -> Float64[Tensor, " K M"]:
-    """Squared Euclidean distance of K rows to M centres.
+    """Return the squared Euclidean distances of K rows to M centres.
 
     FeSEM, E step: `d_km = ‖w_k − c_m‖²`
 
     Args:
-        rows: [K, P] or K rows, one flattened unit per client; distances over several tensors add up.
+        rows: [K, P] or K rows, one flattened unit per client; distances of several tensors may be added.
         centres: [M, P] or M rows, the same unit per cluster.
 
     Returns:
-        [K, M] float64. Differences are taken before squaring, a block of columns at a time.
+        [K, M] float64. Differences are computed before squaring, in blocks of columns.
     """
     distances = torch.zeros(len(rows), len(centres), dtype=torch.float64, device=rows[0].device)
-    apart = Workspace(len(rows), len(rows[0]), torch.float64, distances.device)
-    for block, others in zip(blocks(rows), blocks(centres), strict=True):
-        for m, centre in enumerate(others):
-            distances[:, m] += torch.sub(block, centre, out=apart.columns(block.shape[1])).square_().sum(1)
+    differences = Workspace(len(rows), len(rows[0]), torch.float64, distances.device)
+    for block, centre_block in zip(blocks(rows), blocks(centres), strict=True):
+        for m, centre in enumerate(centre_block):
+            distances[:, m] += torch.sub(block, centre, out=differences.columns(block.shape[1])).square_().sum(1)
     return distances
 
 
@@ -122,17 +130,17 @@ def directions(
     others: Float[Tensor, " M P"] | Sequence[Float[Tensor, " P"]],
     origin: Float[Tensor, " P"],
 ) -> tuple[Float64[Tensor, " K M"], Float64[Tensor, " M"]]:
-    """What the cosines of K with M vectors come from, seen from an origin.
+    """Return the inner products of K with M vectors and the squared norms of the M, relative to an origin.
 
     `products_km = ⟨w_k − o, w_m − o⟩`, `squares_m = ‖w_m − o‖²`
 
     Args:
-        rows: [K, P] or K rows, one flattened tensor each; what comes out adds up over several tensors.
-        others: [M, P] or M rows, the same tensor.
-        origin: [P], the same tensor.
+        rows: [K, P] or K rows, one flattened tensor each; results of several tensors may be added.
+        others: [M, P] or M rows.
+        origin: [P].
 
     Returns:
-        [K, M] and [M], float64, a block of columns at a time.
+        [K, M] and [M], float64, computed in blocks of columns.
     """
     products = torch.zeros(len(rows), len(others), dtype=torch.float64, device=rows[0].device)
     squares = torch.zeros(len(others), dtype=torch.float64, device=rows[0].device)
@@ -150,11 +158,10 @@ def nearest(distances: Float[Tensor, " K M"], current: Int[Tensor, " K"]) -> Int
 
     Args:
         distances: [K, M].
-        current: [K], the cluster each is in.
+        current: [K], the current cluster of each client.
 
     Returns:
-        [K] int64. Where no cluster is nearer than the current one (equal ones are not, nor is anything to a client
-        whose model is not finite), the current one.
+        [K] int64. The current cluster is kept if no other is strictly nearer, or if distances are not finite.
     """
     smallest, best = distances.min(1)
     return torch.where(distances.gather(1, current[:, None])[:, 0] > smallest, best, current)

@@ -1,4 +1,4 @@
-"""Attentive collaboration of all clients, unit by unit: what FedAMP and pFedCFR share."""
+"""Attentive mixing of all clients, unit by unit (FedAMP and pFedCFR)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pflsim.types import Tensors, Unit
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The numbers of the mixing weights ζ (pFedCFR eq. 10; FedAMP eq. 5).
+    """Settings of the mixing weights ζ (pFedCFR eq. 10; FedAMP eq. 5).
 
     Args:
         alpha: α > 0.
         sigma: σ > 0 of A(x) = 1 − e^{−x/σ}.
-        clamp: clip negative self weights at 0 and renormalise the rows instead of refusing.
+        clamp: set negative self weights to 0 and renormalise the rows instead of raising an error.
     """
 
     alpha: float
@@ -31,15 +31,15 @@ class Attention:
 def collaborate(
     weights: Sequence[Tensors], units: Sequence[Unit], attention: Attention
 ) -> tuple[list[dict[str, Tensor]], Mapping[str, Tensor]]:
-    """Mix every client's units with the same units of all others.
+    """Mix each client's units with the same units of all others.
 
     Args:
         weights: N mappings with the units' tensors.
-        units: the units to mix; distances are taken per unit, over its parameters.
-        attention: the numbers.
+        units: the units to mix; distances are computed per unit over its parameters.
+        attention: settings of the mixing weights.
 
     Returns:
-        N mixtures with the units' keys, and ζ [N, N] float64 by unit name (row: the receiver).
+        N mixtures with the units' keys, and ζ [N, N] float64 by unit name, receivers as rows.
     """
     mixtures: list[dict[str, Tensor]] = [{} for _ in weights]
     zetas: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Training a classifier on class prototypes."""
+"""Trains a classifier on class prototypes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pflsim.types import Tensors
 
 
 def labelled(sent: Sequence[Prototypes]) -> tuple[Float[Tensor, "P D"], Int[Tensor, " P"]]:
-    """All prototypes that were sent as examples: P means [P, D] with their classes [P], client by client.
+    """Return all received prototypes as training examples: P means [P, D] and their classes [P].
 
     Args:
-        sent: K prototypes, in the order of the client ids; classes with count 0 are left out.
+        sent: K prototypes, ordered by client id; classes with count 0 are skipped.
     """
     labels = [p.counts.nonzero().flatten() for p in sent]
     return torch.cat([p.means[j] for p, j in zip(sent, labels, strict=True)]), torch.cat(labels)
 
 
 def passes(count: int, epochs: int, generator: torch.Generator) -> Int[Tensor, "E P"]:
-    """The order of P examples in each of E passes over them, drawn from a generator."""
+    """Draw the order of P examples for each of E epochs."""
     return torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
 
 
@@ -39,28 +39,28 @@ def train_head(
     orders: Int[Tensor, "E P"],
     batch_size: int,
 ) -> dict[str, Tensor]:
-    """Mini-batch SGD on the mean cross-entropy of a head: φ ← φ − η·∇ℓ(φ; C, y) (FedFCD eq. 4).
+    """Train a head by mini-batch SGD on the mean cross-entropy: φ ← φ − η·∇ℓ(φ; C, y) (FedFCD eq. 4).
 
     Args:
-        head: the classifier's architecture; its own values are neither used nor changed.
-        weights: its values by its own names; buffers among them stay as they are.
+        head: the classifier's architecture; its own values are not used.
+        weights: its parameters and buffers by name; buffers stay unchanged.
         features: P examples.
         labels: their classes.
         lr: η.
-        orders: E passes over the examples, each with its order (see `passes`).
-        batch_size: the last batch of a pass may be smaller.
+        orders: the order of the examples in each of E epochs (see `passes`).
+        batch_size: examples per batch; the last batch of an epoch may be smaller.
 
     Returns:
-        The new values, under the same names; nothing that was given is changed.
+        The new values under the same names. The arguments are not modified.
     """
     names = [name for name, _ in head.named_parameters()]
-    fixed = {name: value for name, value in weights.items() if name not in names}
+    buffers = {name: value for name, value in weights.items() if name not in names}
     trained = [weights[name].detach() for name in names]
     for order in orders:
         for index in order.split(batch_size):
             trained = [w.requires_grad_() for w in (t.detach().clone() for t in trained)]
-            values = {**fixed, **dict(zip(names, trained, strict=True))}
+            values = {**buffers, **dict(zip(names, trained, strict=True))}
             loss = cross_entropy(functional_call(head, values, (features[index],)), labels[index])
-            steps = torch.autograd.grad(loss, trained)
-            trained = [w.detach() - lr * g for w, g in zip(trained, steps, strict=True)]
-    return {**fixed, **dict(zip(names, trained, strict=True))}
+            gradients = torch.autograd.grad(loss, trained)
+            trained = [w.detach() - lr * g for w, g in zip(trained, gradients, strict=True)]
+    return {**buffers, **dict(zip(names, trained, strict=True))}

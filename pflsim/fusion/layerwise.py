@@ -1,4 +1,4 @@
-"""Fusion unit by unit: from the clients' named tensors to stacks and back, a block of columns at a time."""
+"""Fuses clients' named tensors unit by unit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pflsim.types import Tensors, Unit
 
 
 def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
-    """The tensors of one name, one per client; no copies.
+    """Return the tensors of one name, one per client, without copying.
 
     Raises:
-        ValueError: a client lacks the tensor, or has it in another shape than the first one; says which (by position).
+        ValueError: a client lacks the tensor or has another shape; states the position.
     """
     missing = [n for n, tensors in enumerate(weights) if key not in tensors]
     if missing:
@@ -30,7 +30,7 @@ def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
 
 
 def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *shape"]:
-    """Stack one named tensor of N clients, in the order given.
+    """Stack one named tensor of N clients.
 
     Args:
         uplink_weights: N clients' tensors by name.
@@ -40,35 +40,35 @@ def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *sh
         [N, *shape], a copy.
 
     Raises:
-        ValueError: a client lacks the tensor, or has it in another shape than the first one; says which (by position).
+        ValueError: a client lacks the tensor or has another shape; states the position.
     """
     return torch.stack(column(uplink_weights, key))
 
 
 def flat_rows(weights: Sequence[Tensors], key: str) -> list[Shaped[Tensor, " P"]]:
-    """One named tensor of N clients as N rows, for what goes on block by block; views where they are contiguous.
+    """Return one named tensor of N clients as N flat rows; views if contiguous.
 
     Raises:
-        ValueError: a client lacks the tensor or has it in another shape.
+        ValueError: a client lacks the tensor or has another shape.
     """
     return [tensor.reshape(-1) for tensor in column(weights, key)]
 
 
 def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]) -> list[dict[str, Tensor]]:
-    """Mix one unit of N clients for R receivers: parameters and buffers with the same weights.
+    """Mix one unit of N clients for R receivers; parameters and buffers use the same weights.
 
     pFedCFR eq 10, first line; pFedLA eq 4.
 
     Args:
         weights: N clients' tensors by name.
         unit: the fusion unit.
-        zeta: [R, N], row: the receiver.
+        zeta: [R, N], receivers as rows.
 
     Returns:
-        For each of the R receivers the unit's tensors by name; none of them shares memory with another or an input.
+        The unit's tensors by name for each receiver. No two share memory, nor do they share it with an input.
 
     Raises:
-        ValueError: a client lacks a tensor or has it in another shape.
+        ValueError: a client lacks a tensor or has another shape.
     """
     received: list[dict[str, Tensor]] = [{} for _ in range(zeta.shape[0])]
     for key in unit.keys:

@@ -20,27 +20,27 @@ def weighted_mean(
     `mean = Σ_k (p_k / Σ p) · stack_k`
 
     Args:
-        stack: [K, *shape], one tensor per client; a list of tensors will do, which need not be stacked then.
-        weights: [K] weights p, used as float64; only their ratios matter (example counts will do).
-        dtype: of the mean; None: that of the stack.
+        stack: [K, *shape], or a list of K tensors.
+        weights: [K] weights p, used as float64; only their ratios matter.
+        dtype: dtype of the mean; None: that of the stack.
 
     Returns:
-        [*shape] on the device of the stack. With K = 1 the one tensor, to the bit.
+        [*shape] on the device of the stack. With K = 1 the result equals the tensor exactly.
 
     Raises:
-        TypeError: the stack is not floating point (integer counters are never averaged).
-        ValueError: no clients, a weight that is negative or not finite, or weights that sum to zero.
+        TypeError: the stack is not floating point.
+        ValueError: there are no clients, a weight is negative or not finite, or the weights sum to zero.
 
     Example:
         >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3, 1]))
         tensor([1.])
     """
-    share = _shares(weights.double().tolist(), clients=len(stack))
+    normalised = _normalised(weights.double().tolist(), clients=len(stack))
     first = stack[0]
     if not first.is_floating_point():
         raise TypeError(f"a tensor of {first.dtype} cannot be averaged; only floating point tensors are fused")
     mean = torch.zeros_like(first, dtype=torch.float64)
-    for tensor, weight in zip(stack, share, strict=True):
+    for tensor, weight in zip(stack, normalised, strict=True):
         mean.add_(tensor.double(), alpha=weight)
     return mean.to(dtype or first.dtype)
 
@@ -48,31 +48,31 @@ def weighted_mean(
 def uniform_mean(
     stack: Float[Tensor, " K *shape"] | Sequence[Float[Tensor, " *shape"]], dtype: torch.dtype | None = None
 ) -> Float[Tensor, " *shape"]:
-    """Average K clients' tensors, all with the weight 1/K (pFedCFR eq 12).
+    """Average K clients' tensors with equal weights 1/K (pFedCFR eq 12).
 
     Args:
-        stack: [K, *shape], one tensor per client, or a list of them.
-        dtype: of the mean; None: that of the stack.
+        stack: [K, *shape], or a list of K tensors.
+        dtype: dtype of the mean; None: that of the stack.
 
     Returns:
         [*shape] on the device of the stack.
 
     Raises:
         TypeError: the stack is not floating point.
-        ValueError: no clients.
+        ValueError: there are no clients.
     """
     return weighted_mean(stack, torch.ones(len(stack), dtype=torch.float64), dtype)
 
 
-def _shares(weights: list[float], clients: int) -> list[float]:
-    """Weights divided by their sum."""
+def _normalised(weights: list[float], clients: int) -> list[float]:
+    """Return the weights divided by their sum."""
     if len(weights) != clients or not weights:
         raise ValueError(
-            f"{len(weights)} weights for {clients} clients; a mean needs one each, and at least one client"
+            f"{len(weights)} weights for {clients} clients; expected one per client and at least one client"
         )
     if any(not math.isfinite(w) or w < 0 for w in weights):
         raise ValueError(f"weights must be finite and not negative, got {weights}")
     total = math.fsum(weights)
     if total <= 0:
-        raise ValueError("the weights sum to zero: at least one client must count")
+        raise ValueError("the weights sum to zero; expected at least one positive weight")
     return [w / total for w in weights]

@@ -1,4 +1,4 @@
-"""Learned mixing weights: from scores to weights, and which way weights should move."""
+"""Learned mixing weights and their gradient."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Normaliser = Literal["softmax", "relu"]
 def mixing_weights(
     scores: Float[Tensor, "R L N"], receivers: Sequence[int], normaliser: Normaliser
 ) -> Float64[Tensor, "R L N"]:
-    """Turn scores into weights over the N clients that sum to one for every unit (pFedLA eq. 3).
+    """Map scores to weights over the N clients that sum to one for each unit (pFedLA eq. 3).
 
-    `α_j = e^{s_j} / Σ_m e^{s_m}` (softmax), or `α_j = max(s_j, 0) / Σ_m max(s_m, 0)` (relu); with relu, a unit all of
-    whose scores are zero or less is the receiver's own.
+    `α_j = e^{s_j} / Σ_m e^{s_m}` (softmax), or `α_j = max(s_j, 0) / Σ_m max(s_m, 0)` (relu). With relu, a unit without
+    positive scores has weight 1 on the receiver itself.
 
     Args:
         scores: [R, L, N], used as float64.
-        receivers: the R clients the rows are for.
+        receivers: the R clients of the rows.
         normaliser: softmax or relu.
 
     Returns:
-        [R, L, N], differentiable in the scores.
+        [R, L, N], differentiable with respect to the scores.
     """
     s = scores.double()
     if normaliser == "softmax":
@@ -46,26 +46,26 @@ def mixing_gradient(
     stack: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]],
     targets: Float[Tensor, " R P"] | Sequence[Float[Tensor, " P"]],
 ) -> Float64[Tensor, "R N"]:
-    """Gradient of half the squared distance between mixture and target, by the mixing weights.
+    """Return the gradient of half the squared distance between mixture and target with respect to the mixing weights.
 
     `∂/∂α_rj ½‖w̄_r − t_r‖² = ⟨w_j, w̄_r − t_r⟩` with `w̄_r = Σ_m α_rm · w_m`
 
     Args:
         weights: [R, N] α, used as float64.
-        stack: [N, P] or N rows, one flattened unit per client; gradients over several tensors add up.
-        targets: [R, P] or R rows, where each receiver's mixture should be.
+        stack: [N, P] or N rows, one flattened unit per client; gradients of several tensors may be added.
+        targets: [R, P] or R rows, the target of each receiver's mixture.
 
     Returns:
         [R, N].
 
     Notes:
-        The mixture is rounded to the dtype of the stack, as `mix` sends it. Sums are in float64: the w_j have most of
-        their length in common, and only differences between the products count. It goes block by block, so that beside
-        the arguments only a block is in float64 (N = R = 100, P = 600,000: 0.5 s on one core).
+        The mixture is rounded to the dtype of the stack, as `mix` does. Sums use float64, since the w_j are nearly
+        equal and only differences between the products matter. Only one block of columns is held in float64 (N = R =
+        100, P = 600,000: 0.5 s on one core).
     """
     first = stack[0]
     alpha = weights.to(first.device, torch.float64)
-    found = torch.zeros_like(alpha)
+    gradient = torch.zeros_like(alpha)
     sizes = len(targets), len(first)
     products = Workspace(*sizes, torch.float64, first.device)
     rounded = Workspace(*sizes, first.dtype, first.device)
@@ -73,20 +73,20 @@ def mixing_gradient(
         width = block.shape[1]
         mixture = torch.mm(alpha, block, out=products.columns(width))
         mixture.copy_(rounded.columns(width).copy_(mixture))
-        found.addmm_(mixture.sub_(target), block.T)
-    return found
+        gradient.addmm_(mixture.sub_(target), block.T)
+    return gradient
 
 
 def largest_own(weights: Float[Tensor, "R L N"], receivers: Sequence[int], count: int) -> Bool[Tensor, "R L"]:
-    """The units on which a receiver has the largest weights on itself (HeurpFedLA eq. 12, the function AT_k).
+    """Return a mask of the units on which a receiver has its largest self weights (HeurpFedLA eq. 12, function AT_k).
 
     Args:
         weights: [R, L, N] α.
-        receivers: the R clients the rows are for.
-        count: k of the L units; of equal ones the first.
+        receivers: the R clients of the rows.
+        count: k of the L units; ties go to the first.
 
     Returns:
-        [R, L], k of every row true.
+        [R, L] bool, with k true entries per row.
     """
     own = weights[torch.arange(len(receivers)), :, torch.tensor(receivers, dtype=torch.int64)]
     top = own.argsort(dim=1, descending=True, stable=True)[:, :count]

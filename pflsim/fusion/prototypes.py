@@ -1,4 +1,4 @@
-"""Fusion of class prototypes."""
+"""Fuses class prototypes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Weighting = Literal["samples", "uniform"]
 
 
 def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples") -> Prototypes:
-    """Class by class the mean of the clients' means, over the clients that hold the class.
+    """Average the clients' prototypes of each class over the clients that hold the class.
 
-    C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij ("samples": FedFCD eq. 5, pFedPM eq. 7, without the further division by the number of
-    clients that both print and no prototype survives), or the plain mean over those clients ("uniform").
+    C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij ("samples": FedFCD eq. 5, pFedPM eq. 7), or the unweighted mean ("uniform"). Both
+    papers also divide by the number of clients, which would shrink the prototypes; this function does not.
 
     Args:
-        sent: K prototypes, means [C, D] and counts [C], in the order of the client ids.
+        sent: K prototypes, means [C, D] and counts [C], ordered by client id.
         weighting: samples or uniform.
 
     Returns:
-        Means [C, D] in the dtype sent, accumulated in float64; counts [C], the examples behind each.
+        Means [C, D] in the input dtype, accumulated in float64, and the total counts [C].
 
     Raises:
-        ValueError: nothing was sent, or shapes differ.
+        ValueError: there are no prototypes, or their shapes differ.
     """
     if not sent:
         raise ValueError("no prototypes to fuse")
@@ -36,18 +36,18 @@ def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples"
     means = torch.stack([p.means for p in sent]).double()  # [K, C, D]
     counts = torch.stack([p.counts for p in sent]).double()  # [K, C]
     weights = counts if weighting == "samples" else (counts > 0).double()
-    # A missing class has any number in its row, even NaN: it must not count by 0 · NaN.
+    # Rows of missing classes may contain NaN, and 0 · NaN is NaN.
     kept = torch.where((counts > 0)[..., None], means, torch.zeros((), dtype=torch.float64))
     fused = torch.einsum("kc,kcd->cd", weights, kept) / weights.sum(0).clamp(min=1)[:, None]
     return Prototypes(fused.to(sent[0].means.dtype), counts.sum(0).long())
 
 
 def keep_missing(new: Prototypes, old: Prototypes | None) -> Prototypes:
-    """The new prototypes; a class that they lack keeps the old one.
+    """Return the new prototypes, with the old ones for classes without new ones.
 
     Args:
         new: means [C, D] and counts [C] of this round.
-        old: those kept so far, or None.
+        old: the previous ones, or None.
 
     Returns:
         Means [C, D] and counts [C], each row from one of the two.

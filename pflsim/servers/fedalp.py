@@ -1,4 +1,4 @@
-"""The server of FedALP: FedAvg, then groups whose layers lie between a group's model and the common one."""
+"""The server of FedALP: FedAvg, then client groups with a layer-wise mixture of group model and global model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pflsim.config.validate import at_least_one
 from pflsim.errors import SettingsError
 from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import blocks
-from pflsim.fusion.clusters import cluster_means, cosine_similarity, directions, ward_clusters
+from pflsim.fusion.clusters import check_groups, cluster_means, cosine_similarity, directions, ward_clusters
 from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
@@ -26,18 +26,18 @@ from pflsim.types import Axis, Matrix, Tensors, Unit
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
-        examples: every client's training examples, by id.
+        examples: [N] the training examples of each client.
         layout: the L fusion units.
         warmup: T_pre.
-        fused: rounds so far, those without any uplink too.
+        fused: the rounds so far, including those without uplinks.
         weights: w_g.
-        groups: [N] the group of every client, −1: in none yet; [0] during the warm-up, as the next three.
-        psi: Ψ [M, L].
-        models: w_m of every group.
-        mixtures: what every group is sent.
+        groups: [N] the group of each client, −1 for none; [0] during the warm-up.
+        psi: Ψ [M, L]; [0, L] during the warm-up.
+        models: w_m of each group; empty during the warm-up.
+        mixtures: W_m of each group; empty during the warm-up.
     """
 
     examples: Tensor
@@ -54,37 +54,33 @@ class State:
 class FedALP(ServerRule[State]):
     """Adaptive layer-based personalisation (Xie et al. 2022, Algorithms 1 and 2).
 
-    Rounds 1 to T_pre are FedAvg. After round T_pre the clients are put into M groups by the cosines of their updates of
-    that round (eqs. 3, 4), and every layer of a group gets a weight Ψ from the length of the group's mean update there
-    (eqs. 5 to 8). In the rounds after it, group m is sent W_m = Ψ_m·w_m + (1 − Ψ_m)·w_g (eq. 9), and
+    Rounds 1 to T_pre are FedAvg. After round T_pre the server clusters the clients into M groups by the cosines of
+    their updates (eqs. 3, 4). It computes a weight Ψ for each layer of a group from the norm of the group's mean update
+    (eqs. 5 to 8). In later rounds it sends group m the mixture W_m = Ψ_m·w_m + (1 − Ψ_m)·w_g (eq. 9) and updates
 
         w_m ← w_m + Σ_{k∈G_m} γ_k·(w_k − W_m),    w_g ← Σ_m Γ_m·w_m
 
     Args:
-        groups: M, 1 to N.
-        beta: β in [0, 1], how personal the most personal layer is; the paper: 0.6.
-        warmup: T_pre as a share of the rounds, above 0 and below 1; the paper: 0.4 to 0.7. There is at least one round
-            of warm-up and one after it.
-        unit: what a layer is: module, tensor or model.
-        delta: the length δ of an update in a layer: its "norm" (eq. 7), or "per_entry", the norm divided by the number
-            of the layer's parameters.
-        onto: what a group's mean update is added to: the "group" model w_m (Algorithm 1, line 10), or the "mixture" W_m
-            that it was trained from, which makes w_m the mean of the trained models.
+        groups: M, the number of client groups, 1 to N.
+        beta: β in [0, 1], the weight of the most personal layer; the paper: 0.6.
+        warmup: T_pre as a fraction of the rounds, in (0, 1); the paper: 0.4 to 0.7.
+        unit: the fusion unit: module, tensor or model.
+        delta: the measure δ of an update in a layer: "norm" (eq. 7), or "per_entry", the norm per parameter.
+        onto: the model that the mean update is added to: "group", w_m (Algorithm 1, line 10), or "mixture", W_m.
 
     Notes:
-        The printed formulas are the defaults; the paper's Table 2 rather fits the other choices (docs/methods).
-        γ_k are the shares of the training examples among the group's participants and sum to one in every group;
-        Γ_m are the shares of all N clients. With γ_k as printed (shares of all N) β = 0 would not be FedAvg, which
-        the paper says it is.
-        Ward's clustering is of the directions of the updates: their distances are √(2 − 2ρ).
-        All clients take part in round T_pre. An update that is zero has the cosine 0 with all others.
-        A client that did not report in round T_pre is in no group: it is sent w_g, and does not count in eq. 5 and Γ.
-        Its first later report puts it into the group whose model, seen from that w_g, lies most in the direction of its
-        update; from the next round on it is one of the group. Where fewer than M report in round T_pre, the warm-up
-        goes on until a round in which M do. After the warm-up a client that did not report does not count in γ_k, and a
-        group without participants keeps w_m.
-        Running statistics of normalisation layers are mixed with their layer's Ψ, but they are states and no sums of
-        updates: w_m of them is the participants' mean, without which a variance could become negative.
+        The defaults are the printed formulas; the paper's Table 2 fits the other choices better (docs/methods).
+        γ_k are proportional to the training examples of the group's participants and sum to 1 in each group. Γ_m are
+        the fractions of the examples of all grouped clients. The printed γ_k are fractions of all N clients, with which
+        β = 0 would not equal FedAvg, as the paper states. There is at least one round of warm-up and one after it. With
+        onto=mixture, w_m is the mean of the trained models. Ward's clustering uses the directions of updates, with
+        distances √(2 − 2ρ). A zero update has cosine 0 with others. All clients take part in round T_pre. A client that
+        does not report in it has no group: it receives w_g and does not count in eq. 5 and Γ. Its first later report
+        assigns it to the group with the largest cosine between the client's update and the group model's difference
+        from that w_g, effective from the next round. If fewer than M clients report, the warm-up continues until a
+        round in which M do. After the warm-up, a client that does not report does not count in γ_k, and a group without
+        participants keeps w_m. Running statistics of normalisation layers are mixed with their layer's Ψ, but their w_m
+        is the participants' mean: adding updates could make a variance negative.
     """
 
     def __init__(
@@ -98,30 +94,27 @@ class FedALP(ServerRule[State]):
         onto: Literal["group", "mixture"] = "group",
     ):
         if not 0 <= beta <= 1:
-            raise SettingsError(f"method.beta={beta} must be in [0, 1]: 0 is FedAvg, 1 keeps a layer in its group")
+            raise SettingsError(f"method.beta={beta}: expected a value in [0, 1]; 0 is FedAvg, 1 is fully personal")
         if not 0 < warmup < 1:
-            raise SettingsError(f"method.warmup={warmup} must be above 0 and below 1: it is a share of the rounds")
+            raise SettingsError(f"method.warmup={warmup}: expected a fraction of the rounds in (0, 1)")
         self.groups = at_least_one("method.groups", groups)
         self.beta, self.warmup, self.unit = float(beta), warmup, unit
         self.delta, self.onto = delta, onto
 
     def warmup_rounds(self, rounds: int) -> int:
-        """T_pre: the share of the rounds, rounded half up, and 1 to rounds − 1."""
+        """Return T_pre: the fraction of the rounds, rounded half up, within 1 to rounds − 1."""
         return max(1, min(int(self.warmup * rounds + 0.5), rounds - 1))
 
     def full_participation(self, round_number: int, rounds: int) -> bool:
-        """All clients take part in round T_pre, since all of them are put into groups."""
+        """Return whether this is round T_pre, after which all clients are grouped."""
         return round_number == self.warmup_rounds(rounds)
 
     def init(self, federation: Federation) -> State:
-        """The common initial model."""
+        """Return the state with the initial model."""
         clients, rounds = len(federation.clients), federation.rounds
-        if self.groups > clients:
-            raise SettingsError(
-                f"method.groups={self.groups} is more than the {clients} clients that train; give 1 to {clients}"
-            )
+        check_groups(self.groups, clients)
         if rounds < 2:
-            raise SettingsError(f"rounds={rounds}: there must be a round of warm-up and one after it; give at least 2")
+            raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]
         return State(
             examples=torch.tensor([c.num_examples for c in federation.clients], dtype=torch.float64),
@@ -136,12 +129,12 @@ class FedALP(ServerRule[State]):
         )
 
     def downlink(self, state: State, client: int) -> Message:
-        """w_g during the warm-up and to who has no group, else the mixture of the client's group, one for all of it."""
+        """Send w_g during the warm-up and to clients without a group, else the mixture of the client's group."""
         group = int(state.groups[client]) if state.mixtures else -1
         return Message(weights=state.weights if group < 0 else state.mixtures[group])
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """FedAvg's mean in the warm-up, which ends with the grouping; then the groups' models and their mean."""
+        """Average as FedAvg during the warm-up and group the clients at its end; then update group models and w_g."""
         state = replace(state, fused=state.fused + 1)
         if not uplinks:
             return state
@@ -152,11 +145,11 @@ class FedALP(ServerRule[State]):
         return self._group(warm, state.weights, uplinks) if ends else warm
 
     def _group(self, state: State, received: Tensors, uplinks: Sequence[Uplink]) -> State:
-        """Algorithm 2, with w_m = w_g to begin with (Algorithm 1, line 3)."""
+        """Group the clients (Algorithm 2), with w_m = w_g (Algorithm 1, line 3)."""
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         sent = [u.weights for u in uplinks]
 
-        def updates(unit: Unit) -> Iterator[Tensor]:  # Δ of one layer, a block of columns [K, B] at a time
+        def updates(unit: Unit) -> Iterator[Tensor]:  # Δ of one layer in blocks of columns [K, B]
             for key in unit.parameters:
                 after, before = blocks(flat_rows(sent, key)), blocks(flat_rows([received], key))
                 yield from (new.sub_(old) for new, old in zip(after, before, strict=True))
@@ -177,12 +170,12 @@ class FedALP(ServerRule[State]):
         return replace(state, groups=groups, psi=layer_weights(norms, self.beta), models=same, mixtures=same)
 
     def _step(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """Algorithm 1, lines 6, 10 and 11; and groups for those of the round that have none."""
+        """Update the models (Algorithm 1, lines 6, 10 and 11), and assign reporting clients without a group."""
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
         of, examples, sent = state.groups[ids], state.examples[ids], [u.weights for u in uplinks]
-        placed = state.groups >= 0
+        grouped = state.groups >= 0
         shares = torch.zeros(self.groups, dtype=torch.float64)  # Γ
-        shares.index_add_(0, state.groups[placed], state.examples[placed])
+        shares.index_add_(0, state.groups[grouped], state.examples[grouped])
         models: list[dict[str, Tensor]] = [{} for _ in state.models]
         mixtures: list[dict[str, Tensor]] = [{} for _ in state.models]
         common: dict[str, Tensor] = {}
@@ -190,7 +183,7 @@ class FedALP(ServerRule[State]):
             for key in unit.keys:
                 old, new = stack(state.models, key), column(sent, key)
                 if self.onto == "group" and key in unit.parameters:
-                    start = stack(state.mixtures, key).double()  # Σ γ_k = 1, so Σ γ_k·Δ_k is the mean less the start
+                    start = stack(state.mixtures, key).double()  # Σ γ_k = 1: Σ γ_k·Δ_k = mean − start
                     own = (old.double() + cluster_means(new, of, examples, start) - start).to(old.dtype)
                 else:
                     own = cluster_means(new, of, examples, old)
@@ -198,13 +191,13 @@ class FedALP(ServerRule[State]):
                 mixed = mix_layer(own, common[key], psi)
                 for m in range(self.groups):
                     models[m][key], mixtures[m][key] = own[m].clone(), mixed[m].clone()
-        groups = self._placed(state, models, uplinks)
+        groups = self._assign_groups(state, models, uplinks)
         return replace(state, weights=common, groups=groups, models=tuple(models), mixtures=tuple(mixtures))
 
-    def _placed(self, state: State, models: Sequence[Tensors], uplinks: Sequence[Uplink]) -> Tensor:
-        """The groups, with one for every client of the round that was in none; of equal ones the first.
+    def _assign_groups(self, state: State, models: Sequence[Tensors], uplinks: Sequence[Uplink]) -> Tensor:
+        """Return the groups after assigning the reporting clients that have none; ties go to the first group.
 
-        A client's update and what the groups have come to are both seen from the w_g that the client was sent.
+        Updates of clients and groups are both relative to the w_g that the client received.
         """
         new = [u for u in uplinks if state.groups[u.client] < 0]
         if not new:
@@ -223,18 +216,18 @@ class FedALP(ServerRule[State]):
         return groups
 
     def global_weights(self, state: State) -> Tensors:
-        """w_g."""
+        """Return w_g."""
         return state.weights
 
     def numbers(self, state: State) -> Tensors:
-        """After the warm-up: `psi` [M, L], `groups` [N] (−1: in none), the groups' models as `group/<key>` [M, ...]."""
+        """Return `psi` [M, L], `groups` [N] (−1: none) and group models `group/<key>` [M, ...] after the warm-up."""
         if not state.models:
             return {}
         models = {f"group/{key}": stack(state.models, key) for key in state.weights}
         return {"psi": state.psi, "groups": state.groups, **models}
 
     def diagnostics(self, state: State) -> list[Matrix]:
-        """Ψ, to look at."""
+        """Return Ψ."""
         if not state.models:
             return []
         layers = Axis("layer", tuple(unit.name for unit in state.layout))

@@ -1,4 +1,4 @@
-"""The sample-weighted mean."""
+"""The server of FedAvg: the mean weighted by training examples."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class State:
 class FedAvg(ServerRule[State]):
     """w ← Σ n_i/n · w_i over the clients of the round (McMahan et al. 2017, Algorithm 1).
 
-    A client that did not report does not count; a round without uplinks leaves the model as it is.
+    A client that does not report does not count. A round without uplinks keeps the model.
     """
 
     def init(self, federation: Federation) -> State:
-        """The common initial model."""
+        """Return the state with the initial model."""
         return State(dict(federation.initial))
 
     def downlink(self, state: State, client: int) -> Message:
-        """The server's model, the same for everyone."""
+        """Send the global model."""
         del client
         return Message(weights=state.weights)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """The mean of what was sent, weighted by the training examples."""
+        """Average the received models, weighted by training examples."""
         if not uplinks:
             return state
         examples = torch.tensor([u.num_examples for u in uplinks], dtype=torch.float64)
@@ -45,5 +45,5 @@ class FedAvg(ServerRule[State]):
         return State({key: weighted_mean(column(sent, key), examples) for key in state.weights})
 
     def global_weights(self, state: State) -> Tensors | None:
-        """The server's model; None where nothing is shared."""
+        """Return the global model, or None if nothing is shared."""
         return state.weights or None

@@ -23,16 +23,15 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
-        head: φ_g, by the names it has on a client; empty without decision fusion.
-        means: the global means C̄ with their counts, None before the first fusion and without feature alignment.
-        fusions: how many there were, those of nothing too; the number of the next one's round, as the opening is
-            round 0.
+        head: φ_g by the names of the client's module; empty without decision fusion.
+        means: the global class means C̄ with their counts; None before the first fusion and without feature alignment.
+        fusions: the number of fusions so far, including those without uplinks, and so the next one's round (from 0).
         seed: the run's seed.
-        orders: in which order the head was trained on the class means of the last round, [passes, P]; client by client
-            and class by class as they were sent, they have the numbers 0 to P−1.
+        orders: [passes, P] the order of class means in the last training of the head. Means are numbered 0 to P−1 by
+            client, then by class.
     """
 
     head: Tensors
@@ -43,27 +42,26 @@ class State:
 
 
 class FedFCD(ServerRule[State]):
-    """Trains φ_g on the clients' class means (eq. 4) and averages them class by class (eq. 5) (Li et al. 2024).
+    """Trains φ_g on the clients' class means (eq. 4) and averages them per class (eq. 5) (Li et al. 2024).
 
     Args:
         server_lr: η of eq. 4; the paper: 0.01.
-        server_epochs: passes over the means a round.
-        server_batch: means per step.
-        prototype_weighting: clients' means count by their examples (eq. 5), or all the same.
-        feature_alignment: whether global means are sent.
-        decision_fusion: whether there is a global head.
+        server_epochs: passes over the class means per round.
+        server_batch: class means per step.
+        prototype_weighting: weights of the clients' means: samples (eq. 5) or uniform.
+        feature_alignment: whether to send global class means.
+        decision_fusion: whether to train a global head.
 
     Notes:
-        Eq. 5 as printed divides by the number of clients as well, which shrinks every prototype; here it is a mean.
-        Passes and batch size are not in the paper. All clients reply before round 1 ("before training commences"), and
-        the first fusion is of these replies. A client that did not report does not count, nor do its former means. A
-        class that no client of a round has keeps its global mean, and without any report the head stays as it is. What
-        an ablation has no use for is not sent, either way. The head takes flat features: class means have no other
-        shape.
+        Eq. 5 as printed also divides by the number of clients, which shrinks each prototype; this computes a mean.
+        The paper states no passes and no batch size. All clients reply before round 1 ("before training commences"),
+        and the first fusion uses these replies. A client that does not report does not count, nor do its previous
+        means. A class that no client of a round has keeps its global mean. Without uplinks the head is unchanged. An
+        ablation transfers only what it uses. The head must accept flat features, since class means are flat.
     """
 
     prefix: ClassVar[str] = "global_head."
-    """Where the global head is in a client's module."""
+    """Prefix of the global head's keys in a client's module."""
 
     def __init__(
         self,
@@ -84,7 +82,7 @@ class FedFCD(ServerRule[State]):
         self.architecture: nn.Module | None = None
 
     def init(self, federation: Federation) -> State:
-        """The initial head, and no global means yet."""
+        """Return the state with the initial head and no global means."""
         head = {key: value for key, value in federation.initial.items() if key.startswith(self.prefix)}
         if self.decision_fusion:
             self.architecture = deepcopy(federation.head)
@@ -92,34 +90,31 @@ class FedFCD(ServerRule[State]):
         return State(head, None, 0, federation.seed, torch.zeros(self.epochs, 0, dtype=torch.int64))
 
     def downlink(self, state: State, client: int) -> Message:
-        """φ_g and the global means, the same for everyone."""
+        """Send φ_g and the global class means."""
         del client
         return Message(weights=state.head, prototypes=state.means if self.feature_alignment else None)
 
     def join(self, state: State, client: int) -> Message:
-        """φ_g and the global means, as everyone is sent them."""
+        """Send φ_g and the global class means."""
         return self.downlink(state, client)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """One training of the head, and the global means where they are sent."""
-        after = replace(state, fusions=state.fusions + 1, orders=state.orders.new_empty(self.epochs, 0))
+        """Train the head on the received class means, and fuse the means if feature alignment is on."""
+        updated = replace(state, fusions=state.fusions + 1, orders=state.orders.new_empty(self.epochs, 0))
         sent = [up.prototypes for up in uplinks if up.prototypes is not None]
         count = sum(int((p.counts > 0).sum()) for p in sent)
         if not count:
-            return after
+            return updated
         means = keep_missing(fuse_prototypes(sent, self.weighting), state.means) if self.feature_alignment else None
         if self.architecture is None:
-            return replace(after, means=means)
+            return replace(updated, means=means)
         generator = torch_generator(state.seed, "global_head", round_number=state.fusions)
         orders = passes(count, self.epochs, generator)
-        return replace(
-            after, head=self._trained(self.architecture, state.head, sent, orders), means=means, orders=orders
-        )
+        head = self._train(self.architecture, state.head, sent, orders)
+        return replace(updated, head=head, means=means, orders=orders)
 
     def numbers(self, state: State) -> Tensors:
-        """φ_g as `head/<name>` with the `order` [passes, P] it was trained in, `gfr` [C, D] with `gfr_counts` [C]: what
-        there is of them.
-        """
+        """Return φ_g as `head/<name>`, its training `order` [passes, P], `gfr` [C, D] and `gfr_counts` [C], if any."""
         found: dict[str, Tensor] = {f"head/{key.removeprefix(self.prefix)}": value for key, value in state.head.items()}
         if state.orders.numel():
             found["order"] = state.orders
@@ -127,20 +122,25 @@ class FedFCD(ServerRule[State]):
             found |= {"gfr": state.means.means, "gfr_counts": state.means.counts}
         return found
 
-    def _trained(self, net: nn.Module, head: Tensors, sent: Sequence[Prototypes], orders: Tensor) -> Tensors:
+    def _train(self, net: nn.Module, head: Tensors, sent: Sequence[Prototypes], orders: Tensor) -> Tensors:
         own = {key.removeprefix(self.prefix): value for key, value in head.items()}
         trained = train_head(net, own, *labelled(sent), lr=self.lr, orders=orders, batch_size=self.batch)
         return {self.prefix + name: value for name, value in trained.items()}
 
 
 def check_head(head: nn.Module | None, width: int, classes: int) -> None:
-    """Hold a head to what a server that trains it on class means needs.
+    """Check that a head maps flat features [n, width] to logits [n, classes].
+
+    Args:
+        head: the classifier, or None if the client's module has none.
+        width: D.
+        classes: C.
 
     Raises:
-        SettingsError: it does not turn flat features [n, width] into scores [n, classes].
+        SettingsError: there is no head, or its input or output has another shape.
     """
     if head is None:
-        raise SettingsError("the server trains a head of its own, but it was given none")
+        raise SettingsError("the server trains a head, but the model has none; choose a model with a head")
     head.eval()
     try:
         shape = tuple(functional_call(head, dict(head.named_parameters()), (torch.zeros(2, width),)).shape)
@@ -148,6 +148,6 @@ def check_head(head: nn.Module | None, width: int, classes: int) -> None:
         shape = str(error).partition("\n")[0]
     if shape != (2, classes):
         raise SettingsError(
-            f"the server trains the head on class means, which are flat: [n, {width}] should give scores "
-            f"[n, {classes}], but gives {shape}; choose a model whose head flattens its features itself"
+            f"the server trains the head on class means, which are flat: expected [n, {width}] to give logits "
+            f"[n, {classes}], got {shape}; choose a model whose head flattens its features itself"
         )

@@ -1,4 +1,4 @@
-"""The server of FedFomo: passes clients' models on to clients that have a use for them."""
+"""The server of FedFomo: sends clients the models of other clients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pflsim.servers.base import Federation, ServerRule, between_clients
 from pflsim.types import Matrix, Tensors
 
 CANDIDATE, USEFULNESS = "candidate/", "usefulness/"
-"""Tensors of a candidate in a downlink are candidate/<client>/<key>, u_n in an uplink is usefulness/<n>."""
+"""Key prefixes: candidate/<client>/<key> in downlinks, and usefulness/<n> for u_n in uplinks."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
-        table: the last model of every client that has reported, by id.
-        affinity: P [N, N] float64, row: the receiver.
-        rounds: so far, those without any uplink too.
+        table: the last model of each client that has reported, by id.
+        affinity: P [N, N] float64, receivers as rows.
+        rounds: the rounds so far, including those without uplinks.
         seed: the run's seed.
     """
 
@@ -38,48 +38,47 @@ class State:
 
 
 class FedFomo(ServerRule[State]):
-    """Sends every client up to M models of others, by its row of P with ε-greedy exploration (Zhang et al. 2021).
+    """Sends each client up to M models of others, chosen by its row of P with ε-greedy exploration (Zhang et al. 2021).
 
-    For each of the M places: with probability ε_t one of the others at random, else the one with the highest P_in;
-    ε_t = max(0, ε − d·t) after t rounds. P_in grows by u_n, which client i reports of candidate n (section 3).
+    Each of the M candidates is drawn at random with probability ε_t, else it is the one with the highest P_in.
+    ε_t = max(0, ε − d·t) after t rounds. P_in grows by u_n, which client i reports for candidate n (section 3).
 
     Args:
-        models: M ≥ 1, the most models that a client is sent; the paper: 5.
+        models: M ≥ 1, the maximum number of models sent to a client; the paper: 5.
         epsilon: ε in [0, 1]; the authors: 0.3.
-        epsilon_decay: d ≥ 0, taken off ε after every round; the authors: 0.05.
+        epsilon_decay: d ≥ 0, subtracted from ε after each round; the authors: 0.05.
 
     Notes:
-        A client is sent the last models of any who have reported, not only those of the last round; never its own. A
-        client that did not report is offered with its former model, or not at all if it never has, and its row of P
-        stays; ε goes by the rounds, those without uplinks too.
-        Of equal P_in one is chosen at random. P starts as the identity; its diagonal is not used.
+        Candidates are the last models of all other clients that have reported in any round. The row of P of a client
+        that does not report is unchanged; ε decays in every round. Ties in P_in are broken at random. P starts as the
+        identity; its diagonal is not used.
     """
 
     def __init__(self, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05):
         if not 0 <= epsilon <= 1:
-            raise SettingsError(f"method.epsilon={epsilon} must be in [0, 1]: it is a probability")
+            raise SettingsError(f"method.epsilon={epsilon}: expected a probability in [0, 1]")
         self.models, self.epsilon = at_least_one("method.models", models), epsilon
         self.epsilon_decay = non_negative("method.epsilon_decay", epsilon_decay)
 
     def init(self, federation: Federation) -> State:
-        """No models yet."""
+        """Return the state without models."""
         return State({}, torch.eye(len(federation.clients), dtype=torch.float64), 0, federation.seed)
 
     def downlink(self, state: State, client: int) -> Message:
-        """The candidates as `candidate/<client>/<key>`, in the order of the ids."""
+        """Send the candidates as `candidate/<client>/<key>`, ordered by id."""
         return _message(state, self.choose(state, client))
 
     def join(self, state: State, client: int) -> Message:
-        """M candidates at random: nothing is known of a newcomer."""
+        """Send M random candidates."""
         return _message(state, self.choose(state, client))
 
     def models_sent(self, joining: bool = False) -> int:
-        """M."""
+        """Return M."""
         del joining
         return self.models
 
     def choose(self, state: State, client: int) -> list[int]:
-        """Whose models a client is sent, ascending; the same for a state, however often it is asked."""
+        """Return the ids of a client's candidates, ascending. The result is a function of the state."""
         generator = numpy_generator(state.seed, "candidates", client, state.rounds)
         left = [int(n) for n in generator.permutation([n for n in state.table if n != client])]
         chosen: list[int] = []
@@ -93,7 +92,7 @@ class FedFomo(ServerRule[State]):
         return sorted(chosen)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """The new models into the table, what clients say of their candidates into P."""
+        """Store the new models, and add the reported usefulness of candidates to P."""
         table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         affinity = state.affinity.clone()
         for up in uplinks:
@@ -102,11 +101,11 @@ class FedFomo(ServerRule[State]):
         return State(table, affinity, state.rounds + 1, state.seed)
 
     def numbers(self, state: State) -> Tensors:
-        """`affinity` [N, N]."""
+        """Return `affinity` [N, N]."""
         return {"affinity": state.affinity}
 
     def diagnostics(self, state: State) -> list[Matrix]:
-        """The same weights, to look at."""
+        """Return P."""
         return between_clients(self.numbers(state), "affinity", "Affinities P")
 
 
@@ -115,5 +114,5 @@ def _message(state: State, chosen: Sequence[int]) -> Message:
 
 
 def candidates(message: Message) -> dict[int, dict[str, Tensor]]:
-    """The candidates of a message, by client and key."""
+    """Return the candidates of a message by client and key."""
     return unpacked(message, CANDIDATE)

@@ -1,4 +1,4 @@
-"""The server of FedGH: a head trained on class means."""
+"""The server of FedGH: trains the head on class means."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pflsim.servers.fedfcd import FedFCD
 class FedGH(FedFCD):
     """θ ← θ − η·∇ℓ(h(θ; C_ij), j) for the pairs (class mean, class) of the round's clients (Yi et al. 2023).
 
-    FedFCD's server with the head as all that is sent; it replaces the clients' own instead of standing beside it.
+    This is FedFCD's server without global means. The global head replaces the clients' heads.
 
     Args:
         server_lr: η; the paper: 0.01.
-        server_epochs: passes over the pairs a round.
-        server_batch: pairs per step; the authors: a step for each.
+        server_epochs: passes over the pairs per round.
+        server_batch: pairs per step; the authors: 1.
 
     Notes:
-        The pairs come in an order that the seed decides, not client by client. A client that did not report has no
-        pairs in the round; without any the head stays as it is.
+        The seed determines the order of the pairs; they are not grouped by client. A client that does not report has no
+        pairs in the round. Without pairs the head is unchanged.
     """
 
     prefix = "net.head."

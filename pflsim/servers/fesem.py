@@ -1,4 +1,4 @@
-"""The server of FeSEM: clusters of clients whose models are near."""
+"""The server of FeSEM: clusters of clients with similar models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pflsim.config.validate import at_least_one
-from pflsim.errors import SettingsError
-from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
+from pflsim.fusion.clusters import centre_distances, check_groups, cluster_means, nearest
 from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
@@ -18,17 +17,17 @@ from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors, Unit
 
 CENTRE = "centre/"
-"""Tensors of a centre in a newcomer's message are centre/<k>/<key>."""
+"""Key prefix in messages to joining clients: centre/<k>/<key>."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
-        layout: everything that is fused, as one unit; its parameters decide distances.
-        groups: [N] the cluster of every client.
-        centres: the models of the clusters.
+        layout: the whole model as one unit; distances use its parameters.
+        groups: [N] the cluster of each client.
+        centres: the model of each cluster.
     """
 
     layout: tuple[Unit, ...]
@@ -41,17 +40,17 @@ class FeSEM(ServerRule[State]):
 
         E: r_i = argmin_k ‖w_i − c_k‖²        M: c_k ← mean of w_i over the clients with r_i = k
 
-    over the clients of the round, after every round.
+    Both steps run after each round, over the clients of the round.
 
     Args:
-        groups: K, 1 to N; 1 is FedAvg with equal weights.
+        groups: K, the number of clusters, 1 to N; 1 is FedAvg with equal weights.
 
     Notes:
-        The clusters begin as a seeded random division of the clients into equal parts. A client that is as near to its
-        centre as to any other stays; so do all in the first E step, when all centres are the common initial model. A
-        cluster without members among the round's clients keeps its centre. A client that did not report stays in its
-        cluster and does not count in the centre. Running statistics are averaged with their
-        cluster but do not count in the distances. A newcomer is sent all centres and chooses by its own data.
+        Clusters start as a random partition of the clients into equal parts. A client stays in its cluster if no centre
+        is strictly nearer, so all clients stay in the first E step, when all centres are the initial model. A cluster
+        without reporting clients keeps its centre. A client that does not report stays in its cluster and does not
+        count in the centre. Running statistics are averaged within the cluster but do not count in distances. A client
+        that joins later receives all centres and selects one by its own data.
     """
 
     unit = "model"
@@ -60,32 +59,29 @@ class FeSEM(ServerRule[State]):
         self.groups = at_least_one("method.groups", groups)
 
     def init(self, federation: Federation) -> State:
-        """The common initial model as every centre, and the random division."""
+        """Return the state with the initial model as each centre and random clusters."""
         clients = len(federation.clients)
-        if self.groups > clients:
-            raise SettingsError(
-                f"method.groups={self.groups} is more than the {clients} clients that train; give 1 to {clients}"
-            )
+        check_groups(self.groups, clients)
         groups = torch.empty(clients, dtype=torch.int64)
         order = torch.randperm(clients, generator=torch_generator(federation.seed, "groups"))
         groups[order] = torch.arange(clients) % self.groups
         return State(federation.layouts["model"], groups, (dict(federation.initial),) * self.groups)
 
     def downlink(self, state: State, client: int) -> Message:
-        """The centre of the client's cluster, one for all of the cluster."""
+        """Send the centre of the client's cluster."""
         return Message(weights=state.centres[int(state.groups[client])])
 
     def join(self, state: State, client: int) -> Message:
-        """All centres as `centre/<k>/<key>`: a newcomer has no cluster yet, and chooses one."""
+        """Send all centres as `centre/<k>/<key>`; the client selects one."""
         del client
         return Message(extra=packed(dict(enumerate(state.centres)), CENTRE))
 
     def models_sent(self, joining: bool = False) -> int:
-        """One centre; to a newcomer all of them."""
+        """Return 1, or K for a joining client."""
         return self.groups if joining else 1
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """E step, then M step."""
+        """Run the E step, then the M step."""
         if not uplinks:
             return state
         ids = torch.tensor([u.client for u in uplinks], dtype=torch.int64)
@@ -102,5 +98,5 @@ class FeSEM(ServerRule[State]):
         return replace(state, groups=groups, centres=tuple(moved))
 
     def numbers(self, state: State) -> Tensors:
-        """`groups` [N], and the centres as `group/<key>` [K, *shape]."""
+        """Return `groups` [N] and the centres `group/<key>` [K, *shape]."""
         return {"groups": state.groups} | {f"group/{key}": stack(state.centres, key) for key in state.centres[0]}

@@ -1,4 +1,4 @@
-"""The server of GPFL: the mean of body, valve and embeddings."""
+"""The server of GPFL: averages body, valve and embeddings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pflsim.servers.fedavg import FedAvg, State
 
 
 class GPFL(FedAvg):
-    """FedAvg's server (Zhang et al. 2023, Algorithm 1, lines 15 to 18), which has no model for all to offer.
+    """FedAvg's server (Zhang et al. 2023, Algorithm 1, lines 15 to 18) without a global model.
 
-    The head and the condition of the path that decides are the clients' own. A client that did not report does not
+    The head and the conditional input of the personal path stay on the clients. A client that does not report does not
     count.
     """
 
     def join(self, state: State, client: int) -> Message:
-        """What everyone is sent."""
+        """Send the averaged tensors."""
         return self.downlink(state, client)
 
     def global_weights(self, state: State) -> None:
-        """None."""
+        """Return None."""
         del state

@@ -1,4 +1,4 @@
-"""The server of L2GD: the mean of the models, when the coin turns to aggregation."""
+"""The server of L2GD: averages the models in aggregation rounds, which a coin decides."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         weights: x̄ of the last communication.
-        holds: [N] bool, which clients are known to have it.
-        fused: rounds so far, those without any uplink too.
-        seed: the run's, for the coin.
+        holds: [N] bool, whether each client has received x̄.
+        fused: the rounds so far, including those without uplinks.
+        seed: the run's seed, for the coin.
     """
 
     weights: Tensors
@@ -35,35 +35,35 @@ class State:
 
 
 class L2GD(ServerRule[State]):
-    """x̄ = 1/n Σ x_i of the models that come up, sent in aggregation rounds (Hanzely & Richtárik 2020, Algorithm 1).
+    """x̄ = 1/n Σ x_i of the received models, sent in aggregation rounds (Hanzely & Richtárik 2020, Algorithm 1).
 
-    A client that already has the current x̄ is not sent it again.
+    Clients that have the current x̄ do not receive it again.
 
     Args:
         p: probability of an aggregation round, in [0, 1).
 
     Notes:
-        With partial participation x̄ is the mean over the participants of the last local round, and goes to the
-        participants of each aggregation round who lack it. A client that did not report in that local round does not
-        count in x̄; where nobody did, x̄ stays that of the last communication. One that did not report in an aggregation
-        round is taken not to have x̄, and is sent it in the next. The coin goes by the rounds, whoever reports.
+        With partial participation, x̄ is the mean over the participants of the last local round. Participants of an
+        aggregation round receive it if they do not have it. A client that does not report in that local round does not
+        count in x̄; if none does, x̄ stays the same. A client that does not report in an aggregation round is assumed
+        not to have x̄ and receives it in the next one. The coin depends on the round only.
     """
 
     def __init__(self, *, p: float = 0.2):
         self.p = chance("method.p", p)
 
     def init(self, federation: Federation) -> State:
-        """The common initial model is its own mean, and everyone has it."""
-        everyone = torch.ones(len(federation.clients), dtype=torch.bool)
-        return State(dict(federation.initial), everyone, fused=0, seed=federation.seed)
+        """Return the state with the initial model as x̄, which all clients have."""
+        all_clients = torch.ones(len(federation.clients), dtype=torch.bool)
+        return State(dict(federation.initial), all_clients, fused=0, seed=federation.seed)
 
     def downlink(self, state: State, client: int) -> Message:
-        """x̄, in an aggregation round, to a client that has it not."""
+        """Send x̄ in an aggregation round to a client that does not have it."""
         due = coin(state.seed, state.fused + 1, self.p) and not state.holds[client]
         return Message(weights=state.weights) if due else Message()
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """A new mean after the last local round before an aggregation, which then nobody has yet."""
+        """Compute x̄ after the last local round before an aggregation; after one, record who has x̄."""
         state = replace(state, fused=state.fused + 1)
         sent = [u.weights for u in uplinks if u.weights]
         if sent:
@@ -76,5 +76,5 @@ class L2GD(ServerRule[State]):
         return replace(state, holds=holds)
 
     def global_weights(self, state: State) -> Tensors:
-        """x̄ of the last communication."""
+        """Return x̄ of the last communication."""
         return state.weights

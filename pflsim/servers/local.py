@@ -1,4 +1,4 @@
-"""The server of Local: none."""
+"""The server of Local, which does nothing."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pflsim.servers.base import Federation, ServerRule
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Nothing is kept."""
+    """The empty state."""
 
 
 class Local(ServerRule[State]):
-    """Sends nothing and fuses nothing: a client that did not report is missed by nobody."""
+    """Sends nothing and fuses nothing."""
 
     def init(self, federation: Federation) -> State:
-        """Nothing."""
+        """Return the empty state."""
         del federation
         return State()
 
     def downlink(self, state: State, client: int) -> Message:
-        """An empty message, which costs nothing."""
+        """Send an empty message."""
         del state, client
         return Message()
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """Nothing changes."""
+        """Return the state unchanged."""
         del uplinks
         return state

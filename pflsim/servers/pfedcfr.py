@@ -1,4 +1,4 @@
-"""The cross-fusion rule of pFedCFR."""
+"""The server of pFedCFR."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pflsim.types import Matrix, Tensors, Unit
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         clients: N.
-        initial: what everyone starts from; what a client is sent that has not reported yet.
-        mixed, common: the units up to the threshold and beyond it.
-        table: the last upload of every client that has reported.
+        initial: the initial weights, sent to clients that have not reported yet.
+        mixed, common: the units up to the threshold, and those after it.
+        table: the last upload of each client that has reported.
         mixtures: the mixed units of those clients.
         mean: the common units.
         zeta: mixing weights [K, K] by unit, over the clients of the table by id.
@@ -44,19 +44,18 @@ class State:
 
 
 class PFedCFR(ServerRule[State]):
-    """Attentive mixing for the units l ≤ r (eq. 10), the uniform mean for l > r (eq. 12), in one pass (eq. 5).
+    """Attentive mixing for the units l ≤ r (eq. 10) and the uniform mean for l > r (eq. 12) (eq. 5).
 
     Args:
         alpha: α; the paper: 1e4.
-        sigma: σ; the paper: 1e6. (N−1)·α/σ must not exceed 1, or a self weight could be negative.
+        sigma: σ; the paper: 1e6. (N−1)·α/σ must not exceed 1 unless `clamp` is set.
         r: the threshold: a number of units, a fraction of them, or "body" (all before the classifier).
-        unit: what a unit is: module, tensor or model.
-        clamp: allow larger α/σ by clipping negative self weights at 0 and renormalising the rows.
+        unit: the fusion unit: module, tensor or model.
+        clamp: set negative self weights to 0 and renormalise the rows, which permits a larger α/σ.
 
     Notes:
-        With partial participation the fusion runs over the last upload of every client that has reported so far, as
-        FedAMP's server does: a client that did not report in a round counts with its former upload, and one that never
-        has counts nowhere and is sent the initial values of the mixed units.
+        The fusion uses the last upload of each client that has reported so far, as FedAMP's server does. A client that
+        has not reported yet does not count, and receives the initial values of the mixed units.
     """
 
     def __init__(
@@ -73,31 +72,31 @@ class PFedCFR(ServerRule[State]):
         self.unit = unit
 
     def init(self, federation: Federation) -> State:
-        """Everyone's initial model, and the units on either side of the threshold."""
+        """Return the state with the initial model and the units on both sides of the threshold."""
         clients = len(federation.clients)
         check_self_weight(clients, self.attention.alpha, self.attention.sigma, self.attention.clamp)
         layout = federation.layouts[self.unit]
         threshold = resolve_threshold(self.r, layout)
         if self.r == "body" and threshold == 0:
             raise SettingsError(
-                f"method.r=body with method.unit={self.unit}: no unit ends before the classifier, so nothing would be "
-                "mixed; give method.r as a number (0 if the plain mean of everything is meant)"
+                f"method.r=body with method.unit={self.unit}: no unit ends before the classifier, so no unit would be "
+                "mixed; set method.r to a number (0 for the mean of all units)"
             )
         mixed, common = layout[:threshold], layout[threshold:]
         mean = {key: federation.initial[key] for unit in common for key in unit.keys}
         return State(clients, dict(federation.initial), mixed, common, {}, {}, mean, {})
 
     def downlink(self, state: State, client: int) -> Message:
-        """The client's own mixture with the common mean."""
+        """Send the client's mixture and the common units."""
         if not state.mixed:
-            return Message(weights=state.mean)  # the same for everyone, so moved once
+            return Message(weights=state.mean)  # one object for all clients is transferred once
         mixture = state.mixtures.get(client)
         if mixture is None:
             mixture = {key: state.initial[key] for unit in state.mixed for key in unit.keys}
         return Message(weights={**mixture, **state.mean})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """Mix and average the newest uploads."""
+        """Mix and average the last uploads."""
         if not uplinks:
             return state
         table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
@@ -108,7 +107,7 @@ class PFedCFR(ServerRule[State]):
         return State(state.clients, state.initial, state.mixed, state.common, table, by_client, mean, zeta)
 
     def global_weights(self, state: State) -> Tensors:
-        """The uniform mean of all units over the clients that have reported (the initial model before anyone has)."""
+        """Return the uniform mean over the clients that have reported, or the initial model before any has."""
         if not state.table:
             return state.initial
         weights = list(state.table.values())
@@ -116,7 +115,7 @@ class PFedCFR(ServerRule[State]):
         return {**mixed, **state.mean}
 
     def numbers(self, state: State) -> Tensors:
-        """`zeta/<unit>` [N, N] (row: the receiver); a client that has not reported has weight 1 on itself."""
+        """Return `zeta/<unit>` [N, N], receivers as rows. A client that has not reported has weight 1 on itself."""
         ids = torch.tensor(list(state.table), dtype=torch.int64)
         named = {}
         for name, zeta in state.zeta.items():
@@ -126,5 +125,5 @@ class PFedCFR(ServerRule[State]):
         return named
 
     def diagnostics(self, state: State) -> list[Matrix]:
-        """The same weights, to look at."""
+        """Return ζ."""
         return between_clients(self.numbers(state), "zeta", "Mixing weights ζ")

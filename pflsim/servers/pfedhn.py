@@ -1,4 +1,4 @@
-"""The server of pFedHN: one hypernetwork that makes every client's weights."""
+"""The server of pFedHN: one hypernetwork generates the weights of all clients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         names, shapes: of the generated tensors, in the order of the heads.
-        nets: the embeddings v of all clients and the common hypernetwork φ, a head for every tensor.
-        velocity: the momentum of each of them.
-        statistics: running statistics of normalisation layers, where they travel.
+        nets: the embeddings v of all clients and the shared hypernetwork φ, with one head per tensor.
+        velocity: the momentum of each tensor of `nets`.
+        statistics: running statistics of normalisation layers, if they are shared.
     """
 
     names: tuple[str, ...]
@@ -47,30 +47,28 @@ class State:
 
 
 class PFedHN(ServerRule[State]):
-    """θ_i = h(v_i; φ), one hypernetwork h for all clients (Shamsian et al. 2021, Algorithm 1).
+    """θ_i = h(v_i; φ) with one hypernetwork h for all clients (Shamsian et al. 2021, Algorithm 1).
 
-    After the client's training, with Δ_i = θ_i(after) − θ_i, φ and v_i take a step of gradient descent with
-    (∇θ_i)ᵀ(−Δ_i), so that θ_i moves towards the trained model.
+    After local training, with Δ_i = θ_i(after) − θ_i, φ and v_i take a gradient descent step with (∇θ_i)ᵀ(−Δ_i), which
+    moves θ_i towards the trained model.
 
     Args:
         embedding: E, the width of an embedding; None: ⌊1 + N/4⌋, as in the paper.
         hidden: widths of the hidden layers (ReLU); the paper: 3 of 100.
-        hn_lr: the step of φ and v, ≥ 0; the authors: 0.01.
-        hn_momentum: in [0, 1); the authors: 0.9.
-        hn_weight_decay: ≥ 0; the authors: 0.001.
+        hn_lr: learning rate of φ and v, ≥ 0; the authors: 0.01.
+        hn_momentum: momentum in [0, 1); the authors: 0.9.
+        hn_weight_decay: weight decay, ≥ 0; the authors: 0.001.
 
     Notes:
-        Algorithm 1 prints the step as φ − α·∇φ θ_iᵀ Δ_i, which is away from the trained model; eq. 4 and the authors'
-        code have it the other way round, as here.
-        The paper has one client a round. With K clients all products are taken at the same φ; φ moves by their mean,
-        and an embedding, which is one client's alone, by its own. With K = 1 that is Algorithm 1. Momentum and decay
-        go on for embeddings of absent clients, as in the authors' optimiser. A client that did not report has no
-        product and does not count in the mean; a round without uplinks moves nothing, by momentum and decay neither.
-        Heads start with the common initial model as their bias, so that clients start near it, as in every method here,
-        and normalisation layers near 1; weights are drawn as torch draws them. The authors' code has one more linear
-        layer before the heads, which makes no other function of the embedding, and clips gradients at a norm of 50.
-        Running statistics of normalisation layers have no gradient: everyone is sent their mean over the clients of the
-        round by examples (buffers=aggregate), or they stay where they are.
+        Algorithm 1 prints the step as φ − α·∇φ θ_iᵀ Δ_i, which moves away from the trained model. Eq. 4, the authors'
+        code and this implementation use the opposite sign. The paper has one client per round. With K clients, all
+        products are taken at the same φ. φ takes their mean, and each embedding its own product. K = 1 is Algorithm 1.
+        Momentum and decay also apply to embeddings of absent clients, as in the authors' optimiser. A client that does
+        not report does not count in the mean. A round without uplinks changes nothing. The bias of each head starts as
+        the initial model, so that clients start near it; weights are initialised as in torch. The authors' code has
+        another linear layer before the heads, which adds no expressiveness, and clips gradients at a norm of 50.
+        Running statistics of normalisation layers have no gradient. The server sends their mean over the clients of the
+        round, weighted by examples (buffers=aggregate), or they stay on the clients.
     """
 
     unit: UnitKind = "tensor"
@@ -91,43 +89,43 @@ class PFedHN(ServerRule[State]):
         self.decay = non_negative("method.hn_weight_decay", hn_weight_decay)
 
     def init(self, federation: Federation) -> State:
-        """A new hypernetwork around the initial model."""
+        """Return the state with a new hypernetwork that generates about the initial model."""
         clients, initial = len(federation.clients), federation.initial
         names = tuple(key for unit in federation.layouts["tensor"] for key in unit.parameters)
         width = self.embedding or int(1 + clients / 4)
         nets = draw_common(clients, width, self.hidden, [initial[name] for name in names], federation.seed)
-        still = rebuilt(nets, [torch.zeros_like(t) for t in tensors(nets)])
+        velocity = rebuilt(nets, [torch.zeros_like(t) for t in tensors(nets)])
         statistics = {key: value for key, value in initial.items() if key not in names}
-        return State(names, tuple(tuple(initial[name].shape) for name in names), nets, still, statistics)
+        return State(names, tuple(tuple(initial[name].shape) for name in names), nets, velocity, statistics)
 
     def downlink(self, state: State, client: int) -> Message:
-        """The client's generated weights."""
+        """Send the client's generated weights."""
         return self.downlinks(state, [client])[client]
 
     def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
-        """Generated weights of several clients."""
+        """Send the generated weights of several clients."""
         made = generated(state, state.nets.embeddings[torch.tensor(clients, dtype=torch.int64)])
         return {c: Message(weights={**w, **state.statistics}) for c, w in zip(clients, made, strict=True)}
 
     def join(self, state: State, client: int) -> Message:
-        """What the mean embedding generates: a newcomer has none of its own."""
+        """Send the weights generated from the mean embedding."""
         del client
         (weights,) = generated(state, state.nets.embeddings.mean(0, keepdim=True))
         return Message(weights={**weights, **state.statistics})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """One step of φ and the embeddings, and the mean of the running statistics."""
+        """Take one step of φ and the embeddings, and average the running statistics."""
         if not uplinks:
             return state
         clients, nets, after = [u.client for u in uplinks], state.nets, [u.weights for u in uplinks]
         x = features(see(nets, nets.embeddings[torch.tensor(clients)]))
 
-        def back(number: int, part: slice) -> Tensor:  # −Δ of a part of one tensor, [K, part]
+        def negative_update(number: int, part: slice) -> Tensor:  # −Δ of a part of one tensor, [K, part]
             trained = [tensor.reshape(-1)[part] for tensor in column(after, state.names[number])]
             return part_of(nets.heads[number], part)(x) - torch.stack(trained)
 
-        # Heads are large: a gradient, which is nobody else's, becomes the velocity in place.
-        velocity, moved = tensors(pull_back(nets, clients, back)), []
+        # Heads are large, so the gradients become the velocity in place.
+        velocity, moved = tensors(pull_back(nets, clients, negative_update)), []
         for gradient in velocity[1:]:
             gradient.div_(len(clients))
         for value, speed, before in zip(tensors(nets), velocity, tensors(state.velocity), strict=True):
@@ -139,12 +137,12 @@ class PFedHN(ServerRule[State]):
         return replace(state, nets=nets, velocity=speed, statistics=statistics)
 
     def numbers(self, state: State) -> Tensors:
-        """`embeddings` [N, E]."""
+        """Return `embeddings` [N, E]."""
         return {"embeddings": state.nets.embeddings}
 
 
 def generated(state: State, embeddings: Tensor) -> list[dict[str, Tensor]]:
-    """h(v; φ) for embeddings [K, E], by the names of the tensors; each tensor in memory of its own."""
+    """Return h(v; φ) for embeddings [K, E] by tensor name. No two tensors share memory."""
     x = features(see(state.nets, embeddings))
     made: list[dict[str, Tensor]] = [{} for _ in embeddings]
     for name, shape, head in zip(state.names, state.shapes, state.nets.heads, strict=True):

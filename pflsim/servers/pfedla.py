@@ -1,4 +1,4 @@
-"""The server of pFedLA and HeurpFedLA: layer-wise mixing weights from a hypernetwork per client."""
+"""The server of pFedLA and HeurpFedLA: a hypernetwork per client generates layer-wise mixing weights."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pflsim.types import Matrix, Tensors, Unit
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         units: the L fusion units.
-        table: θ, every client's last parameters; the initial ones until it reports.
-        reported: who has.
-        nets: embedding v_i and hypernetwork ψ_i of every client; a head per unit, with N scores.
+        table: θ, the last parameters of each client; the initial ones until it reports.
+        reported: the clients that have reported.
+        nets: embedding v_i and hypernetwork ψ_i of each client, with one head of N scores per unit.
     """
 
     units: tuple[Unit, ...]
@@ -39,30 +39,28 @@ class State:
 
 
 class PFedLA(ServerRule[State]):
-    """Every unit of every client is its own mixture of all clients' (Ma et al. 2022, eqs. 3 to 12, Algorithms 1, 2).
+    """Mixes each unit of each client from all clients' units (Ma et al. 2022, eqs. 3 to 12, Algorithms 1, 2).
 
     w̄_i^l = Σ_j α_i^{l,j}·θ_j^l (eq. 6) with α_i = HN_i(v_i; ψ_i) (eq. 4), and after the client's training
     v_i ← v_i + η·(∇_{v_i} w̄_i)ᵀ Δ_i, ψ_i likewise (eqs. 10, 11), with Δ_i = w_i(after) − w̄_i.
 
     Args:
-        k: how many units a client keeps as they are after its own training: those with the largest self weight
-            (eq. 12). They are not mixed and not sent down. 0 is pFedLA, above 0 HeurpFedLA.
+        k: number of units a client keeps, those with the largest self weight (eq. 12); 0: pFedLA, above 0: HeurpFedLA.
         embedding: width of an embedding.
         hidden: widths of a hypernetwork's hidden layers.
-        normaliser: how scores become weights: softmax, or relu (clipped at 0 and divided by their sum).
-        hn_lr: η ≥ 0, the step of embeddings and hypernetworks; 0 freezes them.
-        unit: what a unit is: module, tensor or model.
-        start: the hypernetworks' first weights: random, or uniform (1/N each).
+        normaliser: maps scores to weights: softmax, or relu (scores clipped at 0, divided by their sum).
+        hn_lr: η ≥ 0, the learning rate of embeddings and hypernetworks; 0 freezes them.
+        unit: the fusion unit: module, tensor or model.
+        start: initial mixing weights: random, or uniform (1/N each).
 
     Notes:
-        The products are with the θ that w̄_i was made of (the chain rule of eq. 8), though Algorithm 1 has line 7,
-        which renews θ, before line 8. All clients of a round are mixed from the same θ. Clients send w_i(after), as
-        many bytes as Δ_i, since w̄_i + Δ_i would round θ; Δ_i is formed here. Units that a client keeps do not depend
-        on its hypernetwork, so they have no part in its step. Running statistics of normalisation layers are mixed
-        with their unit but have no part in the products: there is no gradient by them. The paper gives no η, no
-        optimiser and no first weights; this is plain gradient descent. A client that did not report keeps its row of
-        the table, the initial parameters if it never has, and counts with it in the mixtures; its embedding and
-        hypernetwork take no step.
+        Kept units are neither mixed nor sent to the client. They do not depend on its hypernetwork, so its step ignores
+        them. The products use the θ from which w̄_i was mixed (the chain rule of eq. 8), although Algorithm 1 updates θ
+        (line 7) before the step (line 8). All clients of a round are mixed from the same θ. Clients send w_i(after)
+        instead of Δ_i, since w̄_i + Δ_i would round θ; the size is the same. Running statistics of normalisation layers
+        are mixed with their unit but do not count in the products. The paper states no η, optimiser or initialisation;
+        this is plain gradient descent. A client that does not report keeps its row of the table, which counts in the
+        mixtures; its embedding and hypernetwork are unchanged.
     """
 
     def __init__(
@@ -85,21 +83,21 @@ class PFedLA(ServerRule[State]):
         self.start = start
 
     def init(self, federation: Federation) -> State:
-        """The initial model for everyone, and new hypernetworks."""
+        """Return the state with the initial model for all clients and new hypernetworks."""
         units, clients = federation.layouts[self.unit], len(federation.clients)
         if self.k > len(units):
             names = ", ".join(unit.name for unit in units)
-            raise SettingsError(f"method.k={self.k} is more than the model has fusion units: {len(units)} ({names})")
+            raise SettingsError(f"method.k={self.k} exceeds the {len(units)} fusion units of the model ({names})")
         nets = draw(clients, self.embedding, self.hidden, [clients] * len(units), federation.seed)
         table = dict.fromkeys(range(clients), federation.initial)
         return State(units, table, (), level(nets) if self.start == "uniform" else nets)
 
     def downlink(self, state: State, client: int) -> Message:
-        """The client's mixture, without the units that it keeps."""
+        """Send the client's mixture without the units that it keeps."""
         return self.downlinks(state, [client])[client]
 
     def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
-        """The mixtures of several clients, unit by unit (eq. 6)."""
+        """Send the mixtures of several clients (eq. 6)."""
         alpha = self._alpha(state, clients)
         kept = largest_own(alpha, clients, self.k)
         table, mixtures = list(state.table.values()), [dict[str, Tensor]() for _ in clients]
@@ -110,36 +108,38 @@ class PFedLA(ServerRule[State]):
         return {client: Message(weights=m) for client, m in zip(clients, mixtures, strict=True)}
 
     def join(self, state: State, client: int) -> Message:
-        """The mean of the last parameters of all who have reported: a newcomer has no weights of its own."""
+        """Send the mean of the last parameters of the clients that have reported."""
         del client
         rows = [state.table[c] for c in state.reported or state.table]
         return Message(weights={key: uniform_mean(column(rows, key)) for unit in state.units for key in unit.keys})
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """A step of the hypernetworks of those who replied, all from the same table; then their rows of the table."""
+        """Take a step of the reporting clients' hypernetworks, all with the same table; then update their rows."""
         if not uplinks:
             return state
         clients, after = [u.client for u in uplinks], [u.weights for u in uplinks]
         alpha, table = self._alpha(state, clients), list(state.table.values())
-        back = torch.zeros_like(alpha)  # [K, L, N], ⟨θ_j^l, −Δ_i^l⟩
+        products = torch.zeros_like(alpha)  # [K, L, N], ⟨θ_j^l, −Δ_i^l⟩
         kept = largest_own(alpha, clients, self.k)
         for number, unit in enumerate(state.units):
             rows = (~kept[:, number]).nonzero().flatten().tolist()
             trained = [after[row] for row in rows]
             for key in unit.parameters if rows else ():
                 mixed, targets = flat_rows(table, key), flat_rows(trained, key)
-                back[rows, number] += mixing_gradient(alpha[rows, number], mixed, targets)
+                products[rows, number] += mixing_gradient(alpha[rows, number], mixed, targets)
 
         def objective(scores: list[Tensor]) -> Tensor:
-            return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * back).sum()
+            return (mixing_weights(torch.stack(scores, dim=1), clients, self.normaliser) * products).sum()
 
         nets = descend(state.nets, clients, objective, self.hn_lr)
-        renewed = {**state.table, **dict(zip(clients, [snapshot(sent) for sent in after], strict=True))}
-        return State(state.units, renewed, tuple(sorted({*state.reported, *clients})), nets)
+        table_after = {**state.table, **dict(zip(clients, [snapshot(sent) for sent in after], strict=True))}
+        return State(state.units, table_after, tuple(sorted({*state.reported, *clients})), nets)
 
     def numbers(self, state: State) -> Tensors:
-        """`alpha/<unit>` [N, N] (row: the receiver), and with k > 0 `kept` [N, L], what downlinks leave out next; and
-        what α comes from, v as `embedding` [N, E] and ψ as `hidden/<i>/weight`, `head/<unit>/weight` and biases.
+        """Return the mixing weights and the hypernetworks.
+
+        `alpha/<unit>` is [N, N] with receivers as rows. With k > 0, `kept` [N, L] marks the units that the next
+        downlinks omit. v is `embedding` [N, E]; ψ is `hidden/<i>/weight`, `head/<unit>/weight` and the biases.
         """
         clients = list(state.table)
         alpha = self._alpha(state, clients)
@@ -153,10 +153,10 @@ class PFedLA(ServerRule[State]):
         return {**named, "embedding": state.nets.embeddings}
 
     def diagnostics(self, state: State) -> list[Matrix]:
-        """The same weights, to look at."""
+        """Return α."""
         return between_clients(self.numbers(state), "alpha", "Aggregation weights α")
 
     def _alpha(self, state: State, clients: Sequence[int]) -> Tensor:
-        """α of these clients, [K, L, N] (eqs. 3, 4)."""
+        """Return α of these clients, [K, L, N] (eqs. 3, 4)."""
         scores = torch.stack(outputs(select(state.nets, clients)), dim=1)
         return mixing_weights(scores, clients, self.normaliser)

@@ -1,4 +1,4 @@
-"""The server of pFedMe: a step from the common model towards the clients' mean."""
+"""The server of pFedMe: moves the global model towards the clients' mean."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server keeps.
+    """The server's state.
 
     Args:
         weights: w.
-        parameters: which of them are parameters; the others are running statistics.
+        parameters: the keys of parameters; the other tensors are running statistics.
     """
 
     weights: Tensors
@@ -32,38 +32,36 @@ class PFedMe(ServerRule[State]):
     """w ← (1 − β)·w + β/S · Σ w_i over the S clients of the round (T Dinh et al. 2020, Algorithm 1).
 
     Args:
-        beta: β > 0; 1 is the mean, more goes beyond it.
+        beta: β > 0, the step towards the mean; 1 is the mean.
 
     Notes:
-        The mean is uniform, as printed. Running statistics are states and no sums of updates, so of them it is the mean
-        whatever β, without which a variance could become negative. A client that did not report is none of the S; a
-        round without uplinks leaves the model as it is.
+        The mean is uniform, as printed. Running statistics always use β = 1, since a larger β could make a variance
+        negative. A client that does not report does not count. A round without uplinks keeps the model.
     """
 
     def __init__(self, *, beta: float = 1.0):
         self.beta = positive("method.beta", beta)
 
     def init(self, federation: Federation) -> State:
-        """The common initial model."""
+        """Return the state with the initial model."""
         return State(dict(federation.initial), tuple(k for u in federation.layouts["model"] for k in u.parameters))
 
     def downlink(self, state: State, client: int) -> Message:
-        """The server's model, the same for everyone."""
+        """Send the global model."""
         del client
         return Message(weights=state.weights)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """A step of length β towards the mean of what was sent."""
+        """Take a step of length β towards the mean of the received models."""
         if not uplinks:
             return state
         sent, fused = [u.weights for u in uplinks], {}
         for key, old in state.weights.items():
             beta = self.beta if key in state.parameters else 1.0
-            fused[key] = ((1 - beta) * old.double() + beta * uniform_mean(column(sent, key), torch.float64)).to(
-                old.dtype
-            )
+            mean = uniform_mean(column(sent, key), torch.float64)
+            fused[key] = ((1 - beta) * old.double() + beta * mean).to(old.dtype)
         return replace(state, weights=fused)
 
     def global_weights(self, state: State) -> Tensors:
-        """The common model w."""
+        """Return w."""
         return state.weights

@@ -15,7 +15,7 @@ from pflsim.types import Tensors
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The global features: means [C, D] and counts [C], 0 for a class that nobody has reported yet."""
+    """The global features: means [C, D] and counts [C]; the count of a class is 0 until a client reports it."""
 
     features: Prototypes
 
@@ -24,27 +24,27 @@ class PFedPM(ServerRule[State]):
     """C̄_j = Σ_i D_ij·C_ij / Σ_i D_ij over the clients of the round that hold class j (Xing et al., eq. 7).
 
     Notes:
-        Eq. 7 divides by the number of those clients as well, which would shrink every feature; it is left out. A client
-        that did not report does not count; a class that no client of a round holds keeps its global feature.
-        Algorithm 1 says "initialize global features" and not how: before round 1 there are none.
+        Eq. 7 also divides by the number of those clients, which would shrink each feature; this implementation does
+        not. A client that does not report does not count. A class that no client of a round holds keeps its global
+        feature. Algorithm 1 does not specify the initial global features; there are none before round 1.
     """
 
     def init(self, federation: Federation) -> State:
-        """No features yet."""
+        """Return the state without features."""
         means = torch.zeros(federation.num_classes, federation.feature_width)
         return State(Prototypes(means, torch.zeros(federation.num_classes, dtype=torch.int64)))
 
     def downlink(self, state: State, client: int) -> Message:
-        """The global features, the same for everyone."""
+        """Send the global features."""
         del client
         return Message(prototypes=state.features)
 
     def join(self, state: State, client: int) -> Message:
-        """The global features, as everyone is sent them."""
+        """Send the global features."""
         return self.downlink(state, client)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
-        """The count-weighted mean of what was sent; classes that were not sent stay."""
+        """Average the received class means, weighted by counts; other classes keep their features."""
         if not uplinks:
             return state
         sent = [u.prototypes for u in uplinks if u.prototypes is not None]
@@ -54,5 +54,5 @@ class PFedPM(ServerRule[State]):
         return State(keep_missing(fuse_prototypes(sent), state.features))
 
     def numbers(self, state: State) -> Tensors:
-        """`gfr` [C, D] and `gfr_counts` [C], as the next downlinks have them."""
+        """Return `gfr` [C, D] and `gfr_counts` [C]."""
         return {"gfr": state.features.means, "gfr_counts": state.features.counts}

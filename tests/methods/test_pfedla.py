@@ -360,8 +360,8 @@ def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"k": 3}, r"method.k=3 is more than .* 2 \(net.body.fc1, net.head\)"),
-        ({"k": 2, "unit": "model"}, r"method.k=2 is more than .* 1 \(model\)"),
+        ({"k": 3}, r"method.k=3 .*2 .*\(net.body.fc1, net.head\)"),
+        ({"k": 2, "unit": "model"}, r"method.k=2 .*1 .*\(model\)"),
         ({"k": -1}, "method.k=-1"),
         ({"hn_lr": -0.1}, "method.hn_lr=-0.1"),
         ({"hn_lr": float("nan")}, "method.hn_lr=nan"),

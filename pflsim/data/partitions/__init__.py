@@ -1,8 +1,8 @@
-"""Partition rules: which client gets which examples.
+"""Partition rules: assign examples to clients.
 
-Every rule is `rule(labels, num_classes, clients, rng, writers, *, settings)` and returns one ascending array of row
-numbers per client, disjoint. Positions in `labels` are all a rule sees; the caller passes them in content order (see
-`pflsim.data.content`), which makes the result independent of the order of the stored rows.
+A rule is `rule(labels, num_classes, clients, rng, writers, *, settings)` and returns one ascending array of row numbers
+per client, disjoint. The caller passes labels in content order (see `pflsim.data.content`), so that the result does not
+depend on the stored order of rows.
 """
 
 from pflsim.data.partitions.basic import by_writer, iid

@@ -1,4 +1,4 @@
-"""Partitions by the classes of each client: a few, one, all with some dominant, or as listed."""
+"""Partitions by the classes of each client: a few, one, all with dominant ones, or as listed."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def classes_per_client(
     classes: int = 2,
     balanced: bool = True,
 ) -> list[np.ndarray]:
-    """Give each client exactly `classes` classes, chosen at random and all classes equally often ("pathological").
+    """Give each client exactly `classes` random classes, all classes equally often ("pathological").
 
-    McMahan et al. 2017 (arXiv:1602.05629) in the form of PFLlib: a class is shared out among the clients that hold it,
-    so that every example of a class that anybody holds is used.
+    McMahan et al. 2017 (arXiv:1602.05629) in the form of PFLlib: all examples of a class are divided among the clients
+    that hold it.
 
     Args:
         labels: [n] int.
         num_classes: C.
         clients: N.
         rng: chooses classes, sizes and examples.
-        writers: not used.
-        classes: classes of each client.
-        balanced: equal parts of a class; otherwise parts in proportion to U(0.1, 1) draws.
+        writers: unused.
+        classes: classes per client.
+        balanced: divide a class equally; otherwise in proportion to U(0.1, 1) draws.
 
     Raises:
-        SettingsError: more classes than there are, or a class with fewer examples than holders.
+        SettingsError: `classes` exceeds the number of classes, or a class has fewer examples than clients that hold it.
     """
     present = check_classes("partition.classes", classes, labels, num_classes)
     held = choose_classes(np.full(clients, classes), present, rng)
-    return _share(labels, num_classes, held, rng, balanced, f"partition.classes={classes}")
+    return _divide_classes(labels, num_classes, held, rng, balanced, f"partition.classes={classes}")
 
 
 def one_class(
@@ -47,18 +47,18 @@ def one_class(
 
     Args:
         labels: [n] int.
-        num_classes: C; classes without examples are passed over.
-        clients: N; with fewer clients than classes the last classes go unused.
+        num_classes: C; classes without examples are skipped.
+        clients: N; with fewer clients than classes, the last classes are unused.
         rng: chooses the examples.
-        writers: not used.
+        writers: unused.
 
     Raises:
-        SettingsError: a class with fewer examples than clients that hold it.
+        SettingsError: a class has fewer examples than clients that hold it.
     """
     present = check_classes("classes", 1, labels, num_classes)
     held = np.zeros((clients, num_classes), dtype=bool)
     held[np.arange(clients), present[np.arange(clients) % len(present)]] = True
-    return _share(labels, num_classes, held, rng, True, "partition=one_class")
+    return _divide_classes(labels, num_classes, held, rng, True, "partition=one_class")
 
 
 def dominant_classes(
@@ -71,31 +71,31 @@ def dominant_classes(
     dominant: int = 2,
     share: float = 0.6,
 ) -> list[np.ndarray]:
-    """Give each client all classes, a few of which dominate; all clients get the same amount (pFedLA, non-IID_2).
+    """Give each client all classes, a few of which dominate; all clients have equal sizes (pFedLA, non-IID_2).
 
-    A client's dominant classes hold `share` of its examples in equal parts, the other classes the rest in equal parts.
-    All clients are as large as the scarcest class allows; examples beyond that go unused.
+    The dominant classes hold a fraction `share` of a client's examples in equal parts, the other classes the rest in
+    equal parts. The scarcest class limits the size of clients; further examples are unused.
 
     Args:
         labels: [n] int.
         num_classes: C.
         clients: N.
         rng: chooses the dominant classes and the examples.
-        writers: not used.
-        dominant: dominant classes of each client (the paper: 2 of 10, 6 of 100).
-        share: share of a client's examples in its dominant classes. The paper gives none; 0.6 makes each of 2 dominant
-            classes six times one of the 8 others.
+        writers: unused.
+        dominant: dominant classes per client (the paper: 2 of 10, 6 of 100).
+        share: fraction of a client's examples in its dominant classes. The paper states none; with 0.6, each of 2
+            dominant classes is six times as large as each of 8 others.
 
     Raises:
-        SettingsError: dominant classes that are all the classes, a share that does not make them dominate, or too few
-            examples for everybody to hold all classes.
+        SettingsError: all classes are dominant, `share` does not make them dominate, or there are too few examples for
+            all clients to hold all classes.
     """
     present = check_classes("partition.dominant", dominant, labels, num_classes)
     classes = len(present)
     if dominant == classes or not dominant / classes < share < 1:
         raise SettingsError(
-            f"partition.dominant={dominant} of {classes} classes with share={share}: dominant classes must be fewer "
-            f"than {classes} and hold more than their even share, dominant/classes < share < 1"
+            f"partition.dominant={dominant} of {classes} classes with share={share}: expected dominant < {classes} and "
+            "dominant/classes < share < 1"
         )
     held = choose_classes(np.full(clients, dominant), present, rng)[:, present]
     weights = np.where(held, share / dominant, (1 - share) / (classes - dominant))
@@ -104,8 +104,8 @@ def dominant_classes(
     counts[:, present] = np.floor(weights * size + 1e-9)
     if not counts[:, present].all():
         raise SettingsError(
-            f"{clients} clients cannot all hold all {classes} classes: a client would get {size:.1f} examples, "
-            f"{weights.min() * size:.2f} of each lesser class; use fewer clients or a smaller partition.share"
+            f"{clients} clients cannot all hold all {classes} classes: a client would get {size:.1f} examples and "
+            f"{weights.min() * size:.2f} of each other class; use fewer clients or a smaller partition.share"
         )
     return deal(labels, counts, rng)
 
@@ -119,22 +119,22 @@ def listed_classes(
     *,
     held: list[list[int]],
 ) -> list[np.ndarray]:
-    """Give client i the classes held[i], the same number of examples of each, and as many to every other client.
+    """Give client i the classes held[i], with the same number of examples per class and client.
 
-    For a federation whose similarities are known beforehand (pFedLA section 4.3).
+    Use it for federations with known similarities between clients (pFedLA section 4.3).
 
     Args:
         labels: [n] int.
         num_classes: C.
         clients: N.
         rng: chooses the examples.
-        writers: not used.
-        held: for each of the N clients its classes. The number of examples of a class at a client is what the scarcest
-            class allows; examples beyond that go unused.
+        writers: unused.
+        held: the classes of each of the N clients. The scarcest class limits the examples per class; further examples
+            are unused.
 
     Raises:
-        SettingsError: not N lists, a list that is empty or names a class twice, a class that does not exist, or too few
-            examples of a class for all that hold it.
+        SettingsError: there are not N lists, a list is empty, a class is duplicate or unknown, or a class has fewer
+            examples than clients that hold it.
     """
     if len(held) != clients:
         raise SettingsError(f"partition.held lists the classes of {len(held)} clients, but clients={clients}")
@@ -153,18 +153,18 @@ def listed_classes(
     return deal(labels, holds * each, rng)
 
 
-def _share(
-    labels: np.ndarray, num_classes: int, held: np.ndarray, rng: np.random.Generator, balanced: bool, asked: str
+def _divide_classes(
+    labels: np.ndarray, num_classes: int, held: np.ndarray, rng: np.random.Generator, balanced: bool, setting: str
 ) -> list[np.ndarray]:
-    """Share each class out among the clients that hold it ([N, ≤C] bool), at least one example each."""
+    """Divide each class among the clients that hold it ([N, ≤C] bool), with at least one example each."""
     sizes = class_sizes(labels, num_classes)
     counts = np.zeros((len(held), num_classes), dtype=np.int64)
     for c in range(held.shape[1]):
         holders = np.flatnonzero(held[:, c])
         if len(holders) > sizes[c]:
             raise SettingsError(
-                f"{asked} with {len(held)} clients: {len(holders)} clients share class {c}, which has only {sizes[c]} "
-                "examples; use fewer clients or fewer classes per client"
+                f"{setting} with {len(held)} clients: {len(holders)} clients share class {c}, which has only "
+                f"{sizes[c]} examples; use fewer clients or fewer classes per client"
             )
         if len(holders):
             weights = np.ones(len(holders)) if balanced else rng.uniform(0.1, 1.0, len(holders))

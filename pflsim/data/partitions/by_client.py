@@ -1,16 +1,14 @@
-"""Label skew by a Dirichlet distribution of each client's own."""
+"""Label skew with a Dirichlet distribution per client."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from pflsim.data.partitions.deal import apportion, class_sizes, deal
+from pflsim.data.partitions.deal import apportion, check_alpha, class_sizes, deal
 from pflsim.errors import SettingsError
 
 SIZES = ((0.1, 2), (0.3, 5), (0.3, 10), (0.2, 15), (0.1, 20))
-"""Shares of the clients, and how much each holds in proportion: 100, 250, 500, 750, 1000 examples."""
+"""Fractions of the clients and their relative sizes: 100, 250, 500, 750, 1000 examples."""
 
 
 def dirichlet_by_client(
@@ -24,39 +22,38 @@ def dirichlet_by_client(
     used: float = 0.97,
     balanced: bool = False,
 ) -> list[np.ndarray]:
-    """Draw each client's class proportions p_i ~ Dirichlet(α, ..., α); its size does not depend on them.
+    """Draw each client's class proportions p_i ~ Dirichlet(α, ..., α), independently of its size.
 
     Fraboni et al. 2021 (Clustered Sampling, section 5), which FedALP follows: 10, 30, 30, 20 and 10 of 100 clients hold
-    100, 250, 500, 750 and 1,000 training examples of CIFAR-10 and a fifth of that for the test. So with a small α a
-    client has one class and a class many clients, where partition=dirichlet gives a class to one client.
+    100, 250, 500, 750 and 1,000 training examples of CIFAR-10, and a fifth of that for testing. With a small α, a
+    client has one class and a class has many clients; in partition=dirichlet, a class then has one client.
 
     Args:
         labels: [n] int.
         num_classes: C.
         clients: N.
         rng: draws the proportions, the order of the clients and the examples.
-        writers: not used.
+        writers: unused.
         alpha: concentration; small is skewed, large is even.
-        used: share of the examples that is given out, in (0, 1]; 0.97 are the paper's 58,200 of 60,000.
-        balanced: all clients get the same amount, instead of the five sizes.
+        used: fraction of the examples to assign, in (0, 1]; 0.97 is the paper's 58,200 of 60,000.
+        balanced: use equal sizes instead of the five sizes.
 
     Raises:
-        SettingsError: alpha not a positive number, used out of range, or fewer examples than clients.
+        SettingsError: alpha is not positive, used is out of range, or there are fewer examples than clients.
 
     Notes:
-        Public code draws a class with replacement, so that clients share examples. Here no example is given twice: the
-        clients choose in a random order, and one whose classes are used up goes on with what is left of its
-        proportions, as in Hsu et al. 2019.
+        Public code draws with replacement, so clients share examples. Here each example is assigned at most once:
+        clients draw in random order, and the proportions are renormalised when a class is exhausted, as in Hsu et al.
+        2019.
     """
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise SettingsError(f"partition.alpha={alpha} is not a positive number; usual values are 0.001 to 100")
+    check_alpha(alpha)
     if not 0 < used <= 1:
-        raise SettingsError(f"partition.used={used} is not in (0, 1]: it is a share of the examples")
+        raise SettingsError(f"partition.used={used} is not in (0, 1]; expected a fraction of the examples")
     total = int(used * len(labels) + 1e-9)
     sizes = apportion(_weights(clients, balanced), total)
     if sizes.min() < 1:
         raise SettingsError(
-            f"{clients} clients cannot share {total} examples in these sizes: the smallest would get none; use fewer "
+            f"{clients} clients cannot share {total} examples in these sizes: the smallest would get none. Use fewer "
             "clients, a larger partition.used or partition.balanced=true"
         )
     room = class_sizes(labels, num_classes)
@@ -73,7 +70,7 @@ def dirichlet_by_client(
 
 
 def _weights(clients: int, balanced: bool) -> np.ndarray:
-    """How much every client holds in proportion, [N]; small clients first."""
+    """Return the relative sizes of the clients, [N], in ascending order."""
     if balanced:
         return np.ones(clients)
     ends = np.round(np.cumsum([share for share, _ in SIZES]) * clients).astype(int)

@@ -1,6 +1,8 @@
-"""What the partition rules share: sharing out whole numbers, choosing classes for clients, dealing rows by count."""
+"""Helpers of the partition rules: apportionment, choice of classes, and drawing rows by class counts."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -8,14 +10,14 @@ from pflsim.errors import SettingsError
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Share `total` whole things out in proportion to weights, by largest remainder.
+    """Divide `total` items in proportion to weights, by largest remainder.
 
-    With integer weights the arithmetic is exact, and no part exceeds its weight while total ≤ sum of weights.
+    Integer weights give exact results, and no part exceeds its weight if total ≤ sum of weights.
 
     Args:
         weights: [m] non-negative, not all zero unless total is 0.
-        total: how many to share out.
-        rng: decides ties between equal remainders; without one the first wins.
+        total: the number of items.
+        rng: breaks ties between equal remainders; None: the first wins.
 
     Returns:
         [m] int64 with sum `total`.
@@ -36,17 +38,17 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None =
 
 
 def at_least_one(weights: np.ndarray, total: int) -> np.ndarray:
-    """Share `total` out in proportion to positive weights, every part at least 1 (needs total ≥ number of parts)."""
+    """Divide `total` in proportion to positive weights, with each part at least 1 (needs total ≥ number of parts)."""
     return 1 + apportion(weights, total - len(weights))
 
 
 def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many rows each class has, [C] int64."""
+    """Return the number of rows per class, [C] int64."""
     return np.bincount(labels, minlength=num_classes).astype(np.int64)
 
 
 def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Draw rows without replacement so that client i gets counts[i, c] of class c.
+    """Draw rows without replacement so that client i receives counts[i, c] rows of class c.
 
     Args:
         labels: [n] int.
@@ -69,41 +71,50 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
 
 
 def choose_classes(how_many: np.ndarray, present: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Choose distinct classes for every client at random, all classes equally often (to within one).
+    """Choose distinct random classes for each client, all classes equally often (± 1).
 
-    Clients draw in turn from the classes that are still owed the most, ties at random, so the quotas always work out
-    and every class is used when there are at least as many choices as classes.
+    Clients choose in turn from the classes with the largest remaining quota, ties at random. Each class is used if
+    there are at least as many choices as classes.
 
     Args:
-        how_many: [N] int, classes of each client, 1 to len(present).
+        how_many: [N] int, classes per client, 1 to len(present).
         present: [P] int, the classes to choose from.
-        rng: breaks the ties.
+        rng: breaks ties.
 
     Returns:
-        [N, max(present) + 1] bool, who holds which class.
+        [N, max(present) + 1] bool, the classes of each client.
     """
     slots = int(how_many.sum())
-    owed = np.full(len(present), slots // len(present))
-    owed[rng.permutation(len(present))[: slots % len(present)]] += 1
+    quotas = np.full(len(present), slots // len(present))
+    quotas[rng.permutation(len(present))[: slots % len(present)]] += 1
     chosen = np.zeros((len(how_many), int(present.max()) + 1), dtype=bool)
     order = rng.permutation(len(how_many))
     for client in order[np.argsort(-how_many[order], kind="stable")]:
-        picks = np.lexsort((rng.random(len(present)), -owed))[: how_many[client]]
-        owed[picks] -= 1
+        picks = np.lexsort((rng.random(len(present)), -quotas))[: how_many[client]]
+        quotas[picks] -= 1
         chosen[client, present[picks]] = True
     return chosen
 
 
 def check_classes(name: str, value: int, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The classes that have rows, after checking that a client can hold `value` of them.
+    """Return the classes that have examples, after checking that a client can hold `value` of them.
 
     Raises:
-        SettingsError: fewer than one, or more than there are.
+        SettingsError: `value` is below 1 or above the number of classes.
     """
     present = np.flatnonzero(class_sizes(labels, num_classes))
     if not 1 <= value <= len(present):
         raise SettingsError(
-            f"{name}={value}: a client can hold 1 to {len(present)} classes here, the data set has no more; "
-            f"set {name} within that range"
+            f"{name}={value}: expected 1 to {len(present)} classes, the number of classes in the data set"
         )
     return present
+
+
+def check_alpha(alpha: float) -> None:
+    """Check the concentration of a Dirichlet distribution.
+
+    Raises:
+        SettingsError: it is not a positive number.
+    """
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise SettingsError(f"partition.alpha={alpha} is not a positive number; usual values are 0.01 to 100")

@@ -1,12 +1,10 @@
-"""Label skew by a Dirichlet distribution, in bounded time."""
+"""Label skew with a Dirichlet distribution per class."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from pflsim.data.partitions.deal import apportion, class_sizes, deal
+from pflsim.data.partitions.deal import apportion, check_alpha, class_sizes, deal
 from pflsim.errors import SettingsError
 
 
@@ -21,7 +19,7 @@ def dirichlet(
     min_examples: int = 10,
     balance: bool = True,
 ) -> list[np.ndarray]:
-    """Share each class out over the clients in proportions p_c ~ Dirichlet(α, ..., α). Every example is used.
+    """Divide each class over the clients in proportions p_c ~ Dirichlet(α, ..., α). All examples are used.
 
     Hsu et al. 2019 (arXiv:1909.06335) in the form of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and PFLlib.
 
@@ -30,25 +28,24 @@ def dirichlet(
         num_classes: C.
         clients: N.
         rng: draws the proportions and the examples.
-        writers: not used.
-        alpha: concentration; small is skewed (0.01: nearly one class a client), large is even.
-        min_examples: every client gets at least so many examples.
-        balance: a client that already holds n/N examples gets nothing of the classes still to come.
+        writers: unused.
+        alpha: concentration; small is skewed (0.01: nearly one class per client), large is even.
+        min_examples: minimum number of examples per client.
+        balance: give no further classes to clients that hold n/N examples.
 
     Raises:
-        SettingsError: alpha not a positive number, or more examples promised than there are.
+        SettingsError: alpha is not positive, or there are fewer than clients · min_examples examples.
 
     Notes:
-        Public code draws again until every client has min_examples, which for many clients or a small α never ends.
-        Here one draw is repaired: a client below the minimum takes examples of the largest class of the largest client.
+        Public code redraws until each client has min_examples, which may not terminate for many clients or a small α.
+        Here clients below the minimum receive examples of the largest class of the largest client.
     """
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise SettingsError(f"partition.alpha={alpha} is not a positive number; usual values are 0.01 to 100")
+    check_alpha(alpha)
     needed = max(min_examples, 1)
     if min_examples < 0 or clients * needed > len(labels):
         raise SettingsError(
-            f"{clients} clients with partition.min_examples={min_examples} need {clients * needed} examples, there are "
-            f"{len(labels)}: set min_examples to 0..{len(labels) // clients} or clients to at most "
+            f"{clients} clients with partition.min_examples={min_examples} need {clients * needed} examples, but only "
+            f"{len(labels)} exist: set min_examples to 0..{len(labels) // clients} or clients to at most "
             f"{len(labels) // needed}"
         )
     counts = np.zeros((clients, num_classes), dtype=np.int64)
@@ -59,14 +56,14 @@ def dirichlet(
 
 
 def _proportions(alpha: float, held: np.ndarray, examples: int, balance: bool, rng: np.random.Generator) -> np.ndarray:
-    """Draw one class's proportions [N]; clients that hold their fair share already are left out when `balance`."""
+    """Draw one class's proportions [N]; with `balance`, clients with n/N examples or more receive none."""
     p = rng.dirichlet(np.full(len(held), alpha))
     p = np.where(np.isfinite(p), p, 0.0)
     room = held < examples / len(held) if balance else np.ones(len(held), dtype=bool)
     room = room if room.any() else np.ones(len(held), dtype=bool)
     p = p * room
     if p.sum() <= 0:
-        # α so small that the draw underflowed, or that all of it fell on full clients: its limit is one client for all.
+        # The draw underflowed, or fell on full clients only: the limit for small α is a single client.
         p[rng.choice(np.flatnonzero(room))] = 1.0
     return p / p.sum()
 

@@ -1,4 +1,4 @@
-"""A few labels per client and widely differing sizes: the rule of FedProx's, Ditto's and pFedMe's generators."""
+"""A few labels per client and lognormal sizes, as in the generators of FedProx, Ditto and pFedMe."""
 
 from __future__ import annotations
 
@@ -25,56 +25,55 @@ def label_lognormal(
 ) -> list[np.ndarray]:
     """Give client i the labels (i + j) mod C, j < classes, in equal parts, and a lognormal number of examples.
 
-    The size of client i is `exp(N(ln median, sigma²))`, held within smallest..largest. The defaults put 95% of the
-    draws between 100 and 1,600, the sizes that the papers report for 20 clients on MNIST.
+    The size of client i is `exp(N(ln median, sigma²))`, clipped to smallest..largest. With the defaults, 95% of the
+    draws lie between 100 and 1,600, the sizes that the papers report for 20 clients on MNIST.
 
     Args:
         labels: [n] int.
-        num_classes: C; classes without examples are passed over.
+        num_classes: C; classes without examples are skipped.
         clients: N.
         rng: draws sizes and examples.
-        writers: not used.
-        classes: labels of each client.
-        median: median number of examples of a client.
+        writers: unused.
+        classes: labels per client.
+        median: median number of examples per client.
         sigma: standard deviation of the logarithm of the size.
-        smallest: examples that every client has at least, before scaling.
-        largest: examples that a client has at most, before scaling.
+        smallest: minimum number of examples per client, before scaling.
+        largest: maximum number of examples per client, before scaling.
 
     Raises:
-        SettingsError: settings out of range, or too few examples for every client to have one of each of its labels.
+        SettingsError: a setting is out of range, or a label has fewer examples than clients that hold it.
 
     Notes:
-        When the clients of some label ask for more than there is of it, all sizes are scaled down by one common factor,
-        so that a small data set gets the same shape. What is not asked for goes unused. The generators draw a factor
-        per client and label with σ = 2 and no bounds, and differ among themselves; equal parts keep a client at
-        `classes` labels of comparable weight.
+        If a label has too few examples, all sizes are scaled down by one common factor. Other examples are unused. The
+        original generators draw a factor per client and label with σ = 2 and no bounds, and differ from each other.
+        Equal parts give a client's labels comparable weights.
     """
     present = check_classes("partition.classes", classes, labels, num_classes)
     if not (0 < median < math.inf and 0 <= sigma < math.inf and classes <= smallest <= largest):
         raise SettingsError(
-            f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: needs "
-            f"median > 0, sigma ≥ 0 and {classes} (the classes) ≤ smallest ≤ largest"
+            f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: expected "
+            f"median > 0, sigma ≥ 0 and partition.classes={classes} ≤ smallest ≤ largest"
         )
     sizes = np.clip(np.exp(rng.normal(math.log(median), abs(sigma), clients)), smallest, largest)
     held = present[(np.arange(clients)[:, None] + np.arange(classes)) % len(present)]  # [N, classes]
-    asked = np.zeros((clients, num_classes), dtype=np.int64)
+    requested = np.zeros((clients, num_classes), dtype=np.int64)
     for client, size in enumerate(sizes):
-        asked[client, held[client]] = apportion(np.ones(classes), int(size))
-    return deal(labels, _fit(asked, class_sizes(labels, num_classes)), rng)
+        requested[client, held[client]] = apportion(np.ones(classes), int(size))
+    return deal(labels, _scale_to_fit(requested, class_sizes(labels, num_classes)), rng)
 
 
-def _fit(asked: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Scale counts [N, C] by one factor until every class has enough, with at least one wherever one was asked."""
-    total, holders = asked.sum(axis=0), (asked > 0).sum(axis=0)
-    if (holders > there).any():
-        c = int(np.argmax(holders - there))
+def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
+    """Scale counts [N, C] by one factor until each class suffices, and keep at least one where one was requested."""
+    total, holders = requested.sum(axis=0), (requested > 0).sum(axis=0)
+    if (holders > available).any():
+        c = int(np.argmax(holders - available))
         raise SettingsError(
-            f"label_lognormal: {holders[c]} of {len(asked)} clients hold label {c}, which has only {there[c]} "
+            f"label_lognormal: {holders[c]} of {len(requested)} clients hold label {c}, which has only {available[c]} "
             "examples; use fewer clients or fewer partition.classes"
         )
-    short = total > there
+    short = total > available
     if not short.any():
-        return asked
-    # One example is set aside for each holder, the rest of the class is scaled: floors then never exceed what is there.
-    factor = ((there - holders)[short] / (total - holders)[short]).min()
-    return np.where(asked > 0, 1 + np.floor((asked - 1) * factor).astype(np.int64), 0)
+        return requested
+    # Reserve one example per holder and scale the rest, so that the floors never exceed the available examples.
+    factor = ((available - holders)[short] / (total - holders)[short]).min()
+    return np.where(requested > 0, 1 + np.floor((requested - 1) * factor).astype(np.int64), 0)

@@ -1,1 +1,1 @@
-"""Where data sets come from: one file per source, each with a function `load(*, settings) -> Dataset`."""
+"""Data sets: one file per source, each with a function `load(*, settings) -> Dataset`."""

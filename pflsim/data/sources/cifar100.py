@@ -1,4 +1,4 @@
-"""CIFAR-100: 50,000 + 10,000 colour images, 32×32, of 100 classes in 20 groups."""
+"""CIFAR-100: 50,000 + 10,000 colour images, 32×32, 100 classes in 20 superclasses."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pflsim.data.sources.common import finished, has_file, joined, not_found
 
 
 def load(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
-    """Load CIFAR-100 from `root`/cifar-100-python, where torchvision keeps it.
+    """Load CIFAR-100 from `root`/cifar-100-python, torchvision's folder.
 
     Args:
         root: folder of data sets.
-        download: fetch it with torchvision when it is not there (169 MB).
-        coarse: the 20 groups as classes instead of the 100.
-        standardize: subtract the mean and divide by the deviation of each colour over the training part.
+        download: download missing files (169 MB) with torchvision.
+        coarse: use the 20 superclasses instead of the 100 classes.
+        standardize: standardise each channel with statistics of the training part.
 
     Returns:
         x [60000, 3, 32, 32] uint8, 100 classes (or 20).
 
     Raises:
-        SettingsError: not there, or not readable; says where to put which files.
+        SettingsError: files are missing or invalid.
     """
     folder = Path(root) / "cifar-100-python"
     if not all(has_file(folder / part) for part in ("train", "test")):

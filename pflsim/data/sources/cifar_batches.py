@@ -1,4 +1,4 @@
-"""CIFAR's own files: pickled dictionaries with rows of 3,072 bytes."""
+"""Reads CIFAR batch files: pickled dictionaries with rows of 3,072 bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pflsim.data.sources.common import reason
 from pflsim.errors import SettingsError
 
-# What NumPy arrays need to be unpickled.
+# Functions that unpickling NumPy arrays requires.
 ALLOWED = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.numeric", "_frombuffer"),
@@ -24,18 +24,18 @@ BROKEN = (
     OSError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError, ImportError,
     ArithmeticError, MemoryError, RecursionError, AssertionError, struct.error,
 )  # fmt: skip
-"""What the unpickler raises at bytes that are no pickle."""
+"""Errors of the unpickler for invalid bytes."""
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """`_codecs.encode` for the one encoding in which Python 3 pickles bytes for Python 2."""
+    """Replace `_codecs.encode` for latin1, which Python 3 uses to pickle bytes for Python 2."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
     return text.encode("latin1")
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles dictionaries, lists, strings, numbers and arrays. Anything else in a data file is refused, not run."""
+    """Unpickles dictionaries, lists, strings, numbers and arrays only, so that data files cannot run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("numpy.core.", "numpy._core.")  # the original files were written by NumPy 1
@@ -47,7 +47,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_batches(files: Sequence[Path], label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 3, 32, 32] uint8 and labels [n] int64 of several batch files.
+    """Read images [n, 3, 32, 32] uint8 and labels [n] int64 from batch files.
 
     Args:
         files: in order.
@@ -55,7 +55,7 @@ def read_batches(files: Sequence[Path], label_key: str, num_classes: int) -> tup
         num_classes: C.
 
     Raises:
-        SettingsError: a file that is not a CIFAR batch; says which.
+        SettingsError: a file is not a CIFAR batch.
     """
     xs, ys = [], []
     for path in files:
@@ -83,5 +83,5 @@ def _read(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
         return data, labels.astype(np.int64)
     if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**63 for label in labels):
-        raise SettingsError(f"{path}: {label_key!r} is no list of whole numbers")
+        raise SettingsError(f"{path}: {label_key!r} is not a list of integers")
     return data, np.array(labels, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the sources share: looking for files, joining parts, a fixed train/test split, standardisation, downloads."""
+"""Helpers of the sources: file lookup, joining parts, a fixed train/test split, standardisation, downloads."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
 
-MOST_CLASSES = 100_000
-"""More than any data set has; a label beyond is a mistake in the file."""
+MAX_CLASSES = 100_000
+"""Limit on labels, to detect invalid files."""
 
 
 def has_file(path: Path, setting: str = "data.root") -> bool:
-    """Whether there is a file of that name; a folder, a pipe or a device is none.
+    """Return whether a path is a regular file.
 
     Raises:
-        SettingsError: it cannot be told (no permission, a loop of links, a name that no file can have).
+        SettingsError: the path cannot be read, e.g. for lack of permission.
     """
-    return _is(path, stat.S_ISREG, setting)
+    return _has_type(path, stat.S_ISREG, setting)
 
 
 def has_folder(path: Path, setting: str = "data.root") -> bool:
-    """Whether there is a folder of that name.
+    """Return whether a path is a folder.
 
     Raises:
-        SettingsError: it cannot be told, as for `has_file`.
+        SettingsError: as for `has_file`.
     """
-    return _is(path, stat.S_ISDIR, setting)
+    return _has_type(path, stat.S_ISDIR, setting)
 
 
-def _is(path: Path, kind: Callable[[int], bool], setting: str) -> bool:
+def _has_type(path: Path, kind: Callable[[int], bool], setting: str) -> bool:
     try:
         return kind(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SettingsError(f"{setting}: {shortened(str(path))} cannot be looked for: {reason(error)}") from error
+        raise SettingsError(f"{setting}: {shortened(str(path))} cannot be read: {reason(error)}") from error
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, by name, but for names that begin with a dot.
+    """Return the entries of a folder sorted by name, without hidden ones.
 
     Raises:
-        SettingsError: it cannot be listed.
+        SettingsError: the folder cannot be read.
     """
     try:
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
@@ -60,25 +60,25 @@ def entries(folder: Path) -> list[Path]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one line, or its name where it says nothing."""
-    told = error.strerror if isinstance(error, OSError) else None
-    return (told or str(error) or type(error).__name__).partition("\n")[0]
+    """Return an error's message in one line, or its type if it has none."""
+    system_message = error.strerror if isinstance(error, OSError) else None
+    return (system_message or str(error) or type(error).__name__).partition("\n")[0]
 
 
 def joined(
     name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], num_classes: int
 ) -> Dataset:
-    """Put the official training and test parts, (x, y) each, into one data set."""
+    """Concatenate the official training and test parts, (x, y) each."""
     x = np.concatenate([train[0], test[0]])
     y = np.concatenate([train[1], test[1]]).astype(np.int64)
     return Dataset(name, x, y, num_classes, len(train[1]))
 
 
 def check_together(one: Path, x: np.ndarray, other: Path, x_other: np.ndarray) -> None:
-    """Hold the examples of two files to one shape.
+    """Check that the examples of two files have the same shape.
 
     Raises:
-        SettingsError: they differ; names both files.
+        SettingsError: they differ.
     """
     if x.shape[1:] != x_other.shape[1:]:
         raise SettingsError(
@@ -87,13 +87,13 @@ def check_together(one: Path, x: np.ndarray, other: Path, x_other: np.ndarray) -
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
-    """Give data without an official split one: `share` of each class is for training.
+    """Split data without an official split: `share` of each class is for training.
 
-    Which examples is decided by their content alone, so it is the same in every run and however the rows are stored.
+    The content of the examples determines the split, so it is the same in all runs and for any stored order.
 
     Args:
-        dataset: its `train_size` is ignored.
-        share: training share of each class, rounded half up; a class of two or more keeps one example on either side.
+        dataset: the data set; its `train_size` is ignored.
+        share: training fraction of each class, rounded half up. A class of two or more has an example in both parts.
 
     Returns:
         The same examples, training part first.
@@ -114,9 +114,9 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
 
 
 def standardized(dataset: Dataset) -> Dataset:
-    """Add the mean and standard deviation of each channel (of each feature, for flat data), over the training part.
+    """Add the mean and standard deviation per channel (or feature) of the scaled training part.
 
-    Both are of the inputs after scaling. A channel that never varies gets the deviation 1.
+    A constant channel has the deviation 1.
     """
     x = dataset.x[: dataset.train_size]
     axes = (0, *range(2, x.ndim))
@@ -133,28 +133,28 @@ def standardized(dataset: Dataset) -> Dataset:
 
 
 def finished(dataset: Dataset, standardize: bool) -> Dataset:
-    """The data set with or without standardisation; without, inputs stay in [0, 1]."""
+    """Return the data set, with standardisation if requested."""
     return standardized(dataset) if standardize else dataset
 
 
 def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:
-    """The error that says where data were looked for, which files belong there and what to do."""
-    ways = f"put them there, or set data.root=DIR to where they are (looked in {folder.absolute()})"
+    """Return the error for missing files, with the expected files and remedies."""
+    remedy = f"put them there, or set data.root=DIR to their folder (looked in {folder.absolute()})"
     if can_download:
-        ways += ", or allow the download with data.download=true"
-    return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {ways}")
+        remedy += ", or allow the download with data.download=true"
+    return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {remedy}")
 
 
 def download(name: str, fetch: Callable[[], object], folder: Path) -> None:
     """Run a torchvision download.
 
     Raises:
-        SettingsError: it failed; says where the files can be put by hand.
+        SettingsError: it failed.
     """
     try:
         fetch()
     except (OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
-        # URLError is an OSError; torchvision raises RuntimeError; what came may be no archive
+        # URLError is an OSError; torchvision raises RuntimeError; the archive may be damaged
         raise SettingsError(
             f"the download of {name} into {folder.absolute()} failed ({reason(error)}); "
             "check the network, or put the files there by hand"

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8×8, in the package itself, nothing to download."""
+"""The handwritten digits of scikit-learn: 1,797 images of 8×8, included in the package."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pflsim.data.sources.common import finished, fixed_split
 def load(*, standardize: bool = False) -> Dataset:
     """Load the digits (the test part of UCI's Optical Recognition of Handwritten Digits), 16 grey levels.
 
-    They have no official split; a fixed one, 80% of each class for training, serves as such (the same for every seed).
+    There is no official split; a fixed 80% of each class is the training part, for every seed.
 
     Args:
-        standardize: subtract the mean and divide by the deviation of the training part.
+        standardize: standardise with statistics of the training part.
 
     Returns:
         x [1797, 1, 8, 8] uint8 in 0..16, 10 classes.

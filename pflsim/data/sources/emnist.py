@@ -14,20 +14,19 @@ CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits"
 
 
 def load(*, root: str = "data", download: bool = False, split: str = "balanced", standardize: bool = False) -> Dataset:
-    """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, where torchvision keeps it.
+    """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, torchvision's folder.
 
     Args:
         root: folder of data sets.
-        download: fetch it with torchvision when it is not there (560 MB).
+        download: download missing files (560 MB) with torchvision.
         split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist (10).
-        standardize: subtract the mean and divide by the deviation of the training part.
+        standardize: standardise with statistics of the training part.
 
     Returns:
-        x [n, 1, 28, 28] uint8, upright (the files hold the images transposed); labels from 0, for letters too
-        (their files count from 1).
+        x [n, 1, 28, 28] uint8, upright (the files store transposed images). Labels start at 0, also those of letters.
 
     Raises:
-        SettingsError: no such split; not there, or not readable; says where to put which files.
+        SettingsError: the split is unknown, or files are missing or invalid.
     """
     if split not in CLASSES:
         raise SettingsError(f"data.split={split!r} is not one of: {', '.join(CLASSES)}")

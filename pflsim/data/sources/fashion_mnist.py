@@ -10,18 +10,18 @@ from pflsim.data.sources.mnist_family import load_idx
 
 
 def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
-    """Load Fashion-MNIST from `root`/FashionMNIST/raw, where torchvision keeps it (plain or .gz files).
+    """Load Fashion-MNIST from `root`/FashionMNIST/raw (plain or .gz files), torchvision's folder.
 
     Args:
         root: folder of data sets.
-        download: fetch it with torchvision when it is not there.
-        standardize: subtract the mean and divide by the deviation of the training part.
+        download: download missing files with torchvision.
+        standardize: standardise with statistics of the training part.
 
     Returns:
         x [70000, 1, 28, 28] uint8, 10 classes.
 
     Raises:
-        SettingsError: not there, or not readable; says where to put which files.
+        SettingsError: files are missing or invalid.
     """
 
     def fetch() -> object:

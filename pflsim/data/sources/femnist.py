@@ -19,27 +19,27 @@ PIXELS = 28 * 28
 
 
 def load(*, root: str = "data", standardize: bool = False) -> Dataset:
-    """Load what LEAF's preprocessing leaves: train/*.json and test/*.json with `users` and `user_data`.
+    """Load the output of LEAF's preprocessing: train/*.json and test/*.json with `users` and `user_data`.
 
     Args:
-        root: folder of data sets; looked for in `root`/femnist, `root`/femnist/data and `root` itself.
-        standardize: subtract the mean and divide by the deviation of the training part.
+        root: folder of data sets; searches `root`/femnist, `root`/femnist/data and `root`.
+        standardize: standardise with statistics of the training part.
 
     Returns:
-        x [n, 1, 28, 28], uint8 where the files hold multiples of 1/255 as LEAF writes them (else float32), 62 classes,
-        and `writers` [n]: numbers of the users in the order of their names, common to both parts.
+        x [n, 1, 28, 28], uint8 if the values are multiples of 1/255 as LEAF writes them (else float32), 62 classes,
+        and `writers` [n]: indices of the users sorted by name, shared by both parts.
 
     Raises:
-        SettingsError: not there, or a file that is not of this format; says which, and where in it.
+        SettingsError: files are missing or invalid.
 
     Notes:
-        LEAF does not offer ready files: `preprocess.sh` of its femnist folder makes them. Its `-t sample` gives every
-        writer examples in both parts, `-t user` keeps the writers of the test part apart.
+        `preprocess.sh` in LEAF's femnist folder creates the files. With `-t sample`, each writer has examples in both
+        parts; with `-t user`, the parts have different writers.
     """
-    places = [Path(root) / "femnist", Path(root) / "femnist" / "data", Path(root)]
-    folder = next((p for p in places if all(_json_files(p / part) for part in ("train", "test"))), None)
+    folders = [Path(root) / "femnist", Path(root) / "femnist" / "data", Path(root)]
+    folder = next((p for p in folders if all(_json_files(p / part) for part in ("train", "test"))), None)
     if folder is None:
-        raise not_found("femnist", places[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
+        raise not_found("femnist", folders[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
     parts = {part: _read_part(folder / part) for part in ("train", "test")}
     numbers = {name: i for i, name in enumerate(sorted({u for users, _, _ in parts.values() for u in users}))}
     writers = np.array([numbers[u] for users, _, _ in parts.values() for u in users], dtype=np.int64)
@@ -54,7 +54,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 
 def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The writer's name of each row, x [n, 784] float32 and y [n] of all files of a folder, in the order of names."""
+    """Return the writer of each row, x [n, 784] float32 and y [n] of all files of a folder, sorted by file name."""
     users, xs, ys = [], [], []
     for path in _json_files(folder):
         for user, (x, y) in _read_file(path).items():

@@ -17,7 +17,7 @@ from pflsim.memory import check_room
 
 
 def find(folders: Sequence[Path], name: str) -> Path | None:
-    """The file `name` or `name`.gz in the first of the folders that has it, or None."""
+    """Return the path of `name` or `name`.gz in the first folder that has it, or None."""
     return next((f for folder in folders for f in (folder / name, folder / f"{name}.gz") if has_file(f)), None)
 
 
@@ -26,10 +26,10 @@ def read(path: Path, dims: int) -> np.ndarray:
 
     Args:
         path: the file; gzipped if its name ends in .gz.
-        dims: how many axes it must have, 3 for images and 1 for labels.
+        dims: expected number of axes, 3 for images and 1 for labels.
 
     Raises:
-        SettingsError: not such a file, or cut short; names the file.
+        SettingsError: the file is damaged or has another format.
     """
     try:
         with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
@@ -39,13 +39,13 @@ def read(path: Path, dims: int) -> np.ndarray:
     if len(body) != math.prod(shape):
         held = f"{len(body)} bytes" if len(body) < math.prod(shape) else "more"
         raise SettingsError(
-            f"{path} is cut short or overlong: its header says {shape}, it holds {held}; fetch it again"
+            f"{path} is cut short or overlong: its header says {shape}, but it has {held}; fetch it again"
         )
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
 def _read(path: Path, file: IO[bytes], dims: int) -> tuple[tuple[int, ...], bytes]:
-    """The shape that the header gives, and no more than a byte beyond it: a small .gz may unpack to any size.
+    """Return the shape in the header, and at most one byte more than it needs: a small .gz may unpack to any size.
 
     Header: two zero bytes, 8 for unsigned bytes, the number of axes, then each axis as a big-endian 32-bit number.
     """
@@ -55,17 +55,19 @@ def _read(path: Path, file: IO[bytes], dims: int) -> tuple[tuple[int, ...], byte
     shape = tuple(int(n) for n in np.frombuffer(header, dtype=">u4", offset=4))
     if not math.prod(shape):
         raise SettingsError(f"{path} is empty: its header says {shape}; fetch it again")
-    check_room(f"{path}, whose header says {shape},", math.prod(shape), "fetch it again, or use a larger machine")
+    check_room(
+        f"{path}, whose header says {shape},", math.prod(shape), "fetch it again, or use a machine with more memory"
+    )
     return shape, file.read(math.prod(shape) + 1)
 
 
 def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, 1, h, w] uint8 and labels [n] int64 from their two files.
+    """Read images [n, 1, h, w] uint8 and labels [n] int64 from their files.
 
     Raises:
-        SettingsError: unreadable, or different numbers of images and labels.
+        SettingsError: a file cannot be read, or the numbers of images and labels differ.
     """
     x, y = read(images, 3), read(labels, 1)
     if len(x) != len(y) or not len(y):
-        raise SettingsError(f"{images} holds {len(x)} images and {labels} {len(y)} labels: they do not belong together")
+        raise SettingsError(f"{images} holds {len(x)} images and {labels} {len(y)} labels; expected equal numbers")
     return x[:, None], y.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Any folder of images, a subfolder per class."""
+"""Loads a folder of images with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -13,33 +13,31 @@ from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-LARGEST = 4096
-"""Pixels of a side."""
+MAX_SIZE = 4096
+"""Maximum side length in pixels."""
 
 
 def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, standardize: bool = False) -> Dataset:
     """Load images from `root`/train/CLASS/* and `root`/test/CLASS/*, or from `root`/CLASS/*.
 
-    With a single level, a fixed 80% of each class, chosen by content, serves as the official training part.
+    Without train and test folders, a fixed 80% of each class, chosen by content, is the training part.
 
     Args:
-        root: the folder. Classes are numbered in the order of their names; files whose names begin with a dot or do not
-            end like an image's are passed over.
-        size: every image is brought to size × size pixels (bilinear).
+        root: the folder. Classes are sorted by name; hidden files and files without an image suffix are skipped.
+        size: side length in pixels to which images are resized (bilinear).
         grayscale: one channel instead of three.
-        standardize: subtract the mean and divide by the deviation of each channel over the training part.
+        standardize: standardise each channel with statistics of the training part.
 
     Returns:
         x [n, 3 or 1, size, size] uint8. The name is the folder's.
 
     Raises:
-        SettingsError: no such folder, a class without images to train on, an unreadable image, or a class that only the
-            test part has.
+        SettingsError: the folder does not exist, an image cannot be read, or a class has no training images.
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
-    if not 1 <= size <= LARGEST:
-        raise SettingsError(f"data.size={size}: expected 1 to {LARGEST} pixels")
+    if not 1 <= size <= MAX_SIZE:
+        raise SettingsError(f"data.size={size}: expected 1 to {MAX_SIZE} pixels")
     folder = Path(root)
     if not has_folder(folder):
         raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
@@ -68,7 +66,7 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _list(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
-    """The images of a part with their labels, by class and then by file name."""
+    """Return the images of a part with their labels, sorted by class and file name."""
     files: list[tuple[Path, int]] = []
     for label, name in enumerate(classes):
         if has_folder(folder / name):
@@ -88,9 +86,9 @@ def _check_all_there(folder: Path, classes: list[str], files: list[tuple[Path, i
 
 
 def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Images [n, channels, size, size] uint8 and labels [n] int64."""
+    """Read images [n, channels, size, size] uint8 and labels [n] int64."""
     channels = 1 if grayscale else 3
-    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "take a smaller size")
+    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "use a smaller size")
     x = np.empty((len(files), channels, size, size), dtype=np.uint8)
     for row, (path, _) in enumerate(files):
         x[row] = _image(path, size, grayscale)
@@ -108,6 +106,6 @@ def _image(path: Path, size: int, grayscale: bool) -> np.ndarray:
             if image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, dtype=np.uint8)
-    except Exception as error:  # a decoder for every format, and each raises what it likes at broken bytes
+    except Exception as error:  # decoders raise various errors for invalid bytes
         raise SettingsError(f"{path} cannot be read as an image ({reason(error)}); repair it or take it out") from error
     return pixels[None] if grayscale else pixels.transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""Loading data sets that come as four IDX files: MNIST, Fashion-MNIST and EMNIST, where torchvision puts them."""
+"""Loads data sets of four IDX files: MNIST, Fashion-MNIST and EMNIST."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def load_idx(
     fetch: Callable[[], object] | None,
     first_label: int = 0,
 ) -> Dataset:
-    """Load the training and the test part from `<stem>-images-idx3-ubyte` and `<stem>-labels-idx1-ubyte` (or .gz).
+    """Load the training and test parts from `<stem>-images-idx3-ubyte` and `<stem>-labels-idx1-ubyte` (or .gz).
 
     Args:
         name: the data set's name.
-        folder: where the files are, or will be downloaded to.
-        stems: how the files of the training part and of the test part begin.
+        folder: folder of the files and of downloads.
+        stems: file name prefixes of the training and the test part.
         num_classes: C.
-        fetch: downloads the files when they are not there; None: not allowed.
-        first_label: what the files call class 0.
+        fetch: downloads the files if missing; None: no download.
+        first_label: label of class 0 in the files.
 
     Raises:
-        SettingsError: not there, download failed, unreadable, labels out of range, or images of two sizes.
+        SettingsError: files are missing or invalid, or the download failed.
     """
     names = [f"{stem}-{kind}-ubyte" for stem in stems for kind in ("images-idx3", "labels-idx1")]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import MOST_CLASSES, finished, has_file, has_folder, joined, reason
+from pflsim.data.sources.common import MAX_CLASSES, finished, has_file, has_folder, joined, reason
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
@@ -23,7 +23,7 @@ UNREADABLE = (
     OSError, EOFError, ValueError, RuntimeError, LookupError, SyntaxError, MemoryError, ArithmeticError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
-"""What NumPy and zipfile raise at an archive that is cut, overwritten, encrypted or of an unknown compression."""
+"""Errors of NumPy and zipfile for damaged, encrypted or unsupported archives."""
 
 
 def load(
@@ -34,30 +34,30 @@ def load(
     Args:
         path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
             [n, H, W, C], [n, C, H, W] or [n, features]. y: integers from 0, [n] or [n, 1].
-        layout: of four axes: "hwc", "chw", or "auto": whichever of the last and the second axis is 1, 3 or 4 long holds
-            the channels.
-        num_classes: C; None: the largest label plus one.
-        standardize: subtract the mean and divide by the deviation of each channel over the training part.
+        layout: layout of 4-D arrays: "hwc", "chw" or "auto", which detects the axis of channels by its length 1, 3 or
+            4.
+        num_classes: C; None: largest label + 1.
+        standardize: standardise each channel with statistics of the training part.
 
     Returns:
-        x [n, channels, height, width] or [n, features]. The name is the file's, without ".npz".
+        x [n, channels, height, width] or [n, features]. The name is the file name without ".npz".
 
     Raises:
-        SettingsError: no such file, or one that does not fit; names the file, the key and what was expected.
+        SettingsError: the file does not exist or has invalid arrays.
     """
     if not path:
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
     if layout not in ("auto", "hwc", "chw"):
         raise SettingsError(f"data.layout={layout!r} is not one of: auto, hwc, chw")
-    if num_classes is not None and not 1 <= num_classes <= MOST_CLASSES:
-        raise SettingsError(f"data.num_classes={num_classes}: expected a whole number from 1 to {MOST_CLASSES}")
+    if num_classes is not None and not 1 <= num_classes <= MAX_CLASSES:
+        raise SettingsError(f"data.num_classes={num_classes}: expected a whole number from 1 to {MAX_CLASSES}")
     arrays = _read(Path(path))
     parts = {}
     for part in ("train", "test"):
         x = _images(path, f"x_{part}", arrays[f"x_{part}"], layout)
         y = _labels(path, f"y_{part}", arrays[f"y_{part}"], num_classes)
         if len(x) != len(y):
-            raise SettingsError(f"{path}: x_{part} has {len(x)} rows, y_{part} has {len(y)}; expected as many of both")
+            raise SettingsError(f"{path}: x_{part} has {len(x)} rows, y_{part} has {len(y)}; expected equal numbers")
         parts[part] = (x, y)
     (x_train, y_train), (x_test, y_test) = parts["train"], parts["test"]
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
@@ -106,13 +106,13 @@ def _is_single_array(path: Path) -> bool:
 
 
 def _array(path: Path, key: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read one array; what its header promises must be there, since memory for it is taken before it is read."""
+    """Read one array after checking its size, since NumPy allocates memory before it reads."""
     with archive.open(member) as file:
         shape, dtype = _header(path, key, file)
         size = dtype.itemsize * math.prod(shape)
         if member.file_size - file.tell() != size:
             raise SettingsError(
-                f"{path}: {key} is damaged: its header says {dtype} {shape}, {size} bytes, and it holds "
+                f"{path}: {key} is damaged: its header says {dtype} {shape}, {size} bytes, but it has "
                 f"{member.file_size - file.tell()}"
             )
     with archive.open(member) as file:
@@ -126,13 +126,13 @@ def _header(path: Path, key: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.
         shape, _, dtype = reader(file)
     except ValueError as error:
         raise SettingsError(f"{path}: {key} is not a NumPy array ({reason(error)})") from error
-    if dtype.hasobject or dtype.names or dtype.subdtype:  # objects, which only pickle could read; records
+    if dtype.hasobject or dtype.names or dtype.subdtype:  # objects would need pickle; records
         raise SettingsError(f"{path}: {key} is not a plain array; expected numbers, not objects")
     return shape, dtype
 
 
 def _images(path: str, key: str, x: np.ndarray, layout: str) -> np.ndarray:
-    """Check images or features and bring them to [n, channels, height, width] or [n, features]."""
+    """Check images or features; return them as [n, channels, height, width] or [n, features]."""
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise SettingsError(f"{path}: {key} is {x.dtype}, expected uint8 (0..255) or floating point")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
@@ -160,7 +160,7 @@ def _channels_last(path: str, key: str, x: np.ndarray, layout: str) -> bool:
     last, first = x.shape[3] in CHANNELS, x.shape[1] in CHANNELS
     if last == first:
         raise SettingsError(
-            f"{path}: {key} has shape {x.shape}, from which the axis of the channels is not clear (1, 3 or 4 long); "
+            f"{path}: {key} has shape {x.shape}; the axis of channels (length 1, 3 or 4) is ambiguous; "
             "set data.layout=hwc or data.layout=chw"
         )
     return last
@@ -171,9 +171,9 @@ def _labels(path: str, key: str, y: np.ndarray, num_classes: int | None) -> np.n
         y = y[:, 0]
     if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
         raise SettingsError(f"{path}: {key} is {y.dtype} {y.shape}, expected integer labels [n]")
-    if y.min() < 0 or y.max() >= (num_classes or MOST_CLASSES):
+    if y.min() < 0 or y.max() >= (num_classes or MAX_CLASSES):
         upto = "" if num_classes is None else f" (data.num_classes={num_classes})"
         raise SettingsError(
-            f"{path}: {key} holds labels {y.min()}..{y.max()}, expected 0..{(num_classes or MOST_CLASSES) - 1}{upto}"
+            f"{path}: {key} holds labels {y.min()}..{y.max()}, expected 0..{(num_classes or MAX_CLASSES) - 1}{upto}"
         )
     return y.astype(np.int64)

@@ -275,7 +275,7 @@ def test_a_bomb_is_read_no_further_than_its_header_says(tmp_path: Path) -> None:
     (folder / "train-images-idx3-ubyte").unlink()
     (folder / "train-images-idx3-ubyte.gz").write_bytes(bomb)
     refuses(
-        r"images-idx3-ubyte.gz is cut short or overlong: .*\(6, 4, 5\), it holds more", mnist.load, root=str(tmp_path)
+        r"images-idx3-ubyte.gz is cut short or overlong: .*\(6, 4, 5\), but it has more", mnist.load, root=str(tmp_path)
     )
 
 
@@ -320,13 +320,13 @@ class Evil:
         (Evil(os.mkdir, "made_by_a_pickle"), r"it asks for posix.mkdir"),
         (Evil(eval, "1"), "it asks for builtins.eval"),
         (Evil(np.load, "x"), "it asks for numpy.load"),
-        (cifar_batch([0.5, 1]), "'labels' is no list of whole numbers"),
-        (cifar_batch([True, 1]), "'labels' is no list of whole numbers"),
-        (cifar_batch(3), "'labels' is no list of whole numbers"),
-        (cifar_batch([[0], [1]]), "'labels' is no list of whole numbers"),
-        (cifar_batch([0, 2**70]), "'labels' is no list of whole numbers"),
-        (cifar_batch(np.array([0, 1.5])), "'labels' is no list of whole numbers"),
-        (cifar_batch(np.array([[0, 1]])), "'labels' is no list of whole numbers"),
+        (cifar_batch([0.5, 1]), "'labels' is not a list of integers"),
+        (cifar_batch([True, 1]), "'labels' is not a list of integers"),
+        (cifar_batch(3), "'labels' is not a list of integers"),
+        (cifar_batch([[0], [1]]), "'labels' is not a list of integers"),
+        (cifar_batch([0, 2**70]), "'labels' is not a list of integers"),
+        (cifar_batch(np.array([0, 1.5])), "'labels' is not a list of integers"),
+        (cifar_batch(np.array([[0, 1]])), "'labels' is not a list of integers"),
         (cifar_batch([0, 10]), r"labels 0\.\.10 in 'labels', expected 0\.\.9"),
         (cifar_batch([-1, 1]), r"labels -1\.\.1"),
         (cifar_batch([0, 1, 2]), "with 3 labels, expected uint8"),
@@ -405,9 +405,9 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     refuses("gone.png cannot be read as an image", image_folder.load, root=root)
     (tmp_path / "a" / "cat" / "gone.png").unlink()
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a" / "loop")
-    refuses("loop' cannot be looked for: Too many levels of symbolic links", image_folder.load, root=root)
+    refuses("loop' cannot be read: Too many levels of symbolic links", image_folder.load, root=root)
     (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
-    refuses("loop.npz' cannot be looked for", npz.load, path=str(tmp_path / "loop.npz"))
+    refuses("loop.npz' cannot be read", npz.load, path=str(tmp_path / "loop.npz"))
 
 
 LOADERS = (cifar10.load, cifar100.load, emnist.load, fashion_mnist.load, femnist.load, image_folder.load, mnist.load)
@@ -416,12 +416,12 @@ LOADERS = (cifar10.load, cifar100.load, emnist.load, fashion_mnist.load, femnist
 @pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("root", ["a\0b", "x" * 5000, "x" * 300])
 def test_folders_with_names_that_cannot_be(load: Callable[..., Dataset], root: str) -> None:
-    refuses("cannot be looked for", load, root=root)
+    refuses("cannot be read", load, root=root)
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
 def test_files_with_names_that_cannot_be(path: str) -> None:
-    refuses("cannot be looked for", npz.load, path=path)
+    refuses("cannot be read", npz.load, path=path)
 
 
 @pytest.mark.parametrize("load", LOADERS)

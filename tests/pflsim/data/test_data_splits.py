@@ -139,7 +139,7 @@ def test_own_test_counts_hold_what_they_promise(data):
     there = np.array(data.draw(st.lists(st.integers(0, 20), min_size=classes, max_size=classes)))
     possible = _matching(held > 0, there) == clients
     if not possible:
-        with pytest.raises(SettingsError, match="no test example for client"):
+        with pytest.raises(SettingsError, match="client"):
             own_test_counts(held, there, np.random.default_rng(0))
         return
     counts = own_test_counts(held, there, np.random.default_rng(0))
@@ -178,7 +178,7 @@ def _matching(may, there):
 
 
 def test_official_names_the_client_that_cannot_be_tested():
-    with pytest.raises(SettingsError, match="no test example for client .* 60 clients share 50 official.*split=merged"):
+    with pytest.raises(SettingsError, match="60 clients share 50 official.*split=merged"):
         federate(make(800, 50), partitions.iid, splits.official, 60, 0)
 
 
@@ -194,7 +194,7 @@ def test_official_by_writer_tests_on_the_writers_own_examples():
     with pytest.raises(SettingsError, match="needs a data set with writers"):
         federate(dataclasses.replace(data, writers=None), partitions.iid, rule, 4, 0)
     apart = np.concatenate([np.arange(800) % 20, 20 + np.arange(200) % 20])
-    with pytest.raises(SettingsError, match="no writer of client 0 has an example.*split=merged"):
+    with pytest.raises(SettingsError, match="writers of client 0 .*split=merged"):
         federate(dataclasses.replace(data, writers=apart), partitions.by_writer, rule, 4, 0)
 
 
@@ -265,10 +265,10 @@ def test_validation_is_stratified():
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        (partial(splits.official, validation=1.0), r"split.validation=1.0 is not in \[0, 1\)"),
+        (partial(splits.official, validation=1.0), r"split.validation=1.0.* \[0, 1\)"),
         (partial(splits.official, validation=-0.1), "split.validation=-0.1"),
-        (partial(splits.official, test_by="names"), "test_by='names' is not one of: labels, writers"),
-        (partial(splits.merged, fraction=0.0), r"split.fraction=0.0 is not in \(0, 1\)"),
+        (partial(splits.official, test_by="names"), "test_by='names': .*labels.*writers"),
+        (partial(splits.merged, fraction=0.0), r"split.fraction=0.0.* \(0, 1\)"),
         (partial(splits.merged, fraction=1.0), "split.fraction=1.0"),
         (partial(splits.merged, validation=float("nan")), "split.validation=nan"),
         (partial(splits.counts, train=0), "split.train=0"),
@@ -286,7 +286,7 @@ def test_merged_names_the_client_with_one_example():
         federate(make(8, 2), partitions.iid, splits.merged, 10, 0)
 
 
-@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0 is not at least 1"), (801, "at most 800")])
+@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0: .*at least 1"), (801, "at most 800")])
 def test_federate_checks_the_number_of_clients(clients, says):
     with pytest.raises(SettingsError, match=says):
         federate(make(), partitions.iid, splits.official, clients, 0)
@@ -295,11 +295,11 @@ def test_federate_checks_the_number_of_clients(clients, says):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ([[0, 1]], "returned 1 parts for 2 clients"),
+        ([[0, 1]], "returned 1 arrays, expected 2"),
         ([[0, 1], []], "leaves client 1 without examples"),
-        ([[0, 1], [1, 2]], "not distinct"),
-        ([[0, 1], [800]], r"not distinct numbers in 0\.\.799"),
-        ([[-1, 1], [2]], "not distinct"),
+        ([[0, 1], [1, 2]], "disjoint"),
+        ([[0, 1], [800]], r"distinct numbers in 0\.\.799"),
+        ([[-1, 1], [2]], "distinct"),
     ],
 )
 def test_federate_checks_a_users_own_rule(parts, says):

@@ -165,8 +165,8 @@ def test_check_self_weight() -> None:
     check_self_weight(101, 1e4, 1e6)
     check_self_weight(500, 1e4, 1e6, clamp=True)
     check_self_weight(1, 1e9, 1.0)
-    bound = r"\(N-1\)\*alpha/sigma <= 1; N=102, alpha=10000, sigma=1e\+06 make it 1\.01\. "
-    message = bound + r"Take method.alpha <= 9900\.99.*clamp"
+    bound = r"\(N-1\)\*alpha/sigma <= 1; N=102, alpha=10000, sigma=1e\+06 give 1\.01\. "
+    message = bound + r"Use method.alpha <= 9900\.99.*clamp"
     with pytest.raises(SettingsError, match=message):
         check_self_weight(102, 1e4, 1e6)
 
