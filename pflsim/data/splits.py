@@ -170,7 +170,7 @@ def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Ge
 def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
-    """Draw the validation rows and sort all rows. With validation > 0, each client of two or more rows has one."""
+    """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
