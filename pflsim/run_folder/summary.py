@@ -194,7 +194,7 @@ def _newcomers(summary: Summary) -> dict[str, object]:
     meta, found = summary.meta, summary.newcomers
     if not meta.newcomers:
         return {}
-    figures: dict[str, object] = asdict(found) if found else dict.fromkeys(("received", "trained", "down_bytes"))
+    figures = asdict(found) if found else {"received": None, "trained": None, "down_bytes": None}
     return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **figures}}
 
 
