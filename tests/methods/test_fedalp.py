@@ -246,7 +246,7 @@ def test_the_server_changes_nothing_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"groups": 0}, "method.groups=0.*at least 1"),
+        ({"groups": 0}, "method.groups=0.*1"),
         ({"groups": 5}, "method.groups=5: expected 1 to 4"),
         ({"beta": -0.1}, r"method.beta=-0.1.*\[0, 1\]"),
         ({"beta": 1.5}, r"method.beta=1.5.*\[0, 1\]"),
@@ -267,7 +267,7 @@ def test_a_single_round_is_refused() -> None:
 
 
 def test_different_architectures_are_refused() -> None:
-    with pytest.raises(SettingsError, match="fedalp fuses weights.*client 1"):
+    with pytest.raises(SettingsError, match="fedalp .*client 1"):
         digits("model.variants=[{hidden: [5]}, {hidden: [6]}]")
 
 

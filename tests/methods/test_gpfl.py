@@ -242,8 +242,8 @@ def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
     for key in ("net.head.weight", "personal"):
         assert not torch.equal(found[0][key], found[1][key])
     before = found[2]["net.head.weight"]
-    executor.host._wake(2, 2)
-    executor.host._receive(executor.host.shards[2], executor.server.downlinks([2])[2])
+    with executor.host._client(TrainTask(2), 2, "train") as own:
+        executor.host._receive(own, executor.server.downlinks([2])[2])
     assert torch.equal(executor.host.module.get_parameter("net.head.weight").detach(), before)
 
 
@@ -301,5 +301,5 @@ def test_settings() -> None:
     for name in ("lam", "mu"):
         with pytest.raises(SettingsError, match=f"method.{name}="):
             job(f"method.{name}=-1")
-    with pytest.raises(SettingsError, match=r"gpfl fuses net.body.*client 1"):
+    with pytest.raises(SettingsError, match=r"net.body.*client 1"):
         job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")

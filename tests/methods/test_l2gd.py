@@ -265,8 +265,8 @@ def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
     received = executor.evaluate(request)
     assert [(r.client, r.correct, r.loss) for r in received] == [(r.client, r.correct, r.loss) for r in trained]
     for joining in (False, True):
-        host._wake(1, 3)
-        host._receive(host.shards[1], mean, joining=joining)
+        with host._client(TrainTask(3), 1, "train") as own:
+            host._receive(own, mean, joining=joining)
         found = {k: v for k, v in host.module.state_dict().items() if k.startswith("net.")}
         if not joining:
             assert all(torch.equal(v, before[1][k]) for k, v in found.items())

@@ -329,7 +329,7 @@ def test_width_of_the_embedding(clients: int, width: int) -> None:
     ("settings", "says"),
     [
         ({"embedding": 0}, "method.embedding=0"),
-        ({"hidden": (5, 0)}, r"method.hidden=\[5, 0\]"),
+        ({"hidden": (5, 0)}, "method.hidden=0"),
         ({"hn_lr": -1.0}, "method.hn_lr=-1"),
         ({"hn_momentum": 1.0}, "method.hn_momentum=1"),
         ({"hn_weight_decay": -0.1}, "method.hn_weight_decay=-0.1"),
