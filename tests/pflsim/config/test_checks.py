@@ -89,7 +89,7 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
         ({"eval__holdout_clients": 10}, "eval.holdout_clients=10 .* clients=10 .* at most 9"),
         ({"eval__holdout_clients": -1}, "eval.holdout_clients=-1: .*>= 0"),
         ({"eval__finetune_epochs": -1}, "eval.finetune_epochs=-1: .*>= 0"),
-        ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 of 5 clients"),
+        ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 selects none of 5 clients"),
         ({"local_steps": 0}, "local_steps=0"),
         ({"local_epochs": 0}, "local_epochs=0"),
         ({"lr": 0.0}, "lr=0.0: expected a number > 0"),

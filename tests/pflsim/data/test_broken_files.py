@@ -265,7 +265,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Pa
     idx_family(tmp_path / "MNIST" / "raw", images)
     refuses("train-images-idx3-ubyte, whose header says .* GiB of memory", mnist.load, root=str(tmp_path))
     root = folder_root(tmp_path / "folder", "more.png", image_bytes("png"))
-    refuses("data.size=32 with 3 images would take", image_folder.load, root=root)
+    refuses("data.size=32 with 3 images would need", image_folder.load, root=root)
 
 
 def test_a_bomb_is_read_no_further_than_its_header_says(tmp_path: Path) -> None:
