@@ -47,13 +47,13 @@ def test_rounds_and_seeds_differ_and_everyone_gets_a_turn() -> None:
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), float("inf")])
 def test_no_share(fraction: float) -> None:
-    with pytest.raises(SettingsError, match=r"fraction=.* is not in \(0, 1\]"):
+    with pytest.raises(SettingsError, match=r"fraction=.* \(0, 1\]"):
         cohort_size(10, fraction)
 
 
 @given(st.integers(1, 3000))
 def test_a_fraction_that_selects_nobody_is_refused_with_one_that_works(clients: int) -> None:
-    with pytest.raises(SettingsError, match="selects nobody") as caught:
+    with pytest.raises(SettingsError, match="selects none") as caught:
         cohort_size(clients, 0.49 / clients)
     advised = re.search(r"one client is fraction=(\S+)", str(caught.value))
     assert advised and cohort_size(clients, float(advised[1])) == 1
