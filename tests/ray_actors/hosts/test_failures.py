@@ -152,7 +152,7 @@ def test_rules_are_read(text: str, rule: str, tries: int) -> None:
 
 @pytest.mark.parametrize("text", ["retry(-1)", "retry(x)", "Retry(1)", "skip", "", "retry(1) "])
 def test_other_rules_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="on_client_error=.*retry.n."):
+    with pytest.raises(SettingsError, match="on_client_error=.*retry.N."):
         OnError.of(text)
 
 
