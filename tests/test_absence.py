@@ -187,6 +187,7 @@ def everyone_again(executor: InlineExecutor, t: int) -> None:
     check(executor, t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [1, 2, 3, 5])
 def test_a_round_without_reports(method: str, gap: int) -> None:
     """The first, one after which L2GD would have a mean, that of FedALP's groups, and one after it."""

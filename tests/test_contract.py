@@ -210,6 +210,7 @@ def test_partial_participation(method: str) -> None:
             assert (client in cohort) != same({0: before[client]}, {0: after[client]})
 
 
+@pytest.mark.slow
 def test_batch_norm(method: str) -> None:
     """A model with running statistics works under every setting for them, and counters never travel."""
     for buffers in ("aggregate", "local", "recalibrate"):

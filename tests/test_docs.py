@@ -102,6 +102,7 @@ def test_the_reference_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: make docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is valid, of a sweep the first and the last run; nothing is run."""

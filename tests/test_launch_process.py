@@ -43,6 +43,7 @@ def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_it(tmp_path: Path) -> None:
     """The pipe closes after the first line, as with `| head -1`."""
     folder = tmp_path / "run"

@@ -142,6 +142,7 @@ DURING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize("point", DURING)
 def test_something_is_lost_again_while_a_round_is_repeated(
@@ -294,6 +295,7 @@ def endangered(folder: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[in
     return five(client, EndangeredServer(traps=str(folder)), stacks=stacks, on_nonfinite=on_nonfinite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize(
     ("trap", "kind"),
@@ -383,6 +385,7 @@ STOPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["signal", "error"])
 @pytest.mark.parametrize("point", STOPS)
 def test_nothing_is_saved_under_a_wrong_round(

@@ -56,6 +56,7 @@ def test_the_scale_of_similarities_is_of_those_there_are() -> None:
     assert (image.norm.vmin, image.norm.vmax) == pytest.approx((0.8, 0.9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (100, 100), (3, 40), (60, 2)])
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_pictures_of_any_size_can_be_drawn(size: tuple[int, int], count: int) -> None:

@@ -81,6 +81,7 @@ def _same_traces(one: Path, other: Path) -> None:
             assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
 
 
+@pytest.mark.slow
 def test_gpus_are_shared_by_declared_resources(pool: ActorPool) -> None:
     """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
     layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))

@@ -94,6 +94,7 @@ def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert len(list((tmp_path / "trace" / "round_0000").glob("up_*"))) == 6
 
 
+@pytest.mark.slow
 def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
     """In every phase that says how many are due, as many are; the actors get Local, as below."""
     made = of(Means, monkeypatch=monkeypatch)
@@ -148,9 +149,7 @@ def test_what_variants_may_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
         SettingsError, match=r"one architecture: .*stride=\(2, 2\).* at client 0, but .*\(1, 1\).* at client 1"
     ):
         job("model=pfedpm_cnn", "model.padding=2", "model.variants=[{strides:[2,1]},{strides:[1,2]}]")
-    with pytest.raises(
-        SettingsError, match=r"fedavg .*\(5, 64\) at client 0.*\(7, 64\) at client 1"
-    ):
+    with pytest.raises(SettingsError, match=r"fedavg .*\(5, 64\) at client 0.*\(7, 64\) at client 1"):
         job("model.variants=[{hidden:[5]},{hidden:[7,5]}]")
     with pytest.raises(SettingsError, match=r"fedfcd compares features.*\(5,\), client 1 has \(6,\)"):
         job("method=fedfcd", "model.variants=[{hidden:[5]},{hidden:[6]}]")

@@ -16,6 +16,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from ray_actors.executor import deaths
 
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
+
 TESTS = Path(__file__).resolve().parents[2]
 SAID = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: d8637915) "

@@ -88,6 +88,7 @@ def test_an_exported_model_is_the_reported_one(method: str, tmp_path: Path, caps
         assert about["contents"] == ("client module" if method in WHOLE else "net")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -113,6 +114,7 @@ def test_of_all_clients_and_kinds_of_models(
     assert sum("as the run recorded" in line for line in lines) == (2 if "eval.on=participants" in overrides else 4)
 
 
+@pytest.mark.slow
 def test_the_example_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path / "run", "method=fedfcd", "model.hidden=[8]", "data.standardize=true", "split=merged")
     example = tmp_path / "out of it" / "example.py"

@@ -52,6 +52,7 @@ def executors(made: World, pool: ActorPool, rule: str) -> list[Any]:
     return [inline(made, rule), on_ray(made, pool, rule)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trap", ["raise_train_2_2", "raise_train_3_1", "raise_evaluate_4_2"])
 def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
@@ -64,6 +65,7 @@ def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: 
         assert executor.faults.restarts == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "shown"), [("retry(3)", 1), ("abort", 1), ("retry(0)", 1)])
 def test_an_error_that_stays_is_told_once_and_ends_the_run(
     rule: str, shown: int, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -82,6 +84,7 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
             assert "client actor" in told and "process" in told and "node" in told
 
 
+@pytest.mark.slow
 def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """As if it had been absent in that round, also in a stack, whose others train without it."""
     made = made_with(traps)
@@ -106,6 +109,7 @@ def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool,
         assert found[4][1][1] == {4: "error"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [2, 3])
 def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Abort says what and whose; drop is as if it had been absent; keep fuses it and says so. 3 is in a stack."""

@@ -41,6 +41,7 @@ from ray_actors.placement.layout import Supply, lay_out
 GIB = 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_gpu", [1, 2, 3, 7])
 def test_as_many_actors_as_may_share_a_gpu_start_and_each_sees_one(per_gpu: int, pool: ActorPool) -> None:
     """On both at once, or one that does not fit on its GPU would start on the other."""
@@ -139,6 +140,7 @@ def test_each_host_is_given_its_device_and_its_share(monkeypatch: pytest.MonkeyP
     assert [group for _, group in told] == list(layout.groups)
 
 
+@pytest.mark.slow
 def test_a_mix_works_like_any_other(pool: ActorPool) -> None:
     """On CPUs throughout, where it shows that all arrives: two actors that hold a GPU, and one that does not."""
     pool.trim(())
@@ -182,6 +184,7 @@ def test_cpus_instead_only_where_that_is_asked_for_and_gpus_are_missing() -> Non
         assert apply_cpu_fallback(other, nobody) == (other, "")
 
 
+@pytest.mark.slow
 def test_a_run_that_fell_back_says_so_and_stays_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_run_that_fell_back_says_so_and_stays_there(
         )
 
 
+@pytest.mark.slow
 def test_a_run_on_gpus_is_not_resumed_on_cpus(tmp_path: Path) -> None:
     """Even where it might have begun there."""
     with run.Runner() as runner:
