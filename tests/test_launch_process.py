@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 
 

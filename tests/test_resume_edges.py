@@ -74,9 +74,9 @@ def test_without_checkpoints_it_begins_again(stopped: Path, tmp_path: Path) -> N
     ("more", "words"),
     [
         (["lr=0.2"], "lr defines the run"),
-        (["placement.threads=2"], "keeps its own"),
+        (["placement.threads=2"], "placement.threads"),
         (["placement.gpus=1"], "would change the device"),
-        (["rounds=9"], "rounds belongs"),
+        (["rounds=9"], "rounds defines"),
     ],
 )
 def test_what_cannot_change(more: list[str], words: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
