@@ -16,7 +16,7 @@ run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedav
 
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
-test: .venv/.installed  ## the tests that decide whether results are right, a few minutes
+test: .venv/.installed  ## the tests that decide whether results are right
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: .venv/.installed  ## all tests

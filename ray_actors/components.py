@@ -53,9 +53,6 @@ def component_name(settings: Settings, group: str) -> str:
     return module.rpartition(".")[2] if group in ("method", "model") or last == "load" else last
 
 
-part_name = component_name  # for ray_actors.prepare
-
-
 def describe(settings: Settings, group: str) -> str:
     """Return a component with its settings: `dirichlet(alpha=0.1)`."""
     node: Mapping[str, Any] = getattr(settings, group)

@@ -23,7 +23,7 @@ from pflsim.run_folder.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, Split, Tensors
-from ray_actors.components import MakesClient, MakesNet, MakesRule, describe, part_name
+from ray_actors.components import MakesClient, MakesNet, MakesRule, component_name, describe
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
@@ -76,7 +76,7 @@ def prepare(settings: Settings) -> PreparedRun:
     partition_rule = bind(settings.partition, field="partition", kind=PartitionRule)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     dataset: Dataset = load()
-    check_dataset(dataset, f"data={part_name(settings, 'data')}")
+    check_dataset(dataset, f"data={component_name(settings, 'data')}")
     partition = federate(dataset, partition_rule, split_rule, settings.clients, settings.seed)
     if len(models) > settings.clients:
         raise SettingsError(
@@ -99,7 +99,7 @@ def prepare(settings: Settings) -> PreparedRun:
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
         variants = [factory.build(variant) for variant in range(len(models))]
-    module, method = variants[0], part_name(settings, "method")
+    module, method = variants[0], component_name(settings, "method")
     check_variants(method, variants)
     check_phases(method, variants)
     check_batches(module, partition, settings.batch_size)
@@ -161,11 +161,11 @@ def _federation(settings: Settings, partition: Partition, module: ClientModule) 
 
 def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
     return RunMeta(
-        method=part_name(settings, "method"),
-        data=part_name(settings, "data"),
+        method=component_name(settings, "method"),
+        data=component_name(settings, "data"),
         partition=describe(settings, "partition"),
         partition_hash=partition_hash(dataset, partition),
-        model=part_name(settings, "model"),
+        model=component_name(settings, "model"),
         clients=settings.clients,
         rounds=settings.rounds,
         seed=settings.seed,

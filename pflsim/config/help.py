@@ -42,7 +42,7 @@ Options:
 
 Commands that read run folders:
   compare             print the results of several runs as a table, with differences and intervals
-  report              write an HTML or Markdown report of one or more runs
+  report              write an HTML report of one or more runs
   export              export trained client models
 
 Commands for a cluster:

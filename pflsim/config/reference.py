@@ -5,19 +5,17 @@ Everything on the page comes from dataclasses, signatures, docstrings and YAML f
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from pflsim.config.components import settings_of, targets_of
 from pflsim.config.compose import CONFIGS
+from pflsim.config.help import documented
 from pflsim.config.settings import Settings
 
 PAGE = CONFIGS.parent / "docs" / "reference.md"
@@ -35,29 +33,12 @@ setting of the selected component: `python launch.py method=fedprox method.mu=0.
 def page() -> str:
     """Return the text of the page."""
     parts = [INTRODUCTION, "## Run settings\n", "| setting | default | meaning |\n|---|---|---|"]
-    parts += [_row(f"`{key}`", f"`{written(value)}`", text) for key, value, text in run_settings(Settings())]
+    parts += [_row(f"`{key}`", f"`{written(value)}`", text) for key, value, text in documented(Settings())]
     for group in GROUPS:
         parts += [f"\n## {group.capitalize()}\n", f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
         for file in sorted((CONFIGS / group).glob("*.yaml")):
             parts += _component(group, file)
     return "\n".join(parts) + "\n"
-
-
-def run_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yield key, default and meaning of every run setting; the meaning is the docstring below the field."""
-    (tree,) = ast.parse(inspect.getsource(type(settings))).body
-    assert isinstance(tree, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for one, after in zip(tree.body, tree.body[1:], strict=False):
-        match one, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                texts[name] = text
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if is_dataclass(value):
-            yield from run_settings(value, f"{prefix}{field.name}.")
-        elif not isinstance(value, Mapping):
-            yield prefix + field.name, value, texts.get(field.name, "")
 
 
 def _component(group: str, file: Path) -> Iterator[str]:
