@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,13 +31,24 @@ METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedbn", "fedfcd", "pfedcfr", "pfedla", "pfedme", "pfedpm"}
 
 
+def slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: these in both tiers, the other values in `make test-slow` only."""
+    return [
+        value
+        if value in fast
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+        for value in values
+    ]
+
+
 def method_params(without: Collection[str] = ()) -> list[Any]:
     """Parameters for tests over all methods: eight in `make test`, the others in `make test-slow`."""
-    slow = pytest.mark.slow
-    return [m if m in IN_BOTH_TIERS else pytest.param(m, marks=slow) for m in METHODS if m not in without]
+    return slow_except(IN_BOTH_TIERS, [m for m in METHODS if m not in without])
 
 
 METHOD_PARAMS = method_params()
+RUN_PARAMS = slow_except({"fedavg", "fedfcd", "pfedcfr"}, METHODS)
+"""For tests of whole runs through the command line, which take seconds each."""
 
 
 @dataclass(frozen=True)

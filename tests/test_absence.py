@@ -163,7 +163,7 @@ def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_client_may_be_missing(method: str, seed: int) -> None:
     """Fates by chance, in the opening too; one round has a single report. Then a round with everyone."""
     rng = np.random.default_rng(seed)

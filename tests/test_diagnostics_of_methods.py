@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import METHOD_PARAMS
+from support import RUN_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
@@ -20,11 +20,11 @@ FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfe
 PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "pfedpm", "r_pfedpm"}
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
-               "trace.rounds=[3]", "tracking.diagnostics_every=2", f"run_dir={folder}"]  # fmt: skip
+               "trace.rounds=[3]", "lockstep=false", "tracking.diagnostics_every=2", f"run_dir={folder}"]  # fmt: skip
     assert cli.main(options) == 0
     seen = read_diagnostics(folder)
     assert seen is not None

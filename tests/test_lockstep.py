@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import Records, method_params, same, states
+from support import METHODS, Records, method_params, same, slow_except, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
@@ -80,27 +81,33 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
             assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("together", slow_except([3], [1, 3]))
 @pytest.mark.parametrize("method", LOCKSTEP_METHODS)
 def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: Path) -> None:
     """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, together=together)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "gpfl", "pfedpm"])
+@pytest.mark.parametrize("method", slow_except(["fedavg", "pfedpm"], ["fedavg", "fedrep", "gpfl", "pfedpm"]))
 def test_momentum_and_weight_decay(method: str, double: None, tmp_path: Path) -> None:
     more = ["momentum=0.5", "weight_decay=0.01", "local_steps=9"]
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, *more)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo"])
-@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "together"),
+    slow_except(
+        [("fedbn", 1), ("fedfcd", 3)],
+        product(["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo"], [1, 3]),
+    ),
+)
 def test_batch_norm(method: str, together: int, double: None, tmp_path: Path) -> None:
     """Running statistics and counters of every client move as they do alone."""
     few = ["data=digits", "clients=5", "batch_size=8"]
     assert_equal_to_the_loop(tmp_path, f"method={method}", *few, *NORMED, together=together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet18 model.width=4", "lenet model.padding=2"])
 def test_other_convolutional_models(model: str, double: None, tmp_path: Path) -> None:
     """Few steps: normalisation over a few numbers makes much of rounding."""
@@ -173,7 +180,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_host, "ClientTraining", slow_training)
 
 
-@pytest.mark.parametrize("method", LOCKSTEP_METHODS)
+@pytest.mark.parametrize("method", slow_except(["fedfcd", "pfedcfr"], sorted({*METHODS} - ONE_BY_ONE)))
 def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that do a share of their work, in a stack with others, end as they do alone."""
     made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
@@ -184,13 +191,16 @@ def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monke
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, "local_epochs=2", together=5)
 
 
+@pytest.mark.slow
 def test_stragglers_with_batch_norm_and_momentum(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch)
     few = ["data=digits", "clients=5", "batch_size=8", "momentum=0.5", "weight_decay=0.01", "local_steps=9"]
     assert_equal_to_the_loop(tmp_path, "method=fedrep", *few, "method.head_epochs=2", *NORMED)
 
 
-@pytest.mark.parametrize("method", ["fedfcd", "fedfomo", "gpfl", "heurpfedla", "l2gd", "pfedpm", "r_pfedpm"])
+@pytest.mark.parametrize(
+    "method", slow_except(["fedfcd"], ["fedfcd", "fedfomo", "gpfl", "heurpfedla", "l2gd", "pfedpm", "r_pfedpm"])
+)
 def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> None:
     """Some trained without a report, others never trained; their stages may differ."""
     found = []
@@ -228,7 +238,11 @@ CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "frac
 
 
 @pytest.mark.parametrize(
-    ("method", "small"), [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)]
+    ("method", "small"),
+    slow_except(
+        [("fedfcd", ODD)],
+        [("fedprox", SMALL), ("fedprox", ODD), ("fedfcd", ODD), ("fedprox", CONV), ("fedfomo", CONV)],
+    ),
 )
 def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_path: Path) -> None:
     """To the bit on any placement, also where results depend on memory layout and alignment."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import METHOD_PARAMS, Records, dataset
+from support import METHOD_PARAMS, RUN_PARAMS, Records, dataset
 
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
@@ -100,7 +100,7 @@ def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     assert reported == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_small_batches_that_leave_one_example_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_small_batches_that_leave_one_example_over(
     run(monkeypatch, tmp_path, settings_of(method, "batch_size=3"))
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_batch_normalisation_leaves_out_a_last_batch_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHOD_PARAMS
+from support import RUN_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
@@ -69,7 +69,7 @@ def agree(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_stopped_and_taken_up_again(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,22 @@ from test_resume import SMALL, agree, left, stop_after
 from lightning_modules.base import ClientModule
 from pflsim import cli
 
-RUN = ["method=fedavg", *SMALL]
+RUN = ["method=fedavg", "lockstep=false", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(2, patch)
+        assert cli.main([*RUN, f"run_dir={folder}"]) == 130
+    return folder
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    stop_after(2, monkeypatch)
-    assert cli.main([*RUN, f"run_dir={tmp_path / 'stopped'}"]) == 130
-    return tmp_path / "stopped"
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A copy of the folder of a stopped run."""
+    return Path(shutil.copytree(stopped_once, tmp_path / "stopped"))
 
 
 def refused(stopped: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
@@ -102,7 +111,7 @@ def test_a_complete_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is complete: all of its 4 rounds are done" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("phase", ["train", "evaluate"])
+@pytest.mark.parametrize("phase", ["evaluate", pytest.param("train", marks=pytest.mark.slow)])
 def test_a_run_that_fails_is_saved_first(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,10 @@ def test_ours_takes_as_many_steps_and_evaluates_as_much(tmp_path: Path) -> None:
 
 
 def test_a_way_with_other_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Simulation, "run", lambda self: self.listener.round(self._round(1, (0, 1, 2))))
+    def run(self: Simulation) -> None:
+        self.plan = replace(self.plan, cohorts=((0, 1, 2),))
+        self.listener.round(self._round(1))
+
+    monkeypatch.setattr(Simulation, "run", run)
     with pytest.raises(AssertionError, match="steps instead of 4"):
         ours.measure(digits(2000), tmp_path)

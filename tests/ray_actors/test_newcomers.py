@@ -222,12 +222,20 @@ def test_evaluating_a_newcomer_as_received_changes_nothing() -> None:
 
 
 def run(folder: Path, *arguments: str) -> Path:
-    small = ["executor=inline", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true", f"run_dir={folder}"]
-    assert cli.main([*small, *arguments]) == 0
+    small = [
+        "executor=inline",
+        "lockstep=false",
+        "rounds=3",
+        "clients=6",
+        "fraction=0.6",
+        "eval.received=true",
+        f"run_dir={folder}",
+    ]
+    assert cli.main([*small, f"run_dir={folder}", *arguments]) == 0
     return folder
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedalp", "fedfcd"])
+@pytest.mark.parametrize("method", ["fedfcd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedalp"))])
 def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also for a method with rounds for everyone, and for one with an initial round."""
     folder = run(tmp_path / "run", f"method={method}", "eval.holdout_clients=2", "eval.finetune_epochs=2")

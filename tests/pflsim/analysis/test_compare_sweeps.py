@@ -18,7 +18,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
 
-TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "model.hidden=[4]"]
+TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "model.hidden=[4]", "lockstep=false"]
 ONE = [[(5, 10), (6, 10)]]
 
 
@@ -44,6 +44,7 @@ def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     assert said.endswith("\nmore formats and curves: python launch.py compare --help\n")
 
 
+@pytest.mark.slow
 def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "partition=dirichlet", "partition.alpha=0.5,5.0")
     titles = [line for line in said.splitlines() if line.startswith("Test accuracy")]

@@ -112,8 +112,11 @@ POINTS = {
 
 @pytest.mark.parametrize(
     ("keeps", "every"),
-    [(True, 2), (False, 0), (False, 2)],
-    ids=["states left", "states lost, no checkpoint", "states lost, a checkpoint in between"],
+    [
+        pytest.param(True, 2, id="states left", marks=pytest.mark.slow),
+        pytest.param(False, 0, id="states lost, no checkpoint", marks=pytest.mark.slow),
+        pytest.param(False, 2, id="states lost, a checkpoint in between"),
+    ],
 )
 @pytest.mark.parametrize("point", POINTS)
 def test_wherever_something_is_lost_the_run_comes_out_as_it_was(

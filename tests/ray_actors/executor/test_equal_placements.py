@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from support import Records, World, dropout_mlp, plan, rounds, same, states, world
+from support import Records, World, dropout_mlp, plan, rounds, same, slow_except, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
@@ -57,7 +57,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     return states(executor), rows, losses, traffic
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", slow_except(["packed", "one client per actor"], PLACEMENTS))
 def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
     for number, w in enumerate(worlds()):
@@ -97,6 +97,7 @@ def test_gpus_are_shared_by_declared_resources(pool: ActorPool) -> None:
     assert same(states(executor), states(inline))
 
 
+@pytest.mark.slow
 def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: ActorPool) -> None:
     """Devices come from the settings; there is no silent way back to the CPU."""
     w = next(worlds())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from support import METHOD_PARAMS
+from support import RUN_PARAMS
 
 from lightning_modules.evaluation import count
 from pflsim.analysis.export import main
@@ -24,7 +24,7 @@ from ray_actors.export.models import loaded_by
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner
 
-SMALL = ["data=digits", "clients=4", "rounds=2", "executor=inline", "batch_size=16", "lr=0.05"]
+SMALL = ["data=digits", "clients=4", "rounds=2", "executor=inline", "batch_size=16", "lr=0.05", "lockstep=false"]
 WHOLE = {"fedfcd", "fedproto", "gpfl", "r_pfedpm"}
 """Methods whose prediction takes more than a net."""
 
@@ -74,7 +74,7 @@ def right(folder: Path, client: int) -> tuple[int, int]:
     return count(model, test)[0], len(test)
 
 
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_an_exported_model_is_the_reported_one(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path / "run", f"method={method}", "model.hidden=[8]", "partition=dirichlet")
     assert main([str(folder), "--client", "1,3"]) == 0

@@ -160,6 +160,7 @@ def test_other_rules_are_refused(text: str) -> None:
         OnError.of(text)
 
 
+@pytest.mark.slow
 def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Who is absent gets its message and changes nothing; who is slow takes half of its steps; equal on actors."""
     made = made_with(traps)
