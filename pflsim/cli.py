@@ -151,23 +151,30 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     A sweep continues after a run that fails.
     """
     _check(runs)
-    from pflsim.analysis.compare.sweeps import compared
-
     failed: list[str] = []
-    with compared() as done, importlib.import_module("ray_actors.run").Runner() as runner:
+    done: list[Path] = []
+    stopped: Stopped | None = None
+    with importlib.import_module("ray_actors.run").Runner() as runner:
         for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
             name = f"[{number}/{len(runs)}] {' '.join(job)}"
             if len(runs) > 1:
                 print(name, flush=True)
             try:
                 done.append(runner.run(settings))
-            except (SettingsError, RunError) as error:
-                if isinstance(error, Stopped) and number < len(runs):
+            except Stopped as error:
+                if number < len(runs):
                     print(f"{len(runs) - number} runs of the sweep were not started", file=sys.stderr)
-                if len(runs) == 1 or isinstance(error, Stopped):
+                stopped = error
+                break
+            except (SettingsError, RunError) as error:
+                if len(runs) == 1:
                     raise
                 print(f"error: {error}", file=sys.stderr)
                 failed.append(name)
+    if len(done) > 1:
+        importlib.import_module("pflsim.analysis.compare.sweeps").print_comparisons(done)
+    if stopped is not None:
+        raise stopped
     if failed:
         print(f"error: {len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed), file=sys.stderr)
     return 1 if failed else 0

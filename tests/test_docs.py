@@ -12,12 +12,12 @@ import pytest
 import yaml
 from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 
-from lightning_modules.base import ClientModule
 from pflsim import cli
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
-from pflsim.config.reference import PAGE, page, written
+from pflsim.config.names import written
+from pflsim.config.reference import PAGE, page
 from ray_actors.jobs.command import parser
 
 README = ROOT / "README.md"
@@ -157,7 +157,7 @@ def test_the_table_of_methods() -> None:
     known = {}
     for path in (ROOT / "configs" / "method").glob("*.yaml"):
         target = yaml.safe_load(path.read_text(encoding="utf-8"))["client"]["_target_"]
-        known[path.stem] = resolve(target, ClientModule).reported_model  # type: ignore[attr-defined]
+        known[path.stem] = resolve(target).reported_model  # type: ignore[attr-defined]
     assert {name: cells[0] for name, cells in listed.items()} == known
     assert {name for name, cells in listed.items() if not cells[1]} == {"local"}
 

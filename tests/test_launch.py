@@ -192,7 +192,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["trace.rounds=[a]"], "trace.rounds=['a']: expected a list"),
         (["model.hidden=10"], "model.hidden=10: expected a list"),
         (["placement=2"], "there is no placement of that name; valid: auto, one_per_client, packed"),
-        (["method.unit=modul"], "method.unit='modul': expected module, tensor or model; did you mean module"),
+        (["method.unit=modul"], "method.unit='modul': expected module, tensor or model"),
         (["method=fedpox"], "method=fedpox: there is no method of that name; did you mean fedprox"),
         (["data=digit"], "did you mean digits"),
         (["model=resnet"], "did you mean resnet18"),

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from pflsim.analysis.compare.paper import settings_of_rows
-from pflsim.analysis.compare.published import read_published
-from pflsim.analysis.results.settings import settings_by_key
+from pflsim.analysis.compare.paper import read_published, settings_of_rows
+from pflsim.analysis.results.run import settings_by_key
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.config.compose_all import compose_all
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +51,9 @@ def test_commands_of_rows_compose(file: dict[str, Any]) -> None:
     """Each row of a table for one of its experiments, in turn: their rows are alike."""
     names = [name for name in PUBLISHED if name in file]
     rows = [row for i, name in enumerate(names) for row in read_published(name).rows[i :: len(names)]]
-    for settings in compose_all([shlex.split(row.command) for row in rows], [CONFIGS]):
-        check(settings)
+    with composing([CONFIGS]):
+        for row in rows:
+            check(plain(composed(shlex.split(row.command), [CONFIGS])))
 
 
 def test_settings_of_rows_are_those_that_hydra_composes() -> None:

@@ -8,12 +8,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
-from pflsim.config.names import shortened
+from pflsim.config.names import shortened, written
 from pflsim.config.on_client_error import OnError
+from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.config.urls import check_no_password
 from pflsim.errors import SettingsError
+
+EXCLUSIVE = (
+    ("local_epochs", "local_steps"),
+    ("placement.actors", "placement.clients_per_actor"),
+    ("placement.cpu_actors", "placement.clients_per_actor"),  # with cpu_actors, clients are divided by speed
+)
+"""Settings of which one must have its default."""
 
 
 def check(settings: Settings) -> None:
@@ -22,7 +31,7 @@ def check(settings: Settings) -> None:
     Raises:
         SettingsError: lists all contradictions, one per line.
     """
-    problems = [*_training(settings), *_records(settings), *_placement(settings), *_gpus(settings), *_texts(settings)]
+    problems = [*_training(settings), *_exclusive(settings), *_placement(settings), *_texts(settings)]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -50,11 +59,6 @@ def _training(settings: Settings) -> Iterator[str]:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
         yield from _message(cohort_size, clients - held, settings.fraction)
-    if settings.local_epochs is not None and settings.local_steps is not None:
-        yield (
-            f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps} are both set; set one of "
-            "them to null"
-        )
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
     last = settings.rounds + (held > 0)  # newcomers train after the last round
@@ -64,26 +68,24 @@ def _training(settings: Settings) -> Iterator[str]:
             "value of at most 1"
         )
 
-
-def _records(settings: Settings) -> Iterator[str]:
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
 
 
+def _exclusive(settings: Settings) -> Iterator[str]:
+    """Yield the pairs of `EXCLUSIVE` of which both differ from the default."""
+    given, default = dotted(asdict(settings)), dotted(asdict(Settings()))
+    for pair in EXCLUSIVE:
+        if all(given[key] != default[key] for key in pair):
+            values, unset = ([f"{key}={written(found[key])}" for key in pair] for found in (given, default))
+            yield f"{' and '.join(values)} are both set; leave one of them out, or set {' or '.join(unset)}"
+
+
 def _placement(settings: Settings) -> Iterator[str]:
-    placement, clients = settings.placement, settings.clients
-    if placement.actors is not None and placement.clients_per_actor != "auto":
-        yield (
-            f"placement.actors={placement.actors} and placement.clients_per_actor={placement.clients_per_actor} are "
-            "both set; leave one of them out"
-        )
+    placement, clients, cpu_actors = settings.placement, settings.clients, settings.placement.cpu_actors
     if placement.actors is not None and placement.actors > clients:
         yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
-
-
-def _gpus(settings: Settings) -> Iterator[str]:
-    placement, cpu_actors = settings.placement, settings.placement.cpu_actors
     measured = placement.actors_per_gpu == "auto"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
@@ -104,11 +106,6 @@ def _gpus(settings: Settings) -> Iterator[str]:
         yield f"{name} with placement.gpus=0: all actors are on CPUs anyway; leave it out or set placement.gpus"
     if placement.actors is not None and cpu_actors >= placement.actors:
         yield f"{name} leaves no actor on a GPU; with placement.actors={placement.actors} use fewer"
-    if placement.clients_per_actor != "auto":
-        yield (
-            f"{name} and placement.clients_per_actor={placement.clients_per_actor} are both set; with cpu_actors "
-            "clients are divided by speed, so leave one of them out"
-        )
     if measured:
         yield (
             f"{name} with placement.actors_per_gpu=auto: a measurement would decide on the device of a client, and so "

@@ -16,7 +16,7 @@ from typing import Any
 
 from pflsim.config.names import unknown_key
 from pflsim.config.signatures import Parameter, find, find_source, signature_of, unknown_target
-from pflsim.config.typecheck import checked
+from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
 COMPONENTS = ("method", "data", "partition", "split", "model")
@@ -116,8 +116,8 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
 
     Args:
         target: "package.module.Name".
-        kind: a class, which the target must be or derive from; or a Protocol with `__call__`: the target must accept
-            its positional arguments and return its type (a function says so in its signature). None: any callable.
+        kind: a Protocol with `__call__`: the target must accept its positional arguments and return its type (a
+            function says so in its signature). None: any callable.
         key: dotted name of the setting, for the message.
 
     Raises:
@@ -139,15 +139,14 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
 
 def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
-    call = vars(kind).get("__call__") if getattr(kind, "_is_protocol", False) else None
-    arguments = [*inspect.signature(call).parameters][1:] if call else []
-    wanted = typing.get_type_hints(call)["return"] if call else kind
-    name = wanted.__name__ if _is_class(wanted) else str(wanted)
-    returned = found if isinstance(found, type) else _returned(found) if call else None
-    if returned != wanted and not (isinstance(returned, type) and _is_class(wanted) and issubclass(returned, wanted)):
-        made = f"a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> {name}, or such a class" if call else name
-        raise SettingsError(f"{where} does not return {name}; expected {made}" if call else f"{where}: expected {name}")
-    if call and (inspect.isabstract(found) or not _accepts(found, len(arguments))):
+    arguments = [*inspect.signature(kind.__call__).parameters][1:]
+    wanted = typing.get_type_hints(kind.__call__)["return"]
+    returned = found if isinstance(found, type) else _returned(found)
+    if returned != wanted and not (_is_class(returned) and _is_class(wanted) and issubclass(returned, wanted)):
+        name = wanted.__name__ if _is_class(wanted) else str(wanted)
+        expected = f"a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> {name}, or such a class"
+        raise SettingsError(f"{where} does not return {name}; expected {expected}")
+    if inspect.isabstract(found) or not _accepts(found, len(arguments)):
         raise SettingsError(f"{where} cannot be called with ({', '.join(arguments)})")
 
 

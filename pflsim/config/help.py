@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.names import shortened
+from pflsim.config.names import written
 from pflsim.config.settings import Settings
 from pflsim.config.signatures import find_source
 
@@ -63,7 +63,7 @@ List them with: python launch.py method=fedprox data=mnist --cfg job
 
 def usage(folders: Iterable[Path]) -> str:
     """Return the help text, with the groups that the config folders contain."""
-    lines = [f"  {f'{key}={_written(value)}':<32} {about}" for key, value, about in documented(Settings())]
+    lines = [f"  {f'{key}={written(value)}':<32} {about}" for key, value, about in documented(Settings())]
     return TEXT.format(groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines))
 
 
@@ -98,7 +98,3 @@ def _groups(found: dict[str, list[str]]) -> Iterator[str]:
     for group in [*(g for g in GROUPS if g in found), *(g for g in found if g not in GROUPS)]:
         name = group if group in GROUPS else f"+{group}"
         yield textwrap.fill(", ".join(found[group]), 110, initial_indent=f"  {name:<12}", subsequent_indent=" " * 14)
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else shortened(value)

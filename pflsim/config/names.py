@@ -1,8 +1,8 @@
-"""Suggestions for names that do not exist."""
+"""Values and names in messages: values as the command line writes them, and suggestions for names that do not exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 RENAMED = {"tracking.views_every": "tracking.diagnostics_every"}
@@ -13,6 +13,20 @@ def shortened(value: object, most: int = 80) -> str:
     """Return a value for a message, as YAML writes it; a long one loses its middle."""
     text = {"None": "null", "True": "true", "False": "false"}.get(repr(value), repr(value))
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
+
+
+def written(value: object) -> str:
+    """Return a value as the command line expects it: `[1,2]`, `{a:1}`, `null`, `true`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    return f"[{','.join(map(written, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Join words: `a`, `a and b`, `a, b and c`."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 from pflsim.config.components import COMPONENTS, check_component, keys_of
 from pflsim.config.names import unknown_key
 from pflsim.config.settings import Settings
-from pflsim.config.typecheck import checked
+from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
 Schema = TypeVar("Schema")

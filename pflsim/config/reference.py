@@ -8,18 +8,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from pflsim.config.components import settings_of, targets_of
+from pflsim.config.components import COMPONENTS, settings_of, targets_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.help import documented
+from pflsim.config.names import written
 from pflsim.config.settings import Settings
 
 PAGE = CONFIGS.parent / "docs" / "reference.md"
-GROUPS = ("method", "data", "partition", "split", "model")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
 INTRODUCTION = """# Reference
 
@@ -34,7 +34,7 @@ def page() -> str:
     """Return the text of the page."""
     parts = [INTRODUCTION, "## Run settings\n", "| setting | default | meaning |\n|---|---|---|"]
     parts += [_row(f"`{key}`", f"`{written(value)}`", text) for key, value, text in documented(Settings())]
-    for group in GROUPS:
+    for group in COMPONENTS:
         parts += [f"\n## {group.capitalize()}\n", f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
         for file in sorted((CONFIGS / group).glob("*.yaml")):
             parts += _component(group, file)
@@ -67,15 +67,6 @@ def _arguments(docstring: str) -> dict[str, str]:
     _, _, section = docstring.partition("\nArgs:\n")
     section = re.split(r"\n\n\S", section)[0]
     return dict(re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE))
-
-
-def written(value: object) -> str:
-    """Return a value as it is written on the command line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
-    return f"[{','.join(map(written, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _row(*cells: str) -> str:

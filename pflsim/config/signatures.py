@@ -19,8 +19,11 @@ from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 
 Definition = ast.FunctionDef | ast.ClassDef
-BASIC = {"int": int, "float": float, "str": str, "bool": bool, "Any": Any}
-GENERIC = {"list": list, "tuple": tuple, "dict": dict, "List": list, "Tuple": tuple, "Dict": dict, "Sequence": list}
+LISTS, TUPLES, DICTS = ("list", "List", "Sequence"), ("tuple", "Tuple"), ("dict", "Dict")
+BASIC: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "Any": Any}
+BASIC |= dict.fromkeys(LISTS, list[Any]) | dict.fromkeys(TUPLES, tuple[Any, ...]) | dict.fromkeys(DICTS, dict[str, Any])
+GENERIC: dict[str, Any] = {"Union": typing.Union}
+GENERIC |= dict.fromkeys(LISTS, list) | dict.fromkeys(TUPLES, tuple) | dict.fromkeys(DICTS, dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +155,10 @@ def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | Non
         match statement:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) if name == head and not rest:
                 return source, statement
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == head and not rest:
-                return source, value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if name == head and not rest:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name == head and not rest:
                 return source, value
             case ast.ImportFrom(names=names):
                 for alias in names:
@@ -232,39 +236,25 @@ def _type(source: Source, node: ast.AST, where: str) -> Any:
     match node:
         case ast.Constant(value=None):
             return type(None)
+        case ast.Constant(value=value) if value is Ellipsis:
+            return value
         case ast.Constant(value=str() as text):
             return _type(source, ast.parse(text, mode="eval").body, where)
-        case ast.Name(id=name) if name in BASIC:
-            return BASIC[name]
-        case ast.Name(id=name) if name in GENERIC:
-            return GENERIC[name][Any, ...] if GENERIC[name] is tuple else _generic(GENERIC[name], [])
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return typing.Union[_type(source, left, where), _type(source, right, where)]  # noqa: UP007
         case ast.Subscript(value=value, slice=inner):
-            return _subscript(source, (_dotted(value) or [""])[-1], inner, where)
+            name, items = _dotted(value)[-1:], inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            if name == ["Literal"]:
+                return Literal[tuple(_literal(source, item, where) for item in items)]
+            kinds = tuple(_type(source, item, where) for item in items)
+            if name == ["Optional"]:
+                return typing.Optional[kinds[0]]  # noqa: UP007, UP045
+            if name and name[0] in GENERIC:
+                return GENERIC[name[0]][kinds]
     path = _dotted(node)
-    if path[-1:] and path[-1] in BASIC and len(path) > 1:
+    if path and path[-1] in BASIC:
         return BASIC[path[-1]]
     found = _locate(source, path) if path else None
     if found is None or isinstance(found[1], Definition):
         raise SettingsError(f"{where} has the type {ast.unparse(node)!r}, which a setting cannot have")
     return _type(*found, where)
-
-
-def _subscript(source: Source, name: str, inner: ast.expr, where: str) -> Any:
-    items = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
-    if name == "Literal":
-        return Literal[tuple(_literal(source, item, where) for item in items)]
-    arguments = [... if isinstance(i, ast.Constant) and i.value is Ellipsis else _type(source, i, where) for i in items]
-    if name == "Optional":
-        return typing.Optional[arguments[0]]  # noqa: UP007, UP045
-    if name == "Union":
-        return typing.Union[tuple(arguments)]  # noqa: UP007
-    if name in GENERIC:
-        return _generic(GENERIC[name], arguments)
-    raise SettingsError(f"{where} has the type '{name}[...]', which a setting cannot have")
-
-
-def _generic(kind: Any, arguments: list[Any]) -> Any:
-    wanted = {list: [Any], dict: [str, Any]}
-    return kind[tuple(arguments or wanted[kind])]

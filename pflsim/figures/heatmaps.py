@@ -78,7 +78,7 @@ def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    shown = [_off_diagonal(m) if _between_clients(m) else m.values for m in matrices]
+    shown = [m.values[~np.eye(len(m.values), dtype=bool)] if _between_clients(m) else m.values for m in matrices]
     values = np.concatenate([v[np.isfinite(v)] for v in shown])
     if not len(values):
         return 0.0, 1.0
@@ -88,10 +88,6 @@ def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
 
 def _between_clients(matrix: Matrix) -> bool:
     return matrix.rows.label in ("receiver", "client") and 1 < len(matrix.values) == matrix.values.shape[1]
-
-
-def _off_diagonal(matrix: Matrix) -> np.ndarray:
-    return matrix.values[~np.eye(len(matrix.values), dtype=bool)]
 
 
 def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one, at_least_zero, layer_widths, non_negative
+from pflsim.config.validate import at_least_one, layer_widths, non_negative
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
 from pflsim.fusion.layerwise import column, flat_rows, mix_unit
@@ -74,7 +74,7 @@ class PFedLA(ServerRule[State]):
         unit: UnitKind = "module",
         start: Literal["random", "uniform"] = "random",
     ):
-        self.k = at_least_zero("method.k", k)
+        self.k = non_negative("method.k", k)
         self.embedding = at_least_one("method.embedding", embedding)
         self.hidden = layer_widths("method.hidden", hidden)
         self.normaliser: Normaliser = normaliser

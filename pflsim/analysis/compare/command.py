@@ -44,12 +44,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUNS", help="run folders, folders of runs, or patterns; runs/ with --experiment")
     add("--experiment", metavar="NAME", help="compare runs of this experiment with the results in its paper")
-    add(
-        "--at",
-        choices=["best_val", "last", "best_test_oracle"],
-        help="round that figures are taken from; default: best_val if all runs have validation data, else last",
-    )
-    add("--target", type=_share, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
+    at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
+    add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
+    add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
     add("--reference", metavar="LABEL", help="label or method to compare with; default: local, else the first group")
     add("--format", choices=["text", "markdown", "latex", "csv"], help="default: the suffix of --out, else text")
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
@@ -59,22 +56,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.against and not options.curves:
         parser.error("--against needs --curves FILE")
+    if options.target is not None and not 0 <= options.target <= 1:
+        parser.error(f"argument --target: {options.target:g}: expected a number in [0, 1], e.g. 0.9")
     others = [f"--{name}" for name in ("at", "target", "reference", "curves") if getattr(options, name) is not None]
     if options.experiment and others:
         parser.error(f"{others[0]} cannot be used with --experiment, which follows the protocol of the paper")
     if not options.runs and not options.experiment:
         parser.error("the following arguments are required: RUNS")
     return options
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a number in [0, 1], e.g. 0.9")
-    return value
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -93,9 +82,7 @@ def _compare(options: argparse.Namespace) -> None:
         raise SettingsError(f"these runs cannot be compared (use --anyway to compare them regardless):\n{listed}")
     for objection in objections:
         print(f"warning: {objection}", file=sys.stderr)
-    comparison = compare(
-        groups, choice=options.at, target=options.target, reference=options.reference, objections=objections
-    )
+    comparison = compare(groups, options.at, options.target, options.reference, objections)
     _put(render(comparison, kind, None if options.out else sys.stdout), options.out)
     if options.curves:
         draw(comparison, options.curves, options.against or "rounds")

@@ -1,14 +1,160 @@
-"""A comparison of groups: their figures and the differences between them."""
+"""A comparison of groups: their accuracy, traffic and time over seeds, and the differences between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pflsim.analysis.compare.paired import Difference, differences, find_reference
-from pflsim.analysis.compare.rows import Row, check_choice, common_choice, common_target, row
 from pflsim.analysis.results import Group, Run
+from pflsim.errors import SettingsError
+from pflsim.run_folder.accounting import Traffic
+from pflsim.run_folder.history import RoundMetrics
+from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import Choice
+
+STATS = ("mean", "worst_decile", "median", "best_decile", "std")
+"""Fields of `pflsim.run_folder.metrics.AccuracyStats` that a row holds."""
+TOLERANCE = 1e-9
+"""Rounding error allowed in a mean of rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One value per seed."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds (n − 1); None with one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """The figures of a group, for one model and one round of each run.
+
+    Args:
+        group: the runs.
+        scope: the model, the split, and the phase that the accuracy is measured on.
+        rounds: the chosen round of each run, in seed order; empty if a run has no such round.
+        stats: test accuracy over clients by the names in `STATS`; empty if `rounds` is.
+        up: bytes that all clients sent up to the chosen round; None if `rounds` is empty.
+        down: bytes that all clients received up to the chosen round.
+        bytes_then: the sum of both.
+        seconds: wall seconds of the rounds up to the chosen round.
+        up_total: bytes that all clients sent in the whole run.
+        down_total: bytes that all clients received in the whole run.
+        bytes_total: the sum of both.
+        seconds_total: wall seconds of the run, including its start.
+        reached: number of seeds that reach the target accuracy.
+        rounds_to_target: first evaluated round with at least the target accuracy; None if a seed does not reach it.
+        bytes_to_target: bytes in both directions up to that round.
+    """
+
+    group: Group
+    scope: Scope
+    rounds: tuple[int, ...]
+    stats: Mapping[str, Spread]
+    up: Spread | None
+    down: Spread | None
+    bytes_then: Spread | None
+    seconds: Spread | None
+    up_total: Spread
+    down_total: Spread
+    bytes_total: Spread
+    seconds_total: Spread
+    reached: int
+    rounds_to_target: Spread | None
+    bytes_to_target: Spread | None
+
+
+def row(group: Group, choice: Choice, target: float | None = None, model: Model | None = None) -> Row:
+    """Return the figures of a group.
+
+    Args:
+        group: the runs.
+        choice: the round that figures are taken from.
+        target: the accuracy to reach; None: no run reaches it.
+        model: the evaluated model; None: the reported model.
+    """
+    runs = group.runs
+    scope = runs[0].reported if model is None else runs[0].scope(model)
+    lines = [line for run in runs if (line := run.at(choice, model)) is not None]
+    if len(lines) < len(runs):
+        lines = []
+    hits = [hit for run in runs if target is not None and (hit := first_at(run, target)) is not None]
+    all_hits = hits if len(hits) == len(runs) else []
+    last = [run.history[-1].traffic_total if run.history else Traffic() for run in runs]
+    times = [{line.round: line.total_seconds for line in run.history} for run in runs]
+    until = [sum(s for n, s in found.items() if n <= line.round) for found, line in zip(times, lines, strict=False)]
+    whole = [max(run.summary["seconds"], sum(found.values())) for run, found in zip(runs, times, strict=True)]
+    return Row(
+        group=group,
+        scope=scope,
+        rounds=tuple(line.round for line in lines),
+        stats={name: Spread(tuple(getattr(x.accuracy[scope], name) for x in lines)) for name in STATS if lines},
+        up=_spread(line.traffic_total.up_bytes for line in lines),
+        down=_spread(line.traffic_total.down_bytes for line in lines),
+        bytes_then=_spread(both_ways(line.traffic_total) for line in lines),
+        seconds=_spread(until),
+        up_total=Spread(tuple(traffic.up_bytes for traffic in last)),
+        down_total=Spread(tuple(traffic.down_bytes for traffic in last)),
+        bytes_total=Spread(tuple(both_ways(traffic) for traffic in last)),
+        seconds_total=Spread(tuple(whole)),
+        reached=len(hits),
+        rounds_to_target=_spread(hit.round for hit in all_hits),
+        bytes_to_target=_spread(both_ways(hit.traffic_total) for hit in all_hits),
+    )
+
+
+def first_at(run: Run, target: float) -> RoundMetrics | None:
+    """Return the first evaluated round in which the reported model's mean test accuracy is at least the target."""
+    scope = run.reported
+    return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - TOLERANCE), None)
+
+
+def common_target(groups: Sequence[Group]) -> float | None:
+    """Return the highest accuracy that every run reaches, rounded down to 0.01; None if a run has no accuracy."""
+    best = [run.stats("best_test_oracle") for group in groups for run in group.runs]
+    means = [stats.mean for stats in best if stats is not None]
+    return math.floor(min(means) * 100 + TOLERANCE) / 100 if means and len(means) == len(best) else None
+
+
+def common_choice(groups: Sequence[Group]) -> Choice:
+    """Return `best_val` if every run has validation data, else `last`."""
+    return "best_val" if all(run.at("best_val") for group in groups for run in group.runs) else "last"
+
+
+def check_choice(groups: Sequence[Group], choice: Choice) -> None:
+    """Check that every run has the chosen round.
+
+    Raises:
+        SettingsError: a run has no validation accuracy; names the run.
+    """
+    for run in (run for group in groups for run in group.runs):
+        if choice == "best_val" and run.at(choice) is None:
+            raise SettingsError(
+                f"--at best_val: {run.folder} has no validation accuracy; use --at last or --at best_test_oracle"
+            )
+
+
+def both_ways(traffic: Traffic) -> int:
+    """Return the bytes sent in both directions."""
+    return traffic.up_bytes + traffic.down_bytes
+
+
+def _spread(values: Iterable[float]) -> Spread | None:
+    found = tuple(values)
+    return Spread(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +192,6 @@ class Comparison:
 
 def compare(
     groups: Sequence[Group],
-    *,
     choice: Choice | None = None,
     target: float | None = None,
     reference: str | None = None,

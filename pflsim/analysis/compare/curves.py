@@ -11,9 +11,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from pflsim.analysis.compare.comparison import Comparison
-from pflsim.analysis.compare.rows import both_ways
-from pflsim.analysis.compare.words import title
+from pflsim.analysis.compare.comparison import Comparison, both_ways
+from pflsim.analysis.compare.tables import title
 from pflsim.analysis.results import Group, Run
 from pflsim.errors import SettingsError
 from pflsim.figures.curves import Curve, draw_curves

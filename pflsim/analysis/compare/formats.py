@@ -33,7 +33,7 @@ def render(comparison: Comparison, kind: Format, stream: TextIO | None = None) -
         kind: the format.
         stream: where the text is printed; characters that its encoding lacks are replaced.
     """
-    return printable(_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind, stream), stream)
+    return printable(as_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind, stream), stream)
 
 
 def drawn(made: Sequence[Table], kind: Format, stream: TextIO | None = None) -> str:
@@ -106,7 +106,8 @@ def _align(headers: Sequence[str]) -> list[str]:
     return ["left" if number == 0 or header == "reported\nmodel" else "right" for number, header in enumerate(headers)]
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Return records with the same keys as CSV, without a final line break."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
     writer.writeheader()

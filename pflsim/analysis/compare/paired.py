@@ -42,7 +42,7 @@ class Difference:
     equal: int
     worse: int
     p: float | None
-    p_holm: float | None
+    p_holm: float | None = None
 
     @property
     def clear(self) -> bool:
@@ -81,18 +81,8 @@ def _difference(group: Group, reference: Group, choice: Choice) -> Difference:
     values = np.array(list(client_differences(group, reference, choice)))
     low, high = interval(values)
     better, worse = int((values > 0).sum()), int((values < 0).sum())
-    return Difference(
-        group=group,
-        pairs=len(values),
-        mean=float(values.mean()) if len(values) else None,
-        low=low,
-        high=high,
-        better=better,
-        equal=len(values) - better - worse,
-        worse=worse,
-        p=wilcoxon(values),
-        p_holm=None,
-    )
+    mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
+    return Difference(group, len(values), mean, low, high, better, equal, worse, wilcoxon(values))
 
 
 def client_differences(group: Group, reference: Group, choice: Choice) -> Iterator[float]:

@@ -1,32 +1,92 @@
-"""Runs of an experiment beside the values that its paper prints."""
+"""Runs of an experiment beside the values that its paper prints.
+
+The values are in the files `configs/experiment/TABLE.toml`:
+
+paper = "authors, year, title"
+unit = "percent"                # of all values: percent or fraction
+round = "best_test_oracle"      # the round that the paper reports: best_test_oracle, best_val or last
+notes = ["..."]                 # shown below the table
+
+[EXPERIMENT]
+where = "Table 1, MNIST"
+notes = ["..."]                 # of this experiment alone
+rows = [
+  {label = "FedAvg", value = 87.25, std = 0.5, model = "global", command = "+experiment=EXPERIMENT method=fedavg"},
+]
+
+`model` is `personal` or `global`; a row without it has the method's reported model. `command` holds the overrides that
+make the run, without `data.root`.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
-from pflsim.analysis.compare.formats import Format, drawn, printable
-from pflsim.analysis.compare.published import CONFIGS, Published, PublishedRow, read_published
-from pflsim.analysis.compare.rows import Spread
-from pflsim.analysis.compare.tables import NONE, Table
-from pflsim.analysis.compare.words import numbers
+from pflsim.analysis.compare.comparison import Spread
+from pflsim.analysis.compare.formats import Format, as_csv, drawn, printable
+from pflsim.analysis.compare.tables import CHOSEN, NONE, Table, numbers, span
 from pflsim.analysis.results import Run
-from pflsim.analysis.results.settings import run_settings, settings_by_key, written
+from pflsim.analysis.results.run import run_settings, settings_by_key
 from pflsim.config.components import COMPONENTS
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.names import nearest, written
+from pflsim.errors import SettingsError
+from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Choice
 
-ROUNDS: dict[Choice, str] = {
-    "last": "the last one",
-    "best_val": "the best one of each seed by mean validation accuracy",
-    "best_test_oracle": "the best one of each seed by mean test accuracy (an ORACLE), as in the paper",
-}
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """One value of a paper; `value` and `std` are in percent. See the module."""
+
+    label: str
+    value: float
+    command: str
+    std: float | None = None
+    model: Model | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The values that a paper prints for one experiment. See the module."""
+
+    title: str
+    round: Choice
+    rows: tuple[PublishedRow, ...]
+    notes: tuple[str, ...]
+
+
+def read_published(name: str, configs: Path = CONFIGS) -> Published:
+    """Read the values that a paper prints for an experiment.
+
+    Raises:
+        SettingsError: there are none; names the experiments that have some.
+    """
+    known: list[str] = []
+    for path in sorted((configs / "experiment").glob("*.toml")):
+        file = tomllib.loads(path.read_text(encoding="utf-8"))
+        if name in file and isinstance(file[name], dict):
+            return _published(file, file[name])
+        known += [key for key, value in file.items() if isinstance(value, dict)]
+    raise SettingsError(f"--experiment {name}: no paper prints values for such an experiment; {nearest(name, known)}")
+
+
+def _published(file: dict, section: dict) -> Published:
+    scale = {"percent": 1, "fraction": 100}[file["unit"]]
+    rows = [{**row, "value": row["value"] * scale} for row in section["rows"]]
+    rows = [{**row, "std": row["std"] * scale} if "std" in row else row for row in rows]
+    notes = (*file.get("notes", []), *section.get("notes", []))
+    title = f"{file['paper']}; {section['where']}"
+    return Published(title, file["round"], tuple(PublishedRow(**row) for row in rows), notes)
+
+
 IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
 """Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
 MAX_DIFFERENCES = 4
@@ -92,10 +152,8 @@ def render_paper(found: PaperTable, kind: Format, stream: TextIO | None = None) 
     Text and Markdown also list the commands for rows without a run.
     """
     if kind == "csv":
-        text = io.StringIO()
         headers = [header.replace("\n", " ") for header in found.table.headers]
-        csv.writer(text, lineterminator="\n").writerows([headers, *found.table.rows])
-        return printable(text.getvalue().removesuffix("\n"), stream)
+        return printable(as_csv([dict(zip(headers, row, strict=True)) for row in found.table.rows]), stream)
     lines = [drawn([found.table], kind, stream)]
     if found.missing and kind != "latex":
         fence = ["```"] if kind == "markdown" else []
@@ -121,9 +179,8 @@ def differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 @cache
 def settings_of_rows(rows: tuple[PublishedRow, ...], configs: Path = CONFIGS) -> list[dict[str, Any]]:
     """Return the settings of each row's command by dotted key, as `run_settings` returns those of a run."""
-    from pflsim.config.compose_all import compose_all
-
-    found = compose_all([shlex.split(row.command) for row in rows], [configs])
+    with composing([configs]):
+        found = [plain(composed(shlex.split(row.command), [configs])) for row in rows]
     return [settings_by_key(asdict(settings), settings.names) for settings in found]
 
 
@@ -159,8 +216,8 @@ def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run
         return (label, paper, NONE, NONE, NONE, NONE)
     rounds, values = zip(*measured.values(), strict=True)
     ours = Spread(values)
-    between = str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)}–{max(rounds)}"
-    return (label, paper, _spread(ours.mean, ours.std), f"{ours.mean - row.value:+.2f}", between, numbers([*measured]))
+    difference = f"{ours.mean - row.value:+.2f}"
+    return (label, paper, _spread(ours.mean, ours.std), difference, span(rounds), numbers([*measured]))
 
 
 def _spread(mean: float, std: float | None) -> str:
@@ -174,7 +231,7 @@ def _oracle(published: Published) -> bool:
 def _notes(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
     """Yield what the values are."""
     yield "accuracy in percent: mean over clients, of the method's reported model or the one that the row names"
-    yield f"round: {ROUNDS[published.round]}"
+    yield f"round: {CHOSEN[published.round]}"
     if any(len(row.runs) > 1 for row in rows):
         yield "± of ours: sample standard deviation over seeds"
     every = {run.folder.name: run_settings(run)["eval.every"] for row in rows for run in row.runs.values()}

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pflsim.engine.interrupts import Stopped
+from pflsim.analysis.compare.comparison import compare
+from pflsim.analysis.compare.formats import render
+from pflsim.analysis.results import Group, check_comparable, group_runs, read_run
+from pflsim.analysis.results.groups import check_evaluation
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import is_complete
-
-if TYPE_CHECKING:
-    from pflsim.analysis.results import Group
-
-
-@contextmanager
-def compared() -> Iterator[list[Path]]:
-    """Yield a list for run folders, and compare them at the end of the block or when the sweep is stopped."""
-    folders: list[Path] = []
-    try:
-        yield folders
-    except Stopped:
-        print_comparisons(folders)
-        raise
-    print_comparisons(folders)
 
 
 def print_comparisons(folders: Sequence[Path]) -> None:
@@ -50,31 +37,24 @@ def comparisons(folders: Sequence[Path]) -> str:
     Groups with the same examples and evaluation share a table. If no two groups do, as in a sweep over partitions with
     one method, all groups are in one table without paired differences.
     """
-    from pflsim.analysis.compare.comparison import compare
-    from pflsim.analysis.compare.formats import render
-    from pflsim.analysis.results import check_comparable, group_runs, read_run
-
     groups = group_runs(read_run(folder) for folder in folders)
     sets = comparable_sets(groups)
-    if all(len(members) == 1 for members in sets):
-        return render(compare(groups, objections=check_comparable(groups), paired=False), "text", sys.stdout)
+    paired = any(len(members) > 1 for members in sets)
     texts = []
-    for members in sets:
-        again = group_runs(run for group in members for run in group.runs)  # labels show what differs within the set
-        texts.append(render(compare(again, objections=check_comparable(again)), "text", sys.stdout))
+    for members in sets if paired else [groups]:
+        # Group again: labels show what differs within the set.
+        again = group_runs(run for group in members for run in (*group.runs, *group.left_out))
+        texts.append(render(compare(again, objections=check_comparable(again), paired=paired), "text", sys.stdout))
     return "\n\n\n".join(texts)
 
 
 def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
     """Return sets of groups with the same examples and the same evaluation, in order of first appearance."""
-    from pflsim.analysis.results.groups import check_evaluation
-
     sets: list[list[Group]] = []
     for group in groups:
-        fitting = (members for members in sets if not check_evaluation([*members, group]))
-        members = next(fitting, None)
-        if members is None:
-            sets.append([group])
+        fitting = [members for members in sets if not check_evaluation([*members, group])]
+        if fitting:
+            fitting[0].append(group)
         else:
-            members.append(group)
+            sets.append([group])
     return sets

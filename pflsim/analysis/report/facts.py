@@ -6,16 +6,19 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
-from pflsim.analysis.compare.rows import Spread
+from pflsim.analysis.compare.comparison import Spread
 from pflsim.analysis.results import Group, Run
-from pflsim.analysis.results.settings import run_settings, written
+from pflsim.analysis.results.run import read_mapping, run_settings
 from pflsim.config.components import COMPONENTS
+from pflsim.config.names import written
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError
 
 FAULTS = {
     "dropout": "absent (simulated)",
@@ -77,12 +80,8 @@ def sessions(run: Run) -> list[Mapping[str, Any]]:
     found = [run.environment] if run.environment else []
     later = [path for path in run.folder.glob("environment-*.json") if path.stem.partition("-")[2].isdigit()]
     for path in sorted(later, key=lambda path: int(path.stem.partition("-")[2])):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(content, Mapping):
-            found.append(content)
+        with suppress(SettingsError):
+            found.append(read_mapping(path, json.loads))
     return found
 
 

@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pflsim.analysis.compare.comparison import Comparison, compare
-from pflsim.analysis.compare.rows import Row, Spread, row
-from pflsim.analysis.compare.words import listed, title
-from pflsim.analysis.report import facts
-from pflsim.analysis.report.clients import client_charts
-from pflsim.analysis.report.curves import accuracy_charts, loss_charts
-from pflsim.analysis.report.pictures import matrix_pictures, partition_pictures
-from pflsim.analysis.report.summary import sentences
+from pflsim.analysis.compare.comparison import TOLERANCE, Comparison, Row, Spread, compare, row
+from pflsim.analysis.compare.tables import title
+from pflsim.analysis.report import charts, facts
 from pflsim.analysis.results import Group, check_comparable, group_runs, read_run
 from pflsim.analysis.results.groups import check_evaluation
+from pflsim.config.names import listed
 from pflsim.errors import SettingsError
 from pflsim.figures.svg import PALETTE
 from pflsim.run_folder.metrics import Model
@@ -60,16 +56,16 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "other_rounds": _others(groups, [c for c in CHOSEN if c != choice], reported=True),
         "other_models": _others(groups, list(CHOSEN), reported=False),
         "evaluated": sorted({run.summary["accuracy_of"]["clients"] for run in runs}),
-        "curves": accuracy_charts(comparison),
-        "losses": loss_charts(groups),
-        "clients": client_charts(groups, choice),
+        "curves": charts.accuracy_charts(comparison),
+        "losses": charts.loss_charts(groups),
+        "clients": charts.client_charts(groups, choice),
         "reference": comparison.reference,
         "differences": {d.group.label: d for d in comparison.differences},
         "target": comparison.target if len(groups) > 1 else None,
         "per_round": [facts.traffic_per_round(group) for group in groups],
-        "partitions": partition_pictures(groups),
+        "partitions": charts.partition_pictures(groups),
         "hashes": sorted({(run.seed, run.partition_hash) for run in runs}),
-        "matrices": matrix_pictures(groups),
+        "matrices": charts.matrix_pictures(groups),
         "newcomers": [(g, run) for g in groups for run in g.runs if run.summary.get("newcomers")],
         "incidents": facts.incidents(runs),
         "settings": facts.settings_table(groups),
@@ -146,3 +142,42 @@ def _size(value: Spread | float | None) -> str:
 
 def _duration(value: Spread) -> str:
     return format_seconds(value.mean)
+
+
+MAX_NAMES = 5
+"""Longer lists of methods are replaced by their number."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return the main results in at most three sentences."""
+    rows = comparison.rows
+    if len(rows) == 1:
+        (row,) = rows
+        mean, worst, sent = row.stats["mean"].mean, row.stats["worst_decile"].mean, format_bytes(_bytes(row))
+        return [f"Mean test accuracy {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."]
+    said = [f"Highest mean accuracy: {_best(rows, 'mean')}. Highest worst decile: {_best(rows, 'worst_decile')}."]
+    if comparison.differences:
+        clear = [(d.group.label, d.mean or 0.0) for d in comparison.differences if d.clear]
+        parts = {
+            "clearly higher for": [label for label, mean in clear if mean > 0],
+            "clearly lower for": [label for label, mean in clear if mean < 0],
+            "not clear for": [d.group.label for d in comparison.differences if not d.clear],
+        }
+        text = "; ".join(f"{what} {_names(labels)}" for what, labels in parts.items() if labels)
+        said.append(f"Mean accuracy compared with {comparison.reference.label}: {text}.")
+    least, most = min(rows, key=_bytes), max(rows, key=_bytes)
+    low, high = (f"{format_bytes(_bytes(row))} ({row.group.label})" for row in (least, most))
+    return [*said, f"Traffic up to these rounds: from {low} to {high}."]
+
+
+def _bytes(row: Row) -> float:
+    return row.bytes_then.mean if row.bytes_then else 0.0
+
+
+def _best(rows: Sequence[Row], figure: str) -> str:
+    best = max(row.stats[figure].mean for row in rows)
+    return f"{_names([row.group.label for row in rows if best - row.stats[figure].mean < TOLERANCE])} ({best:.3f})"
+
+
+def _names(labels: Sequence[str]) -> str:
+    return listed(labels) if len(labels) <= MAX_NAMES else f"{len(labels)} methods"

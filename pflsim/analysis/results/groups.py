@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.results.run import Run
-from pflsim.analysis.results.settings import run_settings, written
+from pflsim.analysis.results.run import Run, run_settings
 from pflsim.config.components import COMPONENTS
+from pflsim.config.names import written
 from pflsim.errors import SettingsError
 
 FEDERATION = ("data", "partition", "split", "clients")

@@ -1,22 +1,56 @@
-"""A run read from its folder."""
+"""Run folders: finds and reads them, and gives the settings that determine a result by dotted key."""
 
 from __future__ import annotations
 
 import csv
+import glob
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pflsim.config.components import COMPONENTS
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
+from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG
 from pflsim.run_folder.history import RoundMetrics, read_history
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
+
+
+def find_runs(arguments: Sequence[str]) -> list[Path]:
+    """Return the run folders that paths and patterns name, each once, in the order given.
+
+    The matches of a pattern are sorted by name. A folder that contains run folders names all of them.
+
+    Raises:
+        SettingsError: an argument names no run.
+    """
+    found: list[Path] = []
+    for argument in arguments:
+        if is_url(argument):
+            raise SettingsError(f"{argument}: expected a local folder; copy the run to this machine first")
+        paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
+        runs = [run for path in paths for run in _runs(path)]
+        if not runs:
+            missing = "no such folder" if glob.escape(argument) == argument else "no folder matches this pattern"
+            why = "neither a run folder nor a folder of runs" if paths else missing
+            raise SettingsError(f"{argument}: {why}")
+        found += runs
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _runs(path: Path) -> list[Path]:
+    if (path / CONFIG).is_file():
+        return [path]
+    return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
+
 
 PER_CLIENT = "per_client.csv"
 
@@ -139,18 +173,24 @@ def read_run(folder: Path) -> Run:
         raise SettingsError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
-    config = _read(folder / CONFIG, yaml.safe_load)
+    config = read_mapping(folder / CONFIG, yaml.safe_load)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
-    summary = _read(folder / "summary.json", json.loads)
-    environment = _read(folder / "environment.json", json.loads) if (folder / "environment.json").is_file() else {}
-    partition = _read(folder / "partition.json", json.loads)
+    summary = read_mapping(folder / "summary.json", json.loads)
+    recorded = folder / "environment.json"
+    environment = read_mapping(recorded, json.loads) if recorded.is_file() else {}
+    partition = read_mapping(folder / "partition.json", json.loads)
     with _reading(folder / "metrics.jsonl"):
         history = tuple(read_history(folder))
     return Run(folder, config, summary, history, partition, environment)
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+def read_mapping(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+    """Read a file that holds a mapping.
+
+    Raises:
+        SettingsError: it cannot be read or holds something else; names the file.
+    """
     with _reading(path):
         content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
@@ -167,3 +207,41 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+IGNORED = (
+    "seed", "names", "run_dir", "data.root", "data.path", "data.download",
+    "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
+    "eval.batch_size", "eval.received",
+)  # fmt: skip
+"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
+(which change at most the last bits of a result), and what is recorded."""
+
+
+def run_settings(run: Run) -> dict[str, Any]:
+    """Return a run's settings without those in `IGNORED`; runs that differ only in their seed have equal settings.
+
+    The key of a component (`method`, `data`, `model`, …) holds the name used on the command line. Settings that the
+    version of the run did not have get their defaults.
+    """
+    names: Mapping[str, str] = run.config.get("names") or {}
+    known = {"method": run.method, "data": run.summary["data"], "model": run.summary["model"]}
+    chosen = {
+        part: names.get(part) or known.get(part) or str(run.config[part].get("_target_", "")).rpartition(".")[2]
+        for part in COMPONENTS
+    }
+    return settings_by_key(run.config, chosen)
+
+
+def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of a config by dotted key, without those `IGNORED`.
+
+    Args:
+        config: settings as nested mappings; missing ones have their defaults.
+        names: the name of each component.
+    """
+    default = {key: value for key, value in asdict(Settings()).items() if key not in COMPONENTS}
+    found: dict[str, Any] = {part: names[part] for part in COMPONENTS} | dotted(default) | dotted(config)
+    if found["local_epochs"] is None and found["local_steps"] is None:
+        found["local_epochs"] = 1
+    return {key: value for key, value in found.items() if not any(f"{key}.".startswith(f"{name}.") for name in IGNORED)}

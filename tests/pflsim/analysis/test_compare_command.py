@@ -83,7 +83,7 @@ def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: 
         (["--out", "table.doc"], "error: --out table.doc: expected one of the suffixes .txt"),
         (["--out", "/not/there.md"], "error: /not/there.md: No such file or directory"),
         (["--target", "90"], "argument --target: 90: expected a number in [0, 1]"),
-        (["--target", "high"], "argument --target: high: expected a number in [0, 1]"),
+        (["--target", "high"], "argument --target: invalid float value: 'high'"),
         (["nothing-*"], "error: nothing-*: no folder matches"),
         (["--against", "bytes"], "--against needs --curves"),
     ],

@@ -10,10 +10,9 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
-from pflsim.analysis.compare.comparison import Comparison, compare
+from pflsim.analysis.compare.comparison import Comparison, Spread, common_target, compare
 from pflsim.analysis.compare.curves import accuracy, curve
 from pflsim.analysis.compare.paired import holm, interval, wilcoxon
-from pflsim.analysis.compare.rows import Spread, common_target
 from pflsim.analysis.results import group_runs, read_run
 from pflsim.errors import SettingsError
 

@@ -10,8 +10,7 @@ from made_runs import made
 
 from pflsim.analysis.compare.comparison import Comparison, compare
 from pflsim.analysis.compare.formats import format_of, latex, render, text
-from pflsim.analysis.compare.tables import Table
-from pflsim.analysis.compare.words import numbers
+from pflsim.analysis.compare.tables import Table, numbers
 from pflsim.analysis.results import Run, group_runs
 from pflsim.errors import SettingsError
 from pflsim.run_folder.summary import Choice

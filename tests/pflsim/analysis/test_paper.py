@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pflsim.analysis.compare.command import main
-from pflsim.analysis.compare.paper import paper_table
-from pflsim.analysis.compare.published import read_published
+from pflsim.analysis.compare.paper import paper_table, read_published
 from pflsim.analysis.results import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of

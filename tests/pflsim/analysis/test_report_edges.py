@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.compare.rows import row
+from pflsim.analysis.compare.comparison import row
 from pflsim.analysis.report.command import main
 from pflsim.analysis.results import check_comparable, group_runs, read_run
 

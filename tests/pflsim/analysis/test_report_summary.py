@@ -9,9 +9,10 @@ import pytest
 from made_runs import made
 
 from pflsim.analysis.compare.comparison import compare
-from pflsim.analysis.compare.words import listed, numbers
-from pflsim.analysis.report.summary import sentences
+from pflsim.analysis.compare.tables import numbers
+from pflsim.analysis.report.page import sentences
 from pflsim.analysis.results import Group, group_runs
+from pflsim.config.names import listed
 from pflsim.terminal.formats import byte_unit, plural
 
 

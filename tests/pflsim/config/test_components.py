@@ -58,7 +58,7 @@ def test_bind_fills_in_the_settings(module: str) -> None:
     ("settings", "message"),
     [
         ({"heigth": 3}, r"model\.heigth: no such setting. Did you mean model\.height\?"),
-        ({"kind": "bigg"}, r"model\.kind='bigg': expected big or small; did you mean big\?"),
+        ({"kind": "bigg"}, r"model\.kind='bigg': expected big or small$"),
         ({"width": 3}, r"model\.width: no such setting"),
         ({"height": 2.5}, r"model\.height=2.5: expected a whole number"),
         ({"height": 2**31}, r"model\.height=2147483648: expected a whole number"),
@@ -121,18 +121,6 @@ def test_settings_of_a_method_are_flat(module: str) -> None:
         bind_method({"_target_": f"{module}.box"})
     with pytest.raises(SettingsError, match="component .*_target_"):
         bind(method(module, alpha=1.0))
-
-
-def test_kinds(module: str) -> None:
-    client = resolve(f"{module}.Client")
-    assert isinstance(client, type)
-    assert resolve(f"{module}.Client", kind=client) is client
-    with pytest.raises(SettingsError, match=r"Server: expected Client"):
-        resolve(f"{module}.Server", kind=client)
-    with pytest.raises(SettingsError, match=r"box: expected Client"):
-        resolve(f"{module}.box", kind=client)
-    with pytest.raises(SettingsError, match=r"^method\.server\._target_=.*Server: expected Client"):
-        bind_method(method(module, alpha=1.0), server_kind=client, client_kind=client)
 
 
 def test_resolve_names_what_is_near(module: str) -> None:

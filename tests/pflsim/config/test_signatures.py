@@ -14,7 +14,6 @@ from typing import Literal
 import pytest
 
 from pflsim.config.signatures import Parameter, signature_of
-from pflsim.config.typecheck import choices_of
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
@@ -138,13 +137,6 @@ def test_unknown_targets_name_the_near_ones(package: Package) -> None:
     for target in ("nowhere", "nowhere.Thing", "", "json.loads", f"{name}.parts.VALUE"):
         with pytest.raises(SettingsError, match="_target_"):
             signature_of(target)
-
-
-def test_choices() -> None:
-    assert choices_of(Literal["a", 2]) == ["a"]
-    assert choices_of(Literal["a", "b"] | None) == ["a", "b"]
-    assert choices_of(int) == []
-    assert choices_of(int | Literal["a"]) == ["a"]
 
 
 @pytest.mark.parametrize("target", ["lightning_modules.methods.pfedcfr.PFedCFR", "pflsim.data.splits.official"])
