@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 import psutil
@@ -19,7 +18,8 @@ from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
-from pflsim.errors import RunError
+from pflsim.errors import RunError, SettingsError
+from pflsim.run_folder.checkpoint import Checkpoint
 from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
 from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy
@@ -35,12 +35,12 @@ from ray_actors.components import describe
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus
 from ray_actors.prepare import PreparedRun, prepare
-from ray_actors.session import Session, remove_empty_records, resume_point
+from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster.joined import JoinedRay
     from ray_actors.cluster.local import LocalRay
-    from ray_actors.executor.dry_run import DryRuns
+    from ray_actors.executor.dry_run import Footprint
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Runner:
         self.interrupts = Interrupts()
         self._open = ExitStack()
         self._ray: LocalRay | JoinedRay | None = None
-        self._dry_runs: DryRuns | None = None
+        self._footprints: dict[str, Footprint] = {}
 
     def run(self, settings: Settings) -> Path:
         """Run the settings and return the run folder.
@@ -66,17 +66,18 @@ class Runner:
             check(settings)
             remote = new_remote_folder(settings.run_dir)
             settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
-            job = prepare(settings)
-            make_executor = self._executor(job)
+            prepared = prepare(settings)
+            make_executor = self._executor(prepared)
             run_dir = None if remote else settings.run_dir
-            folder = create_run_folder(job.meta.method, job.meta.data, settings.seed, run_dir)
+            folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, run_dir)
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
-                _write_head(folder, job)
+                write_config(folder, asdict(settings))
+                write_environment(folder)
+                _write_partition(folder, prepared)
             if warning:
                 logger.warning(warning)
-            remote_copy = None if remote is None else RemoteCopy(remote, folder)
-            self._run_session(Session(job, folder, remote_copy=remote_copy), make_executor)
+            self._run_session(prepared, folder, make_executor, None if remote is None else RemoteCopy(remote, folder))
         return folder
 
     def resume(self, folder: Path, settings: Settings) -> Summary:
@@ -93,59 +94,72 @@ class Runner:
         with run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
                 check(settings)
-                job = prepare(settings)
-                make_executor = self._executor(job)
+                prepared = prepare(settings)
+                make_executor = self._executor(prepared)
                 notes: list[str] = []
-                checkpoint = resume_point(job, folder, notes.append)
-                remote_copy = resume_remote_copy(settings.run_dir, folder, checkpoint.round if checkpoint else None)
+                checkpoint = resume_point(prepared, folder, notes.append)
+                done = None if checkpoint is None else checkpoint.round
+                remote_copy = resume_remote_copy(settings.run_dir, folder, done)
                 for note in notes:
                     logger.warning(note)
                 if checkpoint is None:
                     remove_empty_records(folder)
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
-                    _write_partition(folder, job)
-            return self._run_session(Session(job, folder, True, checkpoint, remote_copy), make_executor)
+                    _write_partition(folder, prepared)
+            resume_after = (-1 if done is None else done) if has_records(folder) else None
+            return self._run_session(prepared, folder, make_executor, remote_copy, checkpoint, resume_after)
 
-    def _run_session(self, session: Session, make_executor: Callable[[], Executor]) -> Summary:
-        """Run the rounds of a session with its console, records and remote copy."""
-        job, folder, remote_copy = session.job, session.folder, session.remote_copy
-        progress = cast(Progress, job.settings.progress)
-        with closing(Console(job.meta, progress=progress, joined=_is_joined(job))) as console, ExitStack() as stack:
-            console.start(folder, session.done if session.resumed else None, remote_copy.url if remote_copy else None)
+    def _run_session(
+        self,
+        prepared: PreparedRun,
+        folder: Path,
+        make_executor: Callable[[], Executor],
+        remote_copy: RemoteCopy | None,
+        checkpoint: Checkpoint | None = None,
+        resume_after: int | None = None,
+    ) -> Summary:
+        """Run all rounds, or those after a checkpoint; writes the summary in any case.
+
+        Args:
+            prepared: the run.
+            folder: its run folder.
+            make_executor: starts Ray and its actors.
+            remote_copy: copies the run folder to a URL; None: there is no copy.
+            checkpoint: where the run resumes; None: at the beginning.
+            resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
+        """
+        settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
+        joined = settings.ray_address is not None and settings.executor == "ray"
+        console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
+        with closing(console), ExitStack() as stack:
+            console.start(folder, done, remote_copy.url if remote_copy else None)
             with _write_errors("this run"):
-                tracker = _tracker(session)
+                tracker = Tracker(
+                    folder,
+                    prepared.meta,
+                    resume_after=resume_after,
+                    hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
+                    per_client=settings.tracking.per_client,
+                )
             if remote_copy:
                 stack.enter_context(remote_copy)
+            stack.push(self._end_actors)
             console.earlier(tracker.history)
             try:
-                return self._simulate(session, make_executor, tracker, console)
-            except BaseException:
-                self._end_actors()
+                with self._stoppable():
+                    with self.interrupts.abandonable():
+                        executor = make_executor()
+                        executor.faults.on_restart = tracker.restarted
+                        self.interrupts.install()  # Ray replaces one of the handlers when it starts
+                        _start(executor, checkpoint)
+                    listener = _Listener(tracker, console, remote_copy)
+                    Simulation(executor, prepared.plan, folder, listener, self.interrupts, done).run()
+            except BaseException as error:
+                logger.debug(f"the run ended: {error or type(error).__name__}")
+                _close(folder, tracker, console, complete=False)
                 raise
-
-    def _simulate(
-        self, session: Session, make_executor: Callable[[], Executor], tracker: Tracker, console: Console
-    ) -> Summary:
-        """Start the executor and run the rounds; writes the summary in any case."""
-        job = session.job
-        try:
-            with self._stoppable():
-                with self.interrupts.abandonable():
-                    executor = make_executor()
-                    executor.faults.on_restart = tracker.restarted
-                    self.interrupts.install()  # Ray replaces one of the handlers when it starts
-                    _start(executor)
-                    if _is_joined(job):
-                        logger.info(executor.describe_placement())
-                    session.restore(executor)
-                listener = _Listener(tracker, console, session.remote_copy)
-                Simulation(executor, job.plan, session.folder, listener, self.interrupts, session.done).run()
-        except BaseException as error:
-            logger.debug(f"the run ended: {error or type(error).__name__}")
-            _close(session, tracker, console, complete=False)
-            raise
-        return _close(session, tracker, console, complete=True)
+            return _close(folder, tracker, console, complete=True)
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -164,28 +178,26 @@ class Runner:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"Ray failed: {type(error).__name__}: {first}") from error
 
-    def _end_actors(self) -> None:
-        """End all actors; their current work is not needed any more."""
-        if self._ray is not None:
+    def _end_actors(self, error: type[BaseException] | None, *details: object) -> None:
+        """End all actors after an error; their current work is not needed any more."""
+        if error is not None and self._ray is not None:
             with self.interrupts.signals_blocked():
                 self._ray.close()
 
-    def _executor(self, job: PreparedRun) -> Callable[[], Executor]:
+    def _executor(self, prepared: PreparedRun) -> Callable[[], Executor]:
         """Return a function that makes the executor, after checking that the placement is possible.
 
         Raises:
             SettingsError: the placement is not possible; nothing was started.
         """
-        arguments = job.factory, job.dataset, job.partition, job.rule, job.federation
-        if job.settings.executor == "inline":
-            return lambda: InlineExecutor(*arguments, job.on_error)
+        arguments = prepared.factory, prepared.dataset, prepared.partition, prepared.rule, prepared.federation
+        if prepared.settings.executor == "inline":
+            return lambda: InlineExecutor(*arguments, prepared.on_error)
         from ray_actors.cluster.deployment import plan_deployment
-        from ray_actors.executor.dry_run import DryRuns
         from ray_actors.executor.ray_executor import RayExecutor
 
-        self._dry_runs = self._dry_runs or DryRuns()
-        found, store = self._found(job.settings), job.settings.placement.object_store_mb or store_mb(job)
-        at = plan_deployment(job, found, self._dry_runs, store)
+        found, store = self._found(prepared.settings), prepared.settings.placement.object_store_mb or store_mb(prepared)
+        at = plan_deployment(prepared, found, self._footprints, store)
         if at.elastic is not None:  # another program may take the resources: notice it before there is a run folder
             found.pool(at.placement, at.layout, store).hosts(at.layout.specs)
 
@@ -193,7 +205,7 @@ class Runner:
             for note in at.notes:
                 logger.info(note)
             pool = found.pool(at.placement, at.layout, store)
-            return RayExecutor(*arguments, at.layout, pool, job.on_error, at.elastic)
+            return RayExecutor(*arguments, at.layout, pool, prepared.on_error, at.elastic)
 
         return make
 
@@ -221,58 +233,60 @@ class Runner:
         self.interrupts.install()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self.interrupts.signals_blocked():  # another signal would leave processes behind
             self._open.close()
         self.interrupts.release()
 
 
-def _close(session: Session, tracker: Tracker, console: Console, complete: bool) -> Summary:
+def _close(folder: Path, tracker: Tracker, console: Console, complete: bool) -> Summary:
     """Write and print the summary."""
     with _write_errors("this run"):
         summary = tracker.close(complete)
-    console.end(summary, session.folder, tracker.rates)
+    console.end(summary, folder, tracker.rates)
     return summary
 
 
-def _start(executor: Executor) -> None:
-    """Start the executor; if nodes are lost meanwhile, on the remaining ones."""
+def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
+    """Start the executor and load the checkpoint into it; if nodes are lost meanwhile, use the remaining ones.
+
+    Raises:
+        SettingsError: the checkpoint is of another version of the method.
+    """
     start: Callable[[], object] = executor.start
     for losses in range(1, MAX_NODE_LOSSES + 1):
         try:
             start()
-            return
+            break
         except NodeLost as loss:
             if losses == MAX_NODE_LOSSES:
                 raise RunError(f"{loss} (the {losses}th loss before the run could begin)") from None
             logger.warning(f"{loss}; the run begins on the remaining nodes")
         executor.faults.count_restart()
         start = executor.recover
+    if checkpoint is not None:
+        try:
+            executor.restore(checkpoint.server(), checkpoint.clients())
+        except ValueError as error:
+            raise SettingsError(f"{checkpoint.path} does not fit this run: {error}") from error
 
 
-def _is_joined(job: PreparedRun) -> bool:
-    """Return whether the run uses a cluster that was not started here."""
-    return job.settings.ray_address is not None and job.settings.executor == "ray"
-
-
-def store_mb(job: PreparedRun) -> int:
+def store_mb(prepared: PreparedRun) -> int:
     """Return the MiB of Ray's object store: twice the size of the data set, all states and the most messages at once.
 
     The most messages are those of a round in both directions, those of an evaluation of models as received, or those
     to newcomers. The limit is a third of the free memory; Ray spills the rest to disk, which is slow but works.
     """
-    plan, rule = job.plan, job.rule
-    model = sum(t.numel() * t.element_size() for t in job.federation.initial.values())
+    plan, rule = prepared.plan, prepared.rule
+    model = sum(t.numel() * t.element_size() for t in prepared.federation.initial.values())
     cohort = max(len(cohort) for cohort in plan.cohorts)
     down, to_newcomers = (min(rule.models_sent(joining), plan.clients) for joining in (False, True))
     received = plan.received or plan.reported_phase == "received"
     reported = (plan.clients if plan.eval_all else cohort) if received else 0
     most = max(cohort * (down + 1), reported * down, len(plan.newcomers) * to_newcomers)
-    private = sum(t.numel() * t.element_size() for t in job.initial_state.values())
-    states = job.settings.clients * private + plan.clients * model  # the server may keep the models of all clients
-    needed = 2 * (job.dataset.x.nbytes + most * model + states) / 2**20
+    private = sum(t.numel() * t.element_size() for t in prepared.initial_state.values())
+    states = prepared.settings.clients * private + plan.clients * model  # the server may keep the models of all clients
+    needed = 2 * (prepared.dataset.x.nbytes + most * model + states) / 2**20
     return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 
@@ -305,17 +319,6 @@ class _Listener:
             self.tracker.newcomers(record)
 
 
-def _tracker(session: Session) -> Tracker:
-    settings = session.job.settings
-    return Tracker(
-        session.folder,
-        session.job.meta,
-        resume_after=session.resume_after,
-        hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
-        per_client=settings.tracking.per_client,
-    )
-
-
 @contextmanager
 def _write_errors(what: str) -> Iterator[None]:
     """Raise an `OSError` inside the block as a `RunError`."""
@@ -325,13 +328,6 @@ def _write_errors(what: str) -> Iterator[None]:
         raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
 
 
-def _write_head(folder: Path, job: PreparedRun) -> None:
-    """Write the files that are known before the first round."""
-    write_config(folder, asdict(job.settings))
-    write_environment(folder)
-    _write_partition(folder, job)
-
-
-def _write_partition(folder: Path, job: PreparedRun) -> None:
-    names = {f"{group}_name": describe(job.settings, group) for group in ("partition", "split")}
-    write_partition(folder, job.dataset, job.partition, **names)
+def _write_partition(folder: Path, prepared: PreparedRun) -> None:
+    names = {f"{group}_name": describe(prepared.settings, group) for group in ("partition", "split")}
+    write_partition(folder, prepared.dataset, prepared.partition, **names)

@@ -104,7 +104,7 @@ class Shaky:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
-        if name in ("rollback", "commit", "describe_placement", "server", "host", "failure_policy"):
+        if name in ("rollback", "commit", "server", "host", "failure_policy"):
             return found
 
         def call(*arguments: Any, **more: Any) -> Any:

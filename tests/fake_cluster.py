@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +94,3 @@ class FakeClient:
 
     def get_job_logs(self, job_id: str) -> str:
         return self._known(self.logs, job_id)
-
-    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        yield self._known(self.logs, job_id)

@@ -110,14 +110,17 @@ def check(executor: InlineExecutor, t: int) -> None:
     """Nothing is anything but finite, and everything can be asked of the server and of every client."""
     assert finite(plain_state(executor.server.state)) and finite(dict(executor.server_numbers()))
     assert all(finite(state) for state in states(executor).values())
-    for message in (*executor.server.downlinks(EVERYONE).values(), *executor.server.join([5]).values()):
+    for message in (
+        *executor.server.downlinks(EVERYONE).values(),
+        *executor.server.downlinks([5], joining=True).values(),
+    ):
         check_message(executor, message)
     for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
         rows = executor.evaluate(EvalRequest(model, phase, EVERYONE, ("test",), t))  # type: ignore[arg-type]
         assert all(np.isfinite(row.loss) for row in rows)
         assert {row.client for row in rows} in ({*EVERYONE}, set() if model == "global" else {*EVERYONE})
     newcomers = EvalRequest("personal", "received", EVERYONE, ("test",), t, joining=True)  # as if they were new
-    assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.join(EVERYONE)))
+    assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.send(EVERYONE, joining=True)))
 
 
 def kept(executor: InlineExecutor) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
         rows = {row.client for row in record.evaluations}
         assert {*record.cohort, *record.down_bytes, *rows, *(r.client for r in record.reports)} <= {0, 1, 2}
     (joined,) = found[0].joined
-    assert joined.down_bytes == {3: counted(alone.server.join([3])[3])}
+    assert joined.down_bytes == {3: counted(alone.server.downlinks([3], joining=True)[3])}
     for rows in (joined.received, joined.trained):
         assert {(row.client, row.split) for row in rows} == {(3, "test"), (3, "val")}
         assert all(row.total > 0 and row.loss == row.loss for row in rows)

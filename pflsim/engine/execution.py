@@ -138,10 +138,6 @@ class Executor(Protocol[Handle]):
         """Build the server and the hosts, and wait until they are ready."""
         ...
 
-    def describe_placement(self) -> str:
-        """Return on which nodes the clients are, as a sentence."""
-        ...
-
     def refresh(self) -> None:
         """Use nodes that have joined, if the settings ask for it; called between two rounds."""
         ...
@@ -157,12 +153,8 @@ class Executor(Protocol[Handle]):
         """
         ...
 
-    def send(self, clients: Sequence[int]) -> Sent[Handle]:
-        """Have the server make the downlinks of these clients."""
-        ...
-
-    def join(self, clients: Sequence[int]) -> Sent[Handle]:
-        """Have the server make the first downlinks of newcomers."""
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
+        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
         ...
 
     def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:

@@ -224,7 +224,7 @@ class Simulation(Generic[Handle]):
         """Evaluate newcomers with their first downlink, fine-tune them, and evaluate them again."""
         plan, executor = self.plan, self.executor
         with self.interrupts.abandonable():
-            sent = executor.join(plan.newcomers)
+            sent = executor.send(plan.newcomers, joining=True)
             request = EvalRequest("personal", "received", plan.newcomers, plan.splits, plan.rounds, joining=True)
             received = executor.evaluate(request, sent)
             self._ahead = True  # the newcomers' states are not part of the last round's checkpoint

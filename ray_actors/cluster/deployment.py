@@ -10,7 +10,7 @@ from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
 from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
-from ray_actors.executor.dry_run import DryRuns, max_actors_per_gpu
+from ray_actors.executor.dry_run import Footprint, choose_actors_per_gpu, max_actors_per_gpu
 from ray_actors.placement.devices import uses_gpus, visible_gpus
 from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout, lay_out
@@ -36,9 +36,15 @@ class Deployment:
 
 
 def plan_deployment(
-    prepared: PreparedRun, cluster: LocalRay | JoinedRay, dry_runs: DryRuns, store_mb: int
+    prepared: PreparedRun, cluster: LocalRay | JoinedRay, known: dict[str, Footprint], store_mb: int
 ) -> Deployment:
     """Decide where the actors of a run go; make a dry run if `placement.actors_per_gpu` is auto.
+
+    Args:
+        prepared: the run.
+        cluster: provides the resources.
+        known: results of earlier dry runs; a new one is added.
+        store_mb: the size of Ray's object store in MiB.
 
     Raises:
         SettingsError: the placement cannot be met. No client actor was started.
@@ -51,7 +57,7 @@ def plan_deployment(
         upper = max_actors_per_gpu(prepared, supply)
         _lay_out(prepared, cluster, replace(placement, actors_per_gpu=upper))  # raises before anything is started
         clear = partial(cluster.pool, placement, Layout((), ()), store_mb)  # starts Ray and ends all client actors
-        placement, note = dry_runs.decide(prepared, upper, supply.cpus, clear)
+        placement, note = choose_actors_per_gpu(prepared, upper, supply.cpus, known, clear)
         notes.append(note)
     try:
         layout, elastic = _lay_out(prepared, cluster, placement)
@@ -69,7 +75,7 @@ def _lay_out(
 ) -> tuple[Layout, ElasticLayout | None]:
     work, stacks = prepared.batches_per_round, prepared.factory.stacks
     if isinstance(cluster, JoinedRay):
-        elastic = ElasticLayout(cluster, work, placement, stacks)
+        elastic = ElasticLayout(cluster.supply, work, placement, stacks)
         return elastic.first(), elastic
     return lay_out(work, placement, cluster.supply(placement), stacks), None
 

@@ -91,13 +91,9 @@ class ActorPool:
         if actor is self._server:
             self._server = None
             return self.server()
-        host = self._host_of(actor)
+        host = next(host for host in self._hosts if host.actor is actor)
         host.actor = _start(host.spec, host.placement_group)
         return host.actor
-
-    def node_of(self, actor: Any) -> str:
-        """Return the id of an actor's node; empty on a single machine."""
-        return "" if actor is self._server else self._host_of(actor).spec.node
 
     def server(self) -> Any:
         """Return the server actor, on the driver's node. It needs no CPU of its own: it works while the hosts wait."""
@@ -120,12 +116,6 @@ class ActorPool:
         ray.kill(host.actor)
         if host.placement_group is not None:
             release([host.placement_group])
-
-    def _host_of(self, actor: Any) -> _Host:
-        for host in self._hosts:
-            if host.actor is actor:
-                return host
-        raise ValueError("this actor does not belong to this pool")
 
 
 def _start(spec: ActorSpec, placement_group: Any) -> Any:

@@ -35,10 +35,6 @@ class RemoteHost:
             raise RuntimeError(in_words(error)) from error
         return runtime_fingerprint()
 
-    def pid(self) -> int:
-        """Return the process id."""
-        return runtime_fingerprint().pid
-
     def run(
         self,
         task: ClientTask | EvalRequest,

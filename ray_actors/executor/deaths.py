@@ -77,7 +77,7 @@ def is_alive(actor: Any, error: Exception) -> bool:
     until = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while isinstance(error, ActorUnavailableError) and time.monotonic() < until:
         try:
-            ray.get(actor.pid.remote(), timeout=POLL_INTERVAL_S)
+            ray.get(actor.__ray_ready__.remote(), timeout=POLL_INTERVAL_S)
             return True
         except ActorUnavailableError:
             time.sleep(POLL_INTERVAL_S / 4)

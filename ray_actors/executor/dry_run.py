@@ -13,10 +13,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import FORWARD_BATCH, Examples, Partition
+from pflsim.data.federated import FORWARD_BATCH, Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.resume import fixed_settings
+from pflsim.servers.base import Federation, ServerRule
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.client_host import ClientHost
@@ -34,7 +35,7 @@ MAX_COHORTS = 1000
 START_TIMEOUT_S = 120.0
 """How long the actor of the dry run may take to start."""
 IRRELEVANT = ("seed", "rounds", "lr", "lr_decay", "weight_decay", "on_nonfinite", "fraction", "faults", "trace")
-"""Settings, and groups of settings, that do not change a client's memory; see `_key`."""
+"""Settings, and groups of settings, that do not change a client's memory."""
 
 
 class CudaMemory:
@@ -99,28 +100,24 @@ def trials(prepared: PreparedRun) -> list[Trial]:
     most examples.
     """
     sizes = [len(rows) for rows in prepared.partition.train]
-    best: dict[int, tuple[int, ...]] = {}
+    units: dict[int, list[tuple[int, ...]]] = {}
     for cohort in sorted(set(prepared.plan.cohorts[:MAX_COHORTS])):
         for unit in prepared.factory.client_groups(cohort):
-            variant = prepared.factory.variant_of(unit[0])
-            if variant not in best or _size(unit, sizes) > _size(best[variant], sizes):
-                best[variant] = unit
+            units.setdefault(prepared.factory.variant_of(unit[0]), []).append(unit)
+    best = [max(units[v], key=lambda unit: (len(unit), sum(sizes[c] for c in unit))) for v in sorted(units)]
     stacks = {client: stack for stack in prepared.factory.stacks for client in stack}
     return [
         Trial(stacks.get(unit[0], unit), unit, min(1.0, BATCHES / max(prepared.batches_per_round[c] for c in unit)))
-        for _, unit in sorted(best.items())
+        for unit in best
     ]
-
-
-def _size(unit: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
-    return len(unit), sum(sizes[client] for client in unit)
 
 
 def measure(
     factory: ClientFactory,
     dataset: Dataset,
     partition: Partition,
-    server: ServerHost,
+    rule: ServerRule[Any],
+    federation: Federation,
     tried: Sequence[Trial],
     memory: CudaMemory,
 ) -> Footprint:
@@ -130,11 +127,12 @@ def measure(
         factory: builds the clients, with a whole GPU.
         dataset: the examples.
         partition: the examples of each client.
-        server: holds the initial server state; this function changes it.
+        rule: the server rule.
+        federation: what the server knows before the first round.
         tried: the trials.
         memory: measures the memory of the factory's GPU.
     """
-    found: list[Footprint] = []
+    found, server = list[Footprint](), ServerHost(rule, federation, factory.threads)
     for trial in tried:
         memory.begin()
         host = ClientHost(factory, dataset, partition, trial.stack)
@@ -145,28 +143,19 @@ def measure(
         host.run(TrainTask(1, share), server.downlinks(trial.unit))
         client = trial.unit[0]
         own, most = host.shards[client], factory.eval_batch_size or FORWARD_BATCH[host.device.type]
-        host.shards[client] = replace(own, test=_first(own.test, most))
+        host.shards[client] = replace(own, test=replace(own.test, x=own.test.x[:most], y=own.test.y[:most]))
         host.run(EvalRequest("personal", "trained", (client,), ("test",)), {client: None})
         found.append(Footprint(len(trial.unit), memory.peak() + CONTEXT_MB * 2**20, memory.total()))
         del host, own
     return max(found, key=lambda f: f.peak)
 
 
-def _first(examples: Examples, count: int) -> Examples:
-    return replace(examples, x=examples.x[:count], y=examples.y[:count])
-
-
 class DryRunner:
     """An actor for the dry run: its process ends afterwards and gives all memory back."""
 
-    def measure(
-        self, factory: ClientFactory, dataset: Dataset, partition: Partition, server: Any, *rest: Any
-    ) -> Footprint | str:
-        """Return the footprint (see `measure`), or what went wrong."""
-        try:
-            return measure(factory, dataset, partition, ServerHost(*server), *rest)
-        except Exception as error:
-            return in_words(error)
+    def measure(self, factory: ClientFactory, dataset: Dataset, partition: Partition, *rest: Any) -> Footprint:
+        """Return the footprint; see `measure`."""
+        return measure(factory, dataset, partition, *rest)
 
 
 def footprint(prepared: PreparedRun, cpus: float) -> Footprint:
@@ -189,19 +178,16 @@ def footprint(prepared: PreparedRun, cpus: float) -> Footprint:
                 f"placement.actors_per_gpu=auto: no GPU was free for a dry run within {START_TIMEOUT_S:g} s; set "
                 "placement.actors_per_gpu to a number"
             )
-        factory = prepared.factory
-        server = (prepared.rule, prepared.federation, factory.threads)
-        arguments = (factory.with_gpus(1.0), prepared.dataset, prepared.partition, server, trials(prepared), MEMORY)
-        found: Footprint | str = ray.get(runner.measure.remote(*arguments))
+        factory, server = prepared.factory.with_gpus(1.0), (prepared.rule, prepared.federation)
+        arguments = (factory, prepared.dataset, prepared.partition, *server, trials(prepared), MEMORY)
+        return ray.get(runner.measure.remote(*arguments))
     except RayTaskError as error:
-        found = in_words(error.cause if isinstance(error.cause, Exception) else error)
+        why = in_words(error.cause if isinstance(error.cause, Exception) else error)
+        raise RunError(f"placement.actors_per_gpu=auto: the dry run failed: {why}") from None
     except RayError as error:
         raise RunError(f"placement.actors_per_gpu=auto: the actor of the dry run died: {error}") from None
     finally:
         ray.kill(runner)
-    if isinstance(found, str):
-        raise RunError(f"placement.actors_per_gpu=auto: the dry run failed: {found}")
-    return found
 
 
 def max_actors_per_gpu(prepared: PreparedRun, supply: Supply) -> int:
@@ -221,34 +207,24 @@ def max_actors_per_gpu(prepared: PreparedRun, supply: Supply) -> int:
     return max(1, min(-(-stacks // placement.gpus), int(cpus) // placement.gpus))
 
 
-class DryRuns:
-    """Makes dry runs, and reuses a result for runs whose clients need the same memory."""
+def choose_actors_per_gpu(
+    prepared: PreparedRun, upper: int, cpus: float, known: dict[str, Footprint], clear: Callable[[], object]
+) -> tuple[Placement, str]:
+    """Return the placement with a number for `actors_per_gpu`, and a line for the log.
 
-    def __init__(self) -> None:
-        self._known: dict[str, Footprint] = {}
-
-    def decide(
-        self, prepared: PreparedRun, upper: int, cpus: float, clear: Callable[[], object]
-    ) -> tuple[Placement, str]:
-        """Return the placement with a number for `actors_per_gpu`, and a line for the log.
-
-        Args:
-            prepared: the run.
-            upper: the upper limit of actors per GPU; see `max_actors_per_gpu`.
-            cpus: the CPUs in total.
-            clear: called before a dry run, to free a GPU for it.
-        """
-        key = _key(prepared)
-        if key not in self._known:
-            clear()
-            self._known[key] = footprint(prepared, cpus)
-        found, placement = self._known[key], prepared.settings.placement
-        data = (prepared.dataset.x.nbytes + prepared.dataset.y.nbytes) / placement.gpus  # spread over all GPUs
-        per_gpu = min(found.fit(data), upper)
-        return replace(placement, actors_per_gpu=per_gpu), found.describe(per_gpu)
-
-
-def _key(prepared: PreparedRun) -> str:
-    """Return the same text for runs whose clients need the same memory."""
+    Args:
+        prepared: the run.
+        upper: the upper limit of actors per GPU; see `max_actors_per_gpu`.
+        cpus: the CPUs in total.
+        known: results of earlier dry runs, which are reused for runs whose clients need the same memory.
+        clear: called before a dry run, to free a GPU for it.
+    """
     settings = {k: v for k, v in fixed_settings(prepared.settings).items() if k.partition(".")[0] not in IRRELEVANT}
-    return repr((settings, [len(trial.unit) for trial in trials(prepared)]))
+    key = repr((settings, [len(trial.unit) for trial in trials(prepared)]))
+    if key not in known:
+        clear()
+        known[key] = footprint(prepared, cpus)
+    found, placement = known[key], prepared.settings.placement
+    data = (prepared.dataset.x.nbytes + prepared.dataset.y.nbytes) / placement.gpus  # spread over all GPUs
+    per_gpu = min(found.fit(data), upper)
+    return replace(placement, actors_per_gpu=per_gpu), found.describe(per_gpu)

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import ray
 import torch
 
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class RuntimeFingerprint(NamedTuple):
@@ -58,9 +58,6 @@ def code_digest() -> str:
     """Return a digest of all source files of this project's packages."""
     digest = hashlib.sha256()
     for name in PACKAGES:
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None
-        folder = Path(spec.origin).parent
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(f"{name}/{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
+        for file in sorted((ROOT / name).rglob("*.py")):
+            digest.update(f"{file.relative_to(ROOT).as_posix()}\n".encode() + file.read_bytes())
     return digest.hexdigest()

@@ -67,6 +67,7 @@ class HostCall:
         return [self.again([group], failure) for group in self.groups if set(group) <= set(clients)]
 
 
+@dataclass(frozen=True, slots=True)
 class HostCalls:
     """Runs calls on the client actors and waits for all of them.
 
@@ -77,17 +78,12 @@ class HostCalls:
         clients_done: called with the number of clients of each finished call.
     """
 
-    def __init__(
-        self,
-        actors: ActorGroup,
-        failure_policy: FailurePolicy,
-        submit: Callable[[Any, Groups], list[ObjectRef]],
-        clients_done: Callable[[int], None],
-    ):
-        self._actors, self._failure_policy = actors, failure_policy
-        self._submit, self._clients_done = submit, clients_done
-        self._counted: set[ObjectRef] = set()
-        self._reconnects: Counter[int] = Counter()
+    actors: ActorGroup
+    failure_policy: FailurePolicy
+    submit: Callable[[Any, Groups], list[ObjectRef]]
+    clients_done: Callable[[int], None]
+    _counted: set[ObjectRef] = field(init=False, default_factory=set)
+    _reconnects: Counter[int] = field(init=False, default_factory=Counter)
 
     def run(self, calls: Sequence[HostCall]) -> list[HostCall]:
         """Run the calls, and repeat those that fail if the failure policy asks for it.
@@ -113,7 +109,7 @@ class HostCalls:
         return finished
 
     def _start(self, call: HostCall) -> HostCall:
-        return replace(call, refs=tuple(self._submit(self._actors.actors[call.host], call.groups)))
+        return replace(call, refs=tuple(self.submit(self.actors.actors[call.host], call.groups)))
 
     def _next(self, pending: list[HostCall]) -> tuple[list[HostCall], list[HostCall]]:
         """Wait for the first call and remove it; returns the calls to repeat and those with results."""
@@ -131,8 +127,8 @@ class HostCalls:
         call, repeated = pending.pop(0), list[HostCall]()
         succeeded = {client: outcome for client, outcome in outcomes.items() if not isinstance(outcome, Failure)}
         for failure in dict.fromkeys(outcome for outcome in outcomes.values() if isinstance(outcome, Failure)):
-            located = replace(failure, where=self._actors.describe(call.host))
-            if clients := self._failure_policy.retry(located, call.tries, call.before):
+            located = replace(failure, where=self.actors.describe(call.host))
+            if clients := self.failure_policy.retry(located, call.tries, call.before):
                 repeated.append(call.again([clients], failure))
         return repeated, [replace(call, outcomes=succeeded)] if succeeded else []
 
@@ -140,13 +136,13 @@ class HostCalls:
         """Wait until the first call is finished; meanwhile report the clients of all calls that finish."""
         clients = {call.refs[0]: len(call.clients) for call in pending if call.refs[0] not in self._counted}
         while clients and pending[0].refs[0] not in self._counted:
-            poll_s = self._actors.poll_interval
+            poll_s = self.actors.poll_interval
             ready, _ = ray.wait(list(clients), num_returns=1, timeout=poll_s, fetch_local=False)
             if not ready:
-                self._actors.check_nodes()
+                self.actors.check_nodes()
             for ref in ready:
                 self._counted.add(ref)
-                self._clients_done(clients.pop(ref))
+                self.clients_done(clients.pop(ref))
 
     def _after_death(self, pending: list[HostCall], death: Exception) -> list[HostCall]:
         """Replace the dead actor; returns what to repeat.
@@ -154,7 +150,7 @@ class HostCalls:
         The actor has died in its first unfinished call; its other calls are lost too. If the policy is to drop a
         client, a call of several groups is divided, so that the next death shows whose it is.
         """
-        call, actors = pending.pop(0), self._actors
+        call, actors = pending.pop(0), self.actors
         if self._reconnects[call.host] < MAX_RECONNECTS and actors.is_back(call.host, death):
             self._reconnects[call.host] += 1
             return [call]
@@ -167,12 +163,12 @@ class HostCalls:
 
     def _after_error(self, call: HostCall, error: RayTaskError) -> list[HostCall]:
         """Return what to repeat of a call that raised an error."""
-        self._actors.wait_for(call.host)  # raises if the host could not be built
+        self.actors.wait_for(call.host)  # raises if the host could not be built
         cause = error.cause if isinstance(error.cause, BaseException) else error
-        where = self._actors.describe(call.host)
+        where = self.actors.describe(call.host)
         return self._divide(call, call.failure(f"{type(cause).__name__}: {cause}", str(error), where=where))
 
     def _divide(self, call: HostCall, failure: Failure) -> list[HostCall]:
-        if len(call.groups) > 1 and self._failure_policy.divide(failure):
+        if len(call.groups) > 1 and self.failure_policy.divide(failure):
             return call.divided(call.clients, failure)
-        return call.divided(self._failure_policy.retry(failure, call.tries, call.before), failure)
+        return call.divided(self.failure_policy.retry(failure, call.tries, call.before), failure)

@@ -86,23 +86,21 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self.actor_group.start()
         self.server.wait_until_ready()
         self.actor_group.wait_until_ready()
-
-    def describe_placement(self) -> str:
-        """Return how many client actors are on each node, and which node has the server."""
-        return whereabouts(self.layout.specs)
+        if self._elastic is not None:
+            logger.info(whereabouts(self.layout.specs))
 
     def refresh(self) -> None:
         """Use nodes that have joined, if the settings ask for it."""
         layout = self._elastic.grown(self.layout) if self._elastic is not None else None
         if layout is not None:
             self._move(layout)
-            logger.info(f"nodes have joined; {self.describe_placement()}")
+            logger.info(f"nodes have joined; {whereabouts(layout.specs)}")
 
     def recover(self) -> bool:
         """Continue on the remaining nodes; returns whether all states are intact."""
         if self._elastic is not None:
             self._move(self._elastic.lay_out())
-            logger.info(self.describe_placement())
+            logger.info(whereabouts(self.layout.specs))
         if self._states_exist():
             self.server.reset()
             return True
@@ -132,26 +130,15 @@ class RayExecutor(BaseExecutor[ObjectRef]):
                     return False
         return True
 
-    def send(self, clients: Sequence[int]) -> Sent[ObjectRef]:
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[ObjectRef]:
         """Have the server make the downlinks of these clients; the driver gets references and sizes."""
-        return self._send(clients, joining=False)
-
-    def join(self, clients: Sequence[int]) -> Sent[ObjectRef]:
-        """Have the server make the first downlinks of newcomers."""
-        return self._send(clients, joining=True)
-
-    def _send(self, clients: Sequence[int], joining: bool) -> Sent[ObjectRef]:
         sent, *refs = self.server.call("send", list(clients), joining, returns=1 + len(clients))
         found = _get(sent)
         return Sent({c: refs[at] for c, (at, _) in found.items()}, {c: size for c, (_, size) in found.items()})
 
     def run(self, task: ClientTask, sent: Sent[ObjectRef]) -> Trained[ObjectRef]:
         """Have the clients in `sent` do a task on all hosts at once; uplinks and states stay in Ray's store."""
-        if isinstance(task, TrainTask):
-            groups, max_calls = self.factory.client_groups(sent.downlinks), MAX_CALLS_PER_HOST
-        else:
-            groups, max_calls = [(client,) for client in sent.downlinks], 1
-        calls = self._run(task, groups, sent.downlinks, max_calls)
+        calls = self._run(task, sent.downlinks)
         outcomes: dict[int, tuple[TrainReport, str]] = {}
         for call in calls:
             outcomes.update(call.outcomes)
@@ -166,17 +153,10 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         return Trained([call.refs[1] for call in calls], reports, states)
 
     def _evaluate(self, request: EvalRequest, messages: Mapping[int, ObjectRef | None]) -> dict[int, list[EvalRow]]:
-        calls = self._run(request, [(client,) for client in request.clients], messages)
-        return {client: rows for call in calls for client, rows in call.outcomes.items()}
+        return {client: rows for call in self._run(request, messages) for client, rows in call.outcomes.items()}
 
-    def _run(
-        self,
-        task: ClientTask | EvalRequest,
-        groups: Groups,
-        messages: Mapping[int, ObjectRef | None],
-        max_calls: int = 1,
-    ) -> list[HostCall]:
-        """Run a task on all hosts, in at most `max_calls` calls per host; returns the finished calls."""
+    def _run(self, task: ClientTask | EvalRequest, messages: Mapping[int, ObjectRef | None]) -> list[HostCall]:
+        """Run a task on all hosts, training in several calls per host; returns the finished calls."""
 
         def submit(actor: Any, groups: Groups) -> list[ObjectRef]:
             clients = [client for group in groups for client in group]
@@ -186,11 +166,11 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             return actor.run.options(num_returns=returns).remote(task, groups, positions, *unique, *states)
 
         by_host: dict[int, list[tuple[int, ...]]] = {}
-        for group in groups:
+        for group in self.factory.task_groups(task, messages):
             by_host.setdefault(self._host_of[group[0]], []).append(group)
         calls: list[HostCall] = []
         for host, some in sorted(by_host.items()):
-            size = -(-len(some) // max_calls)
+            size = -(-len(some) // MAX_CALLS_PER_HOST) if isinstance(task, TrainTask) else len(some)
             calls += [HostCall(host, tuple(some[k : k + size]), task) for k in range(0, len(some), size)]
         return HostCalls(self.actor_group, self.failure_policy, submit, self.clients_done).run(calls)
 
@@ -233,12 +213,6 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         """Load the states of a checkpoint."""
         self.server.change("restore", ray.put(ZeroCopyMessage(server)))
         self.states = {client: ray.put(ZeroCopyMessage(state)) for client, state in clients}
-
-    def _client_states(self) -> dict[int, ObjectRef]:
-        return self.states
-
-    def _set_client_states(self, states: Mapping[int, ObjectRef]) -> None:
-        self.states = dict(states)
 
 
 def _get(refs: Any) -> Any:

@@ -33,10 +33,6 @@ class RemoteServer:
             self.host.state = state
         return os.getpid(), ray.util.get_node_ip_address()
 
-    def pid(self) -> int:
-        """Return the process id."""
-        return os.getpid()
-
     def fuse(self, matrices: bool, *uplinks: Sequence[Uplink]) -> tuple[RoundDiagnostics, ZeroCopyMessage]:
         """Call `ServerHost.fuse`; returns the diagnostics and the new state."""
         return self.host.fuse(*uplinks, matrices=matrices), ZeroCopyMessage(self.host.state)
@@ -64,8 +60,7 @@ class RemoteServer:
         indices: dict[tuple[int | None, ...], int] = {}
         sent: dict[int, tuple[int, int]] = {}
         unique: list[ZeroCopyMessage | None] = []
-        messages = self.host.join(clients) if joining else self.host.downlinks(clients)
-        for client, message in messages.items():
+        for client, message in self.host.downlinks(clients, joining).items():
             key = identity(message)
             if key not in indices:
                 indices[key] = len(unique)

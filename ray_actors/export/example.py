@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples
-from pflsim.engine.execution import EvalRequest
+from ray_actors.export.source import Source
 from ray_actors.hosts.client_factory import ClientFactory
 
 TEMPLATE = '''\
@@ -49,75 +49,55 @@ if __name__ == "__main__":
 '''
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An exported model.
-
-    Args:
-        factory: builds the model.
-        request: which model, of which round.
-        whole: whether the whole client module is exported, because the net alone cannot predict.
-        client: the client.
-        suffix: the end of the file's name.
-        method: the name of the method.
-    """
-
-    factory: ClientFactory
-    request: EvalRequest
-    whole: bool
-    client: int
-    suffix: str
-    method: str
-
-
-def example(exported: Exported, shown: Examples, correct: int, total: int) -> str:
+def example(source: Source, client: int, whole: bool, suffix: str, shown: Examples, correct: int, total: int) -> str:
     """Return the text of the script.
 
     Args:
-        exported: the model.
+        source: the run, and which model of it.
+        client: the client.
+        whole: whether the whole client module is exported, because the net alone cannot predict.
+        suffix: the end of the file's name.
         shown: the examples that the script predicts.
         correct: how many test examples of the client the model predicts correctly.
         total: how many test examples the client has.
     """
-    request, client = exported.request, exported.client
+    request, prepared = source.request, source.prepared
     whose = f"The personal model of client {client}" if request.model == "personal" else "The server's model"
     score = f"{correct} of client {client}'s {total} test examples right" if total else "there are no test examples"
     return TEMPLATE.format(
-        title=f"{whose} after round {request.round_number} of {exported.method}: {score}.",
-        imports="\n".join(_imports(exported)),
-        build="\n".join(f"    {line}" if line else "" for line in _build(exported)),
-        suffix=exported.suffix,
+        title=f"{whose} after round {request.round_number} of {prepared.meta.method}: {score}.",
+        imports="\n".join(_imports(prepared.factory, whole)),
+        build="\n".join(f"    {line}" for line in _build(prepared.factory, whole)),
+        suffix=suffix,
         client=client,
         shown="test" if total else "training",
         inputs="".join(f"    {line}\n" for line in _inputs(shown)),
-        predict=".predict_global" if exported.whole and request.model == "global" else "",
+        predict=".predict_global" if whole and request.model == "global" else "",
     )
 
 
-def _imports(exported: Exported) -> list[str]:
-    targets = [_partial(model).func for model in exported.factory.models[:1]]
-    if exported.whole:
-        targets += [_partial(exported.factory.client).func, Training]
+def _imports(factory: ClientFactory, whole: bool) -> list[str]:
+    targets: list[Any] = [partial(factory.models[0]).func]
+    if whole:
+        targets += [partial(factory.client).func, Training]
     return sorted({f"from {target.__module__} import {target.__qualname__}" for target in targets})
 
 
-def _build(exported: Exported) -> list[str]:
+def _build(factory: ClientFactory, whole: bool) -> list[str]:
     """Return statements that build `model`."""
-    factory, lines = exported.factory, list[str]()
-    make, several = _partial(factory.models[0]), len(factory.models) > 1
-    sizes = [repr(tuple(factory.input_shape)), repr(factory.num_classes)]
-    if several:
-        kinds = [_call("dict", [], _partial(model).keywords) for model in factory.models]
+    models, lines = [partial(model) for model in factory.models], list[str]()
+    net, sizes = _name(models[0]), [repr(tuple(factory.input_shape)), repr(factory.num_classes)]
+    if len(models) > 1:
+        kinds = [_call("dict", [], model.keywords) for model in models]
         lines += ["kinds = [", *(f"    {kind}," for kind in kinds), "]  # client i has kinds[i % len(kinds)]"]
-        net = f"{make.func.__qualname__}({', '.join(sizes)}, **kinds[client % {len(kinds)}])"
+        net = f"{net}({', '.join(sizes)}, **kinds[client % {len(kinds)}])"
     else:
-        net = _call(make.func.__qualname__, sizes, make.keywords)
-    if not exported.whole:
+        net = _call(net, sizes, models[0].keywords)
+    if not whole:
         return [*lines, f"model = {net}"]
-    client = _partial(factory.client)
+    client = partial(factory.client)
     training = _call("Training", [], _changed(factory.training))
-    model = _call(client.func.__qualname__, ["net", training], client.keywords)
-    return [*lines, f"net = {net}", f"model = {model}"]
+    return [*lines, f"net = {net}", f"model = {_call(_name(client), ['net', training], client.keywords)}"]
 
 
 def _inputs(shown: Examples) -> list[str]:
@@ -131,8 +111,8 @@ def _inputs(shown: Examples) -> list[str]:
     return lines
 
 
-def _partial(target: Any) -> partial[Any]:
-    return target if isinstance(target, partial) else partial(target)
+def _name(target: partial[Any]) -> str:
+    return target.func.__qualname__  # type: ignore[attr-defined]
 
 
 def _changed(training: Training) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import nn
 
 from lightning_modules.evaluation import count
 from pflsim.analysis.results import read_run
@@ -24,7 +23,7 @@ from pflsim.run_folder.checkpoint import BadCheckpoint, choose_checkpoint
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.resume import saved_settings
-from ray_actors.export.example import Exported, example
+from ray_actors.export.example import example
 from ray_actors.export.source import Source, chosen_clients, find_source
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.server_host import ServerHost
@@ -118,26 +117,21 @@ def _export_client(source: Source, host: ClientHost, client: int, message: Messa
         net = module.plain_net(request.model)
         tensors = snapshot((module if net is None else net).state_dict())
         before = count(module.predict_global if is_global else module.predict, test, batch_size)
-    exported = Exported(prepared.factory, request, net is None, client, suffix, prepared.meta.method)
     path, script = folder / f"client_{client}{suffix}.safetensors", folder / "example.py"
     save_file({k: v.contiguous() for k, v in tensors.items()}, path, _metadata(source, client, net is None))
     shown = test if len(test) else host.shards[client].train
     x, y = (values[:EXAMPLES].cpu().contiguous() for values in (shown.x, shown.y))
     save_file({"x": x, "y": y}, folder / f"examples_{client}.safetensors")
     if not script.exists():  # one script loads the models of all clients
-        script.write_text(example(exported, shown, before[0], len(test)), encoding="utf-8")
-    loaded = loaded_by(script, client).to(host.device)
+        text = example(source, client, net is None, suffix, shown, before[0], len(test))
+        script.write_text(text, encoding="utf-8")
+    loaded = runpy.run_path(str(script))["load"](client).to(host.device)
     if host.device.type == "cpu":  # as on the host: the memory format changes the order of sums
         loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     predict = loaded.predict_global if net is None and is_global else loaded
     after = count(predict, test, batch_size)  # type: ignore[arg-type]
     result = _compare(source, client, before, after, test)
     return f"{path.name}: {len(tensors)} tensors, {path.stat().st_size / 1000:.1f} kB; {result}"
-
-
-def loaded_by(path: Path, client: int) -> nn.Module:
-    """Return the model of a client as the function `load` of an example script returns it."""
-    return runpy.run_path(str(path))["load"](client)
 
 
 def _compare(source: Source, client: int, before: tuple[int, float], after: tuple[int, float], test: Examples) -> str:

@@ -26,9 +26,11 @@ class BaseExecutor(ABC, Generic[Handle]):
 
     Attributes:
         server: the server, whose attribute `state` is the state after the last fusion.
+        states: the private states of all clients whose state is not the initial one.
     """
 
     server: Any
+    states: dict[int, Any]
 
     def __init__(self, factory: ClientFactory, on_error: OnError):
         self.factory = factory
@@ -38,8 +40,8 @@ class BaseExecutor(ABC, Generic[Handle]):
         self._before: tuple[Any, dict[int, Any]] | None = None
 
     @abstractmethod
-    def send(self, clients: Sequence[int]) -> Sent[Handle]:
-        """Have the server make the downlinks of these clients."""
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
+        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
 
     @abstractmethod
     def _fuse(self, trained: Trained[Handle], matrices: bool) -> RoundDiagnostics:
@@ -53,14 +55,6 @@ class BaseExecutor(ABC, Generic[Handle]):
     def _evaluate(self, request: EvalRequest, messages: Mapping[int, Handle | None]) -> dict[int, list[EvalRow]]:
         """Evaluate clients with these messages; returns the rows by client."""
 
-    @abstractmethod
-    def _client_states(self) -> dict[int, Any]:
-        """Return the private states of all clients whose state is not the initial one."""
-
-    @abstractmethod
-    def _set_client_states(self, states: Mapping[int, Any]) -> None:
-        """Set the private states; those of all other clients are the initial ones."""
-
     def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the uplinks, and store the clients' new states."""
         before = self.server.state
@@ -73,15 +67,15 @@ class BaseExecutor(ABC, Generic[Handle]):
         self._store(self.server.state, trained)
 
     def _store(self, server: Any, trained: Trained[Handle]) -> None:
-        states = self._client_states()
-        self._before = server, states
-        self._set_client_states({**states, **trained.states})
+        self._before = server, dict(self.states)
+        self.states.update(trained.states)
 
     def rollback(self) -> None:
         """Restore the states before the last `fuse` or `store`, unless it was committed."""
         if self._before is not None:
             self.server.state, states = self._before
-            self._set_client_states(states)
+            self.states.clear()
+            self.states.update(states)
             self._before = None
 
     def commit(self) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
+from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global
 from pflsim.types import Tensors
@@ -68,6 +69,10 @@ class ClientFactory:
         stacks = [tuple(client for client in stack if client in chosen) for stack in self.stacks]
         groups = [group for group in stacks if group]
         return groups + [(client,) for client in sorted(chosen.difference(*groups))]
+
+    def task_groups(self, task: ClientTask | EvalRequest, clients: Collection[int]) -> list[tuple[int, ...]]:
+        """Return which of these clients do a task together; only the clients of a stack train together."""
+        return self.client_groups(clients) if isinstance(task, TrainTask) else [(client,) for client in clients]
 
 
 class InitialStates(dict[int, Tensors]):

@@ -11,7 +11,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained, TrainTask
+from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.servers.base import Federation, ServerRule
@@ -52,11 +52,8 @@ class InlineExecutor(BaseExecutor[Messages]):
         dataset, partition, rule, federation = self._arguments
         self.server = ServerHost(rule, federation, self.factory.threads)
         self.host = ClientHost(self.factory, dataset, partition, range(partition.clients))
+        self.states = self.host.states
         self._before = None
-
-    def describe_placement(self) -> str:
-        """Return that all clients are in this process."""
-        return "all clients in this process"
 
     def refresh(self) -> None:
         """Do nothing: no nodes join."""
@@ -65,21 +62,15 @@ class InlineExecutor(BaseExecutor[Messages]):
         """Return True: no state is lost."""
         return True
 
-    def send(self, clients: Sequence[int]) -> Sent[Messages]:
-        """Have the server make the downlinks of these clients."""
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Messages]:
+        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
         with self._server_errors("send"):
-            return _sent(self.server.downlinks(clients))
-
-    def join(self, clients: Sequence[int]) -> Sent[Messages]:
-        """Have the server make the first downlinks of newcomers."""
-        with self._server_errors("join"):
-            return _sent(self.server.join(clients))
+            messages = self.server.downlinks(clients, joining)
+        return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})
 
     def run(self, task: ClientTask, sent: Sent[Messages]) -> Trained[Messages]:
         """Have the clients in `sent` do a task, one client group after another."""
-        alone = [(client,) for client in sent.downlinks]
-        groups = self.factory.client_groups(sent.downlinks) if isinstance(task, TrainTask) else alone
-        results: dict[int, Reply] = self._results(task, groups, sent.downlinks)
+        results: dict[int, Reply] = self._results(task, sent.downlinks)
         replies = [results[client] for client in sorted(results)]
         self.failure_policy.record_kept({r.report.client: r.nonfinite for r in replies if r.nonfinite})
         uplinks = [reply.uplink for reply in replies if reply.uplink is not None]
@@ -87,13 +78,12 @@ class InlineExecutor(BaseExecutor[Messages]):
         return Trained([uplinks], tuple(reply.report for reply in replies), states)
 
     def _evaluate(self, request: EvalRequest, messages: Mapping[int, Messages | None]) -> dict[int, list[EvalRow]]:
-        return self._results(request, [(client,) for client in messages], messages)
+        return self._results(request, messages)
 
-    def _results(
-        self, task: ClientTask | EvalRequest, groups: Sequence[tuple[int, ...]], messages: Any
-    ) -> dict[int, Any]:
+    def _results(self, task: ClientTask | EvalRequest, messages: Mapping[int, Any]) -> dict[int, Any]:
         """Return the results of the clients that succeed, after retries where the failure policy asks for them."""
         results: dict[int, Any] = {}
+        groups = self.factory.task_groups(task, messages)
         pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
         while pending:
             group, tries, before = pending.pop(0)
@@ -142,13 +132,6 @@ class InlineExecutor(BaseExecutor[Messages]):
         self.server.restore(server)
         self.host.states.update(clients)
 
-    def _client_states(self) -> dict[int, Tensors]:
-        return dict(self.host.states)
-
-    def _set_client_states(self, states: Mapping[int, Tensors]) -> None:
-        self.host.states.clear()
-        self.host.states.update(states)
-
     @contextmanager
     def _server_errors(self, method: str) -> Iterator[None]:
         """Log an error of the server inside the block, and raise it as a `ServerError`."""
@@ -158,7 +141,3 @@ class InlineExecutor(BaseExecutor[Messages]):
             text = f"the server failed in {method}: {type(error).__name__}: {error}"
             logger.warning(text, exc_info=True)
             raise ServerError(text) from error
-
-
-def _sent(messages: Mapping[int, Message]) -> Sent[Messages]:
-    return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})

@@ -26,15 +26,12 @@ class ServerHost:
         with torch_threads(threads):
             self.state = rule.init(federation)
 
-    def downlinks(self, clients: Sequence[int]) -> dict[int, Message]:
-        """Return the downlinks of these clients."""
+    def downlinks(self, clients: Sequence[int], joining: bool = False) -> dict[int, Message]:
+        """Return the downlinks of these clients, or their first ones if they are `joining`."""
         with torch_threads(self.threads):
+            if joining:
+                return {client: self.rule.join(self.state, client) for client in clients}
             return self.rule.downlinks(self.state, clients)
-
-    def join(self, clients: Sequence[int]) -> dict[int, Message]:
-        """Return the first downlinks of newcomers."""
-        with torch_threads(self.threads):
-            return {client: self.rule.join(self.state, client) for client in clients}
 
     def fuse(self, *uplinks: Sequence[Uplink], matrices: bool = False) -> RoundDiagnostics:
         """Fuse uplinks in the order of the client ids, and return the diagnostics of the round.

@@ -11,7 +11,7 @@ from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from ray_actors.jobs.client import DEFAULT_ADDRESS, Cluster, connect
 from ray_actors.jobs.fetch import fetch
-from ray_actors.jobs.follow import Follower
+from ray_actors.jobs.follow import follow
 from ray_actors.jobs.pack import mib
 from ray_actors.jobs.show import details, stop, table
 from ray_actors.jobs.submit import DEFAULT_HOMES, Request, check_request, packed, submit
@@ -103,13 +103,8 @@ def _add_submit(made: argparse.ArgumentParser) -> None:
 
 
 def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
-    request = Request(
-        overrides=options.overrides, multirun=options.multirun, config_dirs=options.config_dir, name=options.id,
-        home=options.home, home_of=options.home_of, driver_cpus=options.driver_cpus,
-        driver_resources=dict(options.driver_resource), exclude=options.exclude, python=options.python,
-        stop_wait=options.stop_wait,
-    )  # fmt: skip
-    runs = composed(request.overrides, request.multirun, request.config_dirs)
+    request = Request(**{name: value for name, value in vars(options).items() if name not in ("address", "detach")})
+    runs = composed(request.overrides, request.multirun, request.config_dir)
     check_request(request, root, runs)
     package = packed(request, root, runs)
     for warning in package.warnings:
@@ -118,7 +113,7 @@ def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
     job = submit(cluster, request, package, runs)
     print(f"job {job}: {len(package.sizes)} files, {mib(package.bytes)}", flush=True)
     if not options.detach:
-        status = Follower(cluster, job, sys.stdout).follow()
+        status = follow(cluster, job, sys.stdout)
         if status not in (2, 127, 130):  # wrong settings, no Python, or still running
             print(f"copy its run folder to this machine with   {cluster.command(f'fetch {job}')}", flush=True)
         return status
@@ -131,7 +126,7 @@ def _query(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
     if command == "status":
         print(details(cluster, options.id) if options.id else table(cluster.jobs()), flush=True)
     elif command == "logs" and options.follow:
-        return Follower(cluster, options.id, sys.stdout).follow()
+        return follow(cluster, options.id, sys.stdout)
     elif command == "logs":
         print(cluster.log(options.id), end="", flush=True)
     elif command == "stop":

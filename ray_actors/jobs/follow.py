@@ -2,97 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from pflsim.errors import RunError
 from ray_actors.jobs.client import FINISHED, Cluster
 
 MAX_ATTEMPTS = 6
-"""How many connections in a row may be lost without new output, with waits of 1, 2, 4, ... seconds between them."""
-PENDING_S = 5
-"""Seconds after which a job that has not started is reported."""
+"""How many requests in a row may fail, with waits of 1, 2, 4, ... seconds between them."""
+PENDING_POLLS = 5
+"""Requests after which a job that has not started is reported; there is about one per second."""
 STOPPED = 143
 """The exit status of a stopped job: that of launch.py after SIGTERM, which Ray sends."""
 
 
-@dataclass
-class Follower:
-    """Prints the log of a job, every character once, even if the connection is lost."""
+def follow(cluster: Cluster, job: str, out: TextIO, wait: Callable[[float], None] = time.sleep) -> int:
+    """Print the log of a job until it is finished, every character once, even if the connection is lost.
 
-    cluster: Cluster
-    job: str
-    out: TextIO
-    wait: Callable[[float], None] = time.sleep
-    seen: int = 0
+    Returns:
+        The exit status of the job; 130 after Ctrl-C, which does not stop the job.
 
-    def follow(self) -> int:
-        """Print the log until the job is finished.
-
-        Returns:
-            The exit status of the job; 130 after Ctrl-C, which does not stop the job.
-
-        Raises:
-            RunError: the connection is lost and cannot be restored. The job continues.
-        """
-        try:
-            self._wait_for_start()
-            return self._print_until_finished()
-        except KeyboardInterrupt:
-            print(f"\nthe job continues; stop it with   {self.cluster.command(f'stop {self.job}')}", file=self.out)
-            return 130
-
-    def _wait_for_start(self) -> None:
-        """Report a job that does not start soon."""
-        for _ in range(PENDING_S):
-            if state(self.cluster.info(self.job)) != "PENDING":
-                return
-            self.wait(1)
-        print(f"{self.job} waits for free resources; Ctrl-C ends this command, not the job", file=self.out, flush=True)
-
-    def _print_until_finished(self) -> int:
-        failures = 0
+    Raises:
+        RunError: the connection is lost and cannot be restored. The job continues.
+    """
+    printed = failures = polls = 0
+    try:
         while True:
-            before = self.seen
             try:
-                asyncio.run(self._print())
-                info = self.cluster.info(self.job)
-                if state(info) in FINISHED:
-                    self._write(self.cluster.log(self.job), 0)  # the end of the log may be missing in the stream
-                    return self._exit_status(info)
-                failures = 0
-                self.wait(1)
+                info = cluster.info(job)  # first, so that the log of a finished job is complete
+                log = cluster.log(job)
             except RunError as error:
-                failures = failures + 1 if self.seen == before else 1
+                failures += 1
                 if failures == MAX_ATTEMPTS:
-                    again = self.cluster.command(f"logs {self.job} --follow")
+                    again = cluster.command(f"logs {job} --follow")
                     raise RunError(f"{error}; the job may still be running. Follow it again with   {again}") from error
-                self.wait(2 ** (failures - 1))
-
-    async def _print(self) -> None:
-        """Print what is new. Every connection receives the log from its beginning."""
-        passed = 0
-        async with aclosing(self.cluster.tail(self.job)) as texts:  # type: ignore[type-var]
-            async for text in texts:
-                self._write(text, passed)
-                passed += len(text)
-
-    def _write(self, text: str, at: int) -> None:
-        """Print the new part of a piece of the log that begins at character `at`."""
-        if at + len(text) > self.seen:
-            self.out.write(text[max(0, self.seen - at) :])
-            self.out.flush()
-            self.seen = at + len(text)
-
-    def _exit_status(self, info: Any) -> int:
-        status = exit_status(info)
-        if status and info.driver_exit_code is None and info.message and state(info) == "FAILED":
-            print(f"{self.job} failed: {info.message.strip()}", file=self.out, flush=True)
-        return status
+                wait(2 ** (failures - 1))
+                continue
+            out.write(log[printed:])
+            out.flush()
+            printed, failures, polls = len(log), 0, polls + 1
+            if state(info) in FINISHED:
+                if state(info) == "FAILED" and info.driver_exit_code is None and info.message:
+                    print(f"{job} failed: {info.message.strip()}", file=out, flush=True)
+                return exit_status(info)
+            if polls == PENDING_POLLS and state(info) == "PENDING":
+                print(f"{job} waits for free resources; Ctrl-C ends this command, not the job", file=out, flush=True)
+            wait(1 + len(log) / 2**20)  # each answer has the whole log, so a long one is requested less often
+    except KeyboardInterrupt:
+        print(f"\nthe job continues; stop it with   {cluster.command(f'stop {job}')}", file=out)
+        return 130
 
 
 def state(info: Any) -> str:

@@ -87,7 +87,8 @@ def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = ())
                     folders.append(path)
                     continue
                 elif path.is_file():
-                    _check_file(path, name)
+                    if not os.access(path, os.R_OK):
+                        raise PermissionError(13, "Permission denied", str(path))
                     package.sizes[name] = path.stat().st_size
                     continue
                 package.excludes.append("/" + re.sub(r"([*?\[\]\\ ])", r"\\\1", name))
@@ -124,19 +125,6 @@ def _is_environment(folder: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and any((folder / name).exists() for name in RUN_FILES)
-
-
-def _check_file(path: Path, name: str) -> None:
-    """Refuse a file that Ray would skip, or fail to pack."""
-    try:
-        name.encode()
-        valid = "\\" not in name and not re.match("[A-Za-z]:", name)
-    except UnicodeEncodeError:
-        valid = False
-    if not valid:
-        raise SettingsError(f"{name!r} has a name that cannot be packed: rename it, or exclude it with --exclude")
-    if not os.access(path, os.R_OK):
-        raise PermissionError(13, "Permission denied", str(path))
 
 
 def _listed(names: Sequence[str]) -> str:

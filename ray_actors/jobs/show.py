@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from tabulate import tabulate
+
 from pflsim.errors import RunError
 from ray_actors.jobs.client import FINISHED, KIND, RUN, Cluster
 from ray_actors.jobs.follow import state, wait_until_finished
@@ -27,8 +29,7 @@ def table(jobs: Sequence[Any], now: float | None = None) -> str:
     rows = [COLUMNS, *((j.submission_id, state(j), _date(j.start_time), _duration(j, now), _run_of(j)) for j in ours)]
     if len(rows) == 1:
         return "no jobs of pflsim"
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 
 def details(cluster: Cluster, job: str) -> str:

@@ -6,8 +6,8 @@ import json
 import re
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,12 @@ class Request:
 
     overrides: Sequence[str]
     multirun: bool = False
-    config_dirs: Sequence[str] = ()
-    name: str | None = None
+    config_dir: Sequence[str] = ()
+    id: str | None = None
     home: str | None = None
     home_of: str | None = None
     driver_cpus: float = 1
-    driver_resources: Mapping[str, float] = field(default_factory=dict)
+    driver_resource: Sequence[tuple[str, float]] = ()
     exclude: Sequence[str] = ()
     python: str = "python"
     stop_wait: int = 600
@@ -55,11 +55,11 @@ def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[
         package: the files of the working directory.
         runs: the settings of the runs; empty for a resumed run, whose settings are in its folder.
     """
-    job = request.name or new_id(runs)
+    job = request.id or new_id(runs)
     home, node = request.home or f"{DEFAULT_HOMES}/{job}", None
     if request.home_of:
         home, node = home_of(cluster, request.home_of)
-    resources = dict(request.driver_resources)
+    resources = dict(request.driver_resource)
     gpus = resources.pop("GPU", None)
     return cluster.submit(
         entrypoint=entrypoint(request, home, package.root, runs),
@@ -89,7 +89,7 @@ def packed(request: Request, root: Path, runs: Sequence[Settings]) -> Package:
         SettingsError: they cannot be sent, or they do not include a --config-dir.
     """
     package = select(root, [Path(path) for run in runs for path in data_paths(run).values()], request.exclude)
-    for folder in request.config_dirs:
+    for folder in request.config_dir:
         _inside(folder, package.root)
         if not package.holds(Path(folder)):
             raise SettingsError(f"--config-dir {folder} is excluded from the upload: move it, or change --exclude")
@@ -102,13 +102,13 @@ def check_request(request: Request, root: Path, runs: Sequence[Settings]) -> Non
     Raises:
         SettingsError: an option or a setting cannot work there.
     """
-    if request.name is not None and not ID.fullmatch(request.name):
-        raise SettingsError(f"--id {request.name}: expected letters, digits, and after the first also _ . -")
+    if request.id is not None and not ID.fullmatch(request.id):
+        raise SettingsError(f"--id {request.id}: expected letters, digits, and after the first also _ . -")
     if request.home is not None and not (request.home.startswith(("/", "~/")) or request.home == "~"):
         raise SettingsError(f"--home {request.home}: expected a path on the driver's node that begins with / or ~/")
     if request.home is not None and request.home_of is not None:
         raise SettingsError("--home and --home-of both set the home folder: give only one of them")
-    for folder in request.config_dirs:
+    for folder in request.config_dir:
         _inside(folder, root)
     for text in request.overrides:
         if text.startswith(RESUME):
@@ -140,7 +140,7 @@ def entrypoint(request: Request, home: str, root: Path, runs: Sequence[Settings]
     It starts in the unpacked working directory, which Ray removes after the job, and changes to the home folder,
     which is kept.
     """
-    folders = [f'--config-dir "$code"/{shlex.quote(_inside(folder, root))}' for folder in request.config_dirs]
+    folders = [f'--config-dir "$code"/{shlex.quote(_inside(folder, root))}' for folder in request.config_dir]
     words = [*(["-m"] if request.multirun else []), *map(shlex.quote, arguments(request, runs))]
     call = " ".join(["exec", shell_path(request.python), '"$code"/launch.py', *folders, *words])
     return f"code=$PWD && mkdir -p {shell_path(home)} && cd {shell_path(home)} && {call}"

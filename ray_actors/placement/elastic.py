@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from pflsim.config.settings import Placement
 from pflsim.errors import RunError, SettingsError
@@ -12,28 +12,21 @@ from ray_actors.placement.layout import Layout, Supply, lay_out
 from ray_actors.placement.nodes import POLL_INTERVAL_S, alive_ids
 
 
-class Cluster(Protocol):
-    """A cluster whose nodes join and leave."""
-
-    def supply(self, placement: Placement) -> Supply:
-        """Return the free resources of the nodes that are alive."""
-        ...
-
-
+@dataclass(slots=True)
 class ElasticLayout:
     """Computes layouts for the nodes that are alive.
 
     Args:
-        cluster: provides the free resources.
+        supply: returns the free resources of the nodes that are alive.
         work, stacks: see `lay_out`.
         placement: the placement settings.
     """
 
-    def __init__(
-        self, cluster: Cluster, work: Sequence[int], placement: Placement, stacks: Sequence[Sequence[int]] = ()
-    ):
-        self._cluster, self._work, self._placement, self._stacks = cluster, work, placement, stacks
-        self._known: frozenset[str] = frozenset()
+    supply: Callable[[Placement], Supply]
+    work: Sequence[int]
+    placement: Placement
+    stacks: Sequence[Sequence[int]] = ()
+    _known: frozenset[str] = field(init=False, default=frozenset())
 
     def first(self) -> Layout:
         """Return the layout to start with; wait for nodes for up to `placement.wait_s` seconds.
@@ -41,7 +34,7 @@ class ElasticLayout:
         Raises:
             SettingsError: the placement cannot be met.
         """
-        return self._wait(self._placement.nodes or 0)
+        return self._wait(self.placement.nodes or 0)
 
     def lay_out(self) -> Layout:
         """Return a new layout after nodes have left; wait for nodes for up to `placement.wait_s` seconds.
@@ -58,7 +51,7 @@ class ElasticLayout:
 
     def grown(self, layout: Layout) -> Layout | None:
         """Return a layout on more actors or nodes if nodes have joined and `placement.elastic` is set, else None."""
-        if not self._placement.elastic:
+        if not self.placement.elastic:
             return None
         alive = alive_ids()
         joined, self._known = alive - self._known, alive
@@ -71,36 +64,25 @@ class ElasticLayout:
         return new if len(new.specs) > len(layout.specs) or _nodes(new) > _nodes(layout) else None
 
     def _wait(self, min_nodes: int) -> Layout:
-        def compute() -> Layout:
-            if (alive := len(alive_ids())) < min_nodes:
-                raise SettingsError(
-                    f"placement.nodes={min_nodes}, but the cluster has {alive} nodes after {self._placement.wait_s:g} "
-                    "s: request fewer, or wait longer (placement.wait_s)"
-                )
-            return self._compute()
-
+        """Return the layout as soon as it can be computed; raises the last `SettingsError` after the timeout."""
+        deadline = time.monotonic() + self.placement.wait_s
         self._known = alive_ids()  # before computing, so that `grown` notices a node that joins meanwhile
-        return retry_until(compute, self._placement.wait_s)
+        while True:
+            try:
+                if (alive := len(alive_ids())) < min_nodes:
+                    raise SettingsError(
+                        f"placement.nodes={min_nodes}, but the cluster has {alive} nodes after "
+                        f"{self.placement.wait_s:g} s: request fewer, or wait longer (placement.wait_s)"
+                    )
+                return self._compute()
+            except SettingsError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(POLL_INTERVAL_S)
 
     def _compute(self) -> Layout:
-        return lay_out(self._work, self._placement, self._cluster.supply(self._placement), self._stacks)
+        return lay_out(self.work, self.placement, self.supply(self.placement), self.stacks)
 
 
 def _nodes(layout: Layout) -> int:
     return len({spec.node for spec in layout.specs})
-
-
-def retry_until(compute: Callable[[], Layout], timeout_s: float) -> Layout:
-    """Return the layout as soon as it can be computed.
-
-    Raises:
-        SettingsError: the last error of `compute`, after the timeout.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return compute()
-        except SettingsError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(POLL_INTERVAL_S)

@@ -251,7 +251,7 @@ def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> N
         ups = [sent(rng, w.federation.initial, i) for i in range(2)]
         executor.server.state = two.rule.fuse(executor.server.state, ups)
         centres = executor.server.state.centres
-        joining = executor.join([2, 3])
+        joining = executor.send([2, 3], joining=True)
         assert set(joining.down_bytes.values()) == {2 * sum(v.numel() * 4 for v in centres[0].values())}
         rows = executor.evaluate(EvalRequest("personal", "received", (2, 3), ("test",), joining=True), joining)
         executor.store(executor.run(FinetuneTask(3, 0), joining))

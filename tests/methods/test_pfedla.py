@@ -184,11 +184,11 @@ def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
     """Before anyone has, the initial model; later without the initial rows of those who never did."""
     w = la(hn_lr=0.5)
     executor = w.inline()
-    for key, value in executor.server.join([4])[4].weights.items():
+    for key, value in executor.server.downlinks([4], joining=True)[4].weights.items():
         torch.testing.assert_close(value, w.federation.initial[key])
     executor.fuse(executor.run(TrainTask(1), executor.send([2])))
     executor.fuse(executor.run(TrainTask(2), executor.send([0, 2])))
-    table, sent = executor.server.state.table, executor.server.join([4])[4].weights
+    table, sent = executor.server.state.table, executor.server.downlinks([4], joining=True)[4].weights
     assert set(sent) == set(w.federation.initial)
     for key, value in sent.items():
         expected = (table[0][key].double().numpy() + table[2][key].double().numpy()) / 2

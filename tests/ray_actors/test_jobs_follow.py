@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from pflsim import cli
 from pflsim.errors import RunError
 from ray_actors.jobs import command, show
 from ray_actors.jobs.client import Cluster
-from ray_actors.jobs.follow import MAX_ATTEMPTS, Follower, exit_status
+from ray_actors.jobs.follow import MAX_ATTEMPTS, exit_status, follow
 
 RUN = {"pflsim": "run", "method": "fedavg", "data": "digits", "seed": "3", "home": "~/x", "arguments": "seed=3"}
 
@@ -28,9 +27,10 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     return client
 
 
-def follower(client: FakeClient, waits: list[float] | None = None) -> Follower:
-    noted = waits if waits is not None else []
-    return Follower(Cluster(client), "job", io.StringIO(), wait=noted.append)
+def followed(client: FakeClient, waits: list[float] | None = None) -> tuple[int, str]:
+    """Follow a job; its exit status and what was printed."""
+    out, noted = io.StringIO(), [] if waits is None else waits
+    return follow(Cluster(client), "job", out, noted.append), out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -44,80 +44,73 @@ def test_exit_status(status: str, code: int | None, expected: int) -> None:
 
 def test_a_job_that_never_ran_says_why(client: FakeClient) -> None:
     client.add("job", "FAILED", "", message="Failed to start supervisor: no node has big=1")
-    one = follower(client)
-    assert one.follow() == 1 and one.out.getvalue() == "job failed: Failed to start supervisor: no node has big=1\n"  # type: ignore[attr-defined]
+    assert followed(client) == (1, "job failed: Failed to start supervisor: no node has big=1\n")
 
 
 class Flaky(FakeClient):
-    """Whose connection is lost after so many characters, again and again."""
+    """Each answer has the log up to a character; at None, the connection is lost. Then the job is finished."""
 
-    pieces: list[int]
+    ends: list[int | None]
 
-    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        if not self.pieces:
+    def get_job_logs(self, job_id: str) -> str:
+        if not self.ends:
             self.details[job_id].status = "SUCCEEDED"
-            yield self.logs[job_id]
-            return
-        end = self.pieces.pop(0)
-        for at in range(0, end, 7):
-            yield self.logs[job_id][at : min(at + 7, end)]
-        raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+            return self.logs[job_id]
+        end = self.ends.pop(0)
+        if end is None:
+            raise RuntimeError("Connection reset by peer")
+        return self.logs[job_id][:end]
 
 
 def test_every_character_once_however_often_the_connection_is_lost(tmp_path: Path) -> None:
     client = Flaky(tmp_path / "cluster")
-    client.pieces = [10, 10, 3, 50, 49]
+    client.ends = [10, 10, None, None, 30, None, 50]
     text = "".join(f"round {n}: ä\n" for n in range(20))
     client.add("job", log=text)
     waits: list[float] = []
-    one = follower(client, waits)
-    assert one.follow() == 0 and one.out.getvalue() == text  # type: ignore[attr-defined]
-    assert waits == [1, 2, 4, 1, 2]
+    assert followed(client, waits) == (0, text)
+    assert [round(seconds) for seconds in waits] == [1, 1, 1, 2, 1, 1, 1]
 
 
 def test_a_connection_that_is_lost_for_good(tmp_path: Path) -> None:
     client = Flaky(tmp_path / "cluster")
-    client.pieces = [20] * 20
+    client.ends = [20, *[None] * 20]
     client.add("job", log="x" * 90)
     with pytest.raises(RunError, match="logs job --follow") as lost:
-        follower(client).follow()
+        followed(client)
     assert "does not answer" in str(lost.value) and "\n" not in str(lost.value)
-    assert len(client.pieces) == 20 - MAX_ATTEMPTS
+    assert len(client.ends) == 20 - MAX_ATTEMPTS
 
 
-def test_what_is_printed_at_the_very_end(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def early(job_id: str) -> AsyncIterator[str]:
-        yield "almost "
-
-    client.add("job", "FAILED", "almost all", driver_exit_code=7)
-    monkeypatch.setattr(client, "tail_job_logs", early)
-    one = follower(client)
-    assert one.follow() == 7 and one.out.getvalue() == "almost all"  # type: ignore[attr-defined]
+def test_a_long_log_is_requested_less_often(tmp_path: Path) -> None:
+    client = Flaky(tmp_path / "cluster")
+    client.ends = [3 * 2**20]
+    client.add("job", log="x" * 3 * 2**20)
+    waits: list[float] = []
+    assert followed(client, waits)[0] == 0 and waits == [4]
 
 
 def test_a_job_that_waits_says_so(client: FakeClient) -> None:
-    info = client.add("job", "PENDING", "log\n")
+    info = client.add("job", "PENDING", "")
+    out = io.StringIO()
 
     def wait(seconds: float, waited: list[float] = []) -> None:  # noqa: B006
         waited.append(seconds)
         if len(waited) > 5:
-            info.status = "SUCCEEDED"
+            info.status, client.logs["job"] = "SUCCEEDED", "log\n"
 
-    one = Follower(Cluster(client), "job", io.StringIO(), wait)
-    assert one.follow() == 0
-    assert one.out.getvalue().startswith("job waits for") and one.out.getvalue().endswith("\nlog\n")  # type: ignore[attr-defined]
+    assert follow(Cluster(client), "job", out, wait) == 0
+    assert out.getvalue().startswith("job waits for") and out.getvalue().endswith("\nlog\n")
 
 
-def test_ctrl_c_leaves_the_job_alone(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def interrupted(job_id: str) -> AsyncIterator[str]:
-        yield "one\n"
+def test_ctrl_c_leaves_the_job_alone(client: FakeClient) -> None:
+    def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    client.add("job")
-    monkeypatch.setattr(client, "tail_job_logs", interrupted)
-    one = follower(client)
-    assert one.follow() == 130 and not client.stopped
-    assert one.out.getvalue() == "one\n\nthe job continues; stop it with   python launch.py stop job\n"  # type: ignore[attr-defined]
+    client.add("job", log="one\n")
+    out = io.StringIO()
+    assert follow(Cluster(client), "job", out, interrupted) == 130 and not client.stopped
+    assert out.getvalue() == "one\n\nthe job continues; stop it with   python launch.py stop job\n"
 
 
 def test_submit_ends_as_the_job_does(

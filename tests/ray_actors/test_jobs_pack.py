@@ -137,13 +137,6 @@ def test_the_limit_is_80_mib_of_content(tmp_path: Path) -> None:
         select(tmp_path)
 
 
-@pytest.mark.parametrize("name", [b"caf\xe9.py", b"a\\b.py", b"c:x.py"])
-def test_names_that_would_not_arrive(tmp_path: Path, name: bytes) -> None:
-    (tree(tmp_path, "launch.py") / os.fsdecode(name)).write_text("x")
-    with pytest.raises(SettingsError, match="has a name that cannot be packed: rename it"):
-        select(tmp_path)
-
-
 @pytest.mark.parametrize("mode", ["folder", "file"])
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     root = tree(tmp_path / "root", "launch.py", "mine/x.py")

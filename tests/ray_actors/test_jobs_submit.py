@@ -331,13 +331,13 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("ray://head:10001", "ray:// is for Ray Client"),
-        ("head:6379", "for nodes and drivers"),
-        ("auto", "for nodes and drivers"),
+        ("ray://head:10001", "Ray Client"),
+        ("head:6379", "and of nodes"),
+        ("auto", "and of nodes"),
         ("head", "--address http://HOST:8265"),
-        ("http://", "not a valid address"),
-        ("http://h:x", "not a valid address"),
-        ("http://h:99999", "not a valid address"),
+        ("http://", "expected the address"),
+        ("http://h:x", "expected the address"),
+        ("http://h:99999", "expected the address"),
     ],
 )
 def test_addresses_of_another_kind(address: str, said: str) -> None:

@@ -64,7 +64,7 @@ def joined(client: Any, rule: ServerRule[Any], count: int = 3) -> tuple[Message,
     if rule.initial_round:
         executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(3))))
     rounds(executor, count, 3)
-    return executor.server.join([3])[3], executor.server.state, rule
+    return executor.server.downlinks([3], joining=True)[3], executor.server.state, rule
 
 
 def test_what_a_newcomer_is_sent() -> None:
@@ -105,7 +105,7 @@ def welcomed(client: Any, rule: ServerRule[Any]) -> tuple[World, InlineExecutor,
     w = fewer(world(client, rule, training=Training(lr=0.05, batch_size=4)), 3)
     executor = w.inline()
     rounds(executor, 3, 3)
-    sent = executor.join([3])
+    sent = executor.send([3], joining=True)
     (row,) = executor.evaluate(JOINING, sent)
     return w, executor, sent, row.loss
 
@@ -208,14 +208,14 @@ def test_no_epochs_leave_what_was_received() -> None:
     w = world(FedAvg, FedAvgServer())
     executor = w.inline()
     rounds(executor, 2, 3)
-    executor.store(executor.run(FinetuneTask(3, 0), executor.join([3])))
+    executor.store(executor.run(FinetuneTask(3, 0), executor.send([3], joining=True)))
     assert all(torch.equal(executor.host.states[3][k], v) for k, v in executor.server.state.weights.items())
 
 
 def test_evaluating_a_newcomer_as_received_changes_nothing() -> None:
     executor = fewer(world(FedAvg, FedAvgServer()), 3).inline()
     rounds(executor, 2, 3)
-    before, sent = states(executor), executor.join([3])
+    before, sent = states(executor), executor.send([3], joining=True)
     request = EvalRequest("personal", "received", (3,), ("test",), 2)
     assert executor.evaluate(request, sent) == executor.evaluate(request, sent)
     assert same(before, states(executor))

@@ -97,7 +97,7 @@ POINTS = {
     "evaluate, having judged": [Loss("evaluate", 12, after=True)],
     "checkpoint": [Loss("client_states", 1)],
     "server's state for a checkpoint": [Loss("server_state", 1)],
-    "join": [Loss("join", 1)],
+    "downlinks of newcomers": [Loss("send", 6)],
     "judging newcomers": [Loss("evaluate", 16)],
     "fine-tuning": [Loss("finetune", 1)],
     "fine-tuning, having done so": [Loss("finetune", 1, after=True)],

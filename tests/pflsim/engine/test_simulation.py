@@ -52,8 +52,8 @@ class Recorder:
 
     def start(self) -> None: ...
 
-    def send(self, clients: Sequence[int]) -> Sent[Handle]:
-        self.events.append(("send", tuple(clients)))
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
+        self.events.append(("join" if joining else "send", tuple(clients)))
         messages = {c: Message(weights={"w": torch.tensor([float(self.fused), c])}) for c in clients}
         return Sent({c: self.handle(m) for c, m in messages.items()}, dict.fromkeys(clients, 8))
 
@@ -70,10 +70,6 @@ class Recorder:
         self.events.append(("fuse", len(trained.uplinks)))
         self.fused += 1
         return RoundDiagnostics({0: 1.0, 2: 3.0}, (SEEN,) if matrices else ())
-
-    def join(self, clients: Sequence[int]) -> Sent[Handle]:
-        self.events.append(("join", tuple(clients)))
-        return Sent({c: self.handle(Message()) for c in clients}, dict.fromkeys(clients, 5))
 
     def store(self, trained: Trained[Handle]) -> None:
         self.events.append(("store",))
@@ -112,9 +108,6 @@ class Recorder:
     def rollback(self) -> None: ...
 
     def refresh(self) -> None: ...
-
-    def describe_placement(self) -> str:
-        return "nowhere"
 
     def recover(self) -> bool:
         return True
@@ -229,7 +222,7 @@ def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
         ("evaluate", "personal", "trained", (3, 4), ("test", "val"), 5),
     ]
     (joined,) = records.joined
-    assert (joined.round, joined.down_bytes) == (5, {3: 5, 4: 5})
+    assert (joined.round, joined.down_bytes) == (5, {3: 8, 4: 8})
     assert [row.phase for row in (*joined.received, *joined.trained)] == ["received", "trained"]
     assert len(records.records) == 5
 

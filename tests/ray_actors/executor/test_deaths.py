@@ -97,7 +97,8 @@ def test_a_death_changes_nothing(
 def test_kill_9_between_rounds(made: World, straight: tuple[Any, ...], pool: ActorPool, tmp_path: Path) -> None:
     """Of client actors and of the server, from outside."""
     executor = on_ray(made, pool)
-    pids = [ray.get(actor.pid.remote()) for actor in [*executor.actor_group.actors, executor.server.actor]]
+    actors = [*executor.actor_group.actors, executor.server.actor]
+    pids = ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors])
 
     def meddle(round_number: int) -> None:
         if round_number == 2:

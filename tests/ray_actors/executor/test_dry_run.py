@@ -23,14 +23,13 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import run
-from ray_actors.cluster import deployment, joined
+from ray_actors.cluster import deployment
 from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
 from ray_actors.executor import dry_run
 from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.dry_run import DryRuns, Footprint, Trial, max_actors_per_gpu, measure, trials
+from ray_actors.executor.dry_run import Footprint, Trial, choose_actors_per_gpu, max_actors_per_gpu, measure, trials
 from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.server_host import ServerHost
 from ray_actors.placement import elastic as elastic
 from ray_actors.placement.actor_spec import Node
 from ray_actors.placement.layout import Layout, Supply
@@ -107,17 +106,17 @@ def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
     def joins(seconds: float) -> None:
         nodes.append(Node("2", "10.0.0.2", 8, 1, 1e6))
 
-    def decide(job: PreparedRun, most: int, cpus: float, clear: Any) -> tuple[Placement, str]:
+    def decide(job: PreparedRun, most: int, cpus: float, *others: Any) -> tuple[Placement, str]:
         given.append((most, cpus))
         return replace(job.settings.placement, actors_per_gpu=most), "note"
 
     cluster = JoinedRay.__new__(JoinedRay)
     monkeypatch.setattr(cluster, "supply", lambda placement: Supply.of(nodes))
     monkeypatch.setattr(elastic, "alive_ids", lambda: frozenset(node.id for node in nodes))
-    monkeypatch.setattr(joined, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
+    monkeypatch.setattr(elastic, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
     asked = job("lockstep=false", "ray_address=auto", actors_per_gpu="auto", **most)
-    dry_runs: Any = SimpleNamespace(decide=decide)
-    found = deployment.plan_deployment(asked, cluster, dry_runs, 100)
+    monkeypatch.setattr(deployment, "choose_actors_per_gpu", decide)
+    found = deployment.plan_deployment(asked, cluster, {}, 100)
     actors = most.get("actors", 8)
     assert given == [(actors, 10)] and [spec.node for spec in found.layout.specs] == ["2"] * actors
 
@@ -168,9 +167,8 @@ def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: py
     monkeypatch.setattr(ClientHost, "train", train)
     monkeypatch.setattr(ClientHost, "evaluate", evaluate)
     memory, drawn, rows = Pretended([300 * MIB, 100 * MIB], GIB), torch.get_rng_state(), deepcopy(made.partition)
-    server = ServerHost(made.rule, made.federation)
     tried = [Trial((2,), (2,), 3 / 10), Trial((1,), (1,), 1.0)]
-    found = measure(made.factory, made.dataset, made.partition, server, tried, memory)
+    found = measure(made.factory, made.dataset, made.partition, made.rule, made.federation, tried, memory)
     assert found == Footprint(1, (300 + 500) * MIB, GIB) and memory.begun == 2
     assert steps == [3, 2] and reported == [2, 2]
     assert torch.equal(drawn, torch.get_rng_state())
@@ -179,9 +177,13 @@ def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: py
 
 def test_a_whole_stack_is_tried_together() -> None:
     made = world(FedAvg, FedAvgServer(), model=partial(Mlp, hidden=[5]), stacks=((2, 0, 3), (1,)))
-    server = ServerHost(made.rule, made.federation)
     tried = [Trial((2, 0, 3), (2, 3), 1e-9)]
-    assert measure(made.factory, made.dataset, made.partition, server, tried, Pretended([0], GIB)).clients == 2
+    assert (
+        measure(
+            made.factory, made.dataset, made.partition, made.rule, made.federation, tried, Pretended([0], GIB)
+        ).clients
+        == 2
+    )
 
 
 # Runs that have the same to measure
@@ -195,19 +197,21 @@ def test_measured_once_for_runs_that_take_the_same(monkeypatch: pytest.MonkeyPat
         return Footprint(1, 400 * MIB, GIB)
 
     monkeypatch.setattr(dry_run, "footprint", footprint)
-    runs, clear = DryRuns(), lambda: cleared.append(True)
+    known: dict[str, Footprint] = {}
     for overrides in ([], ["seed=1"], ["lr=0.5", "rounds=3"], ["placement.actors=2"]):
-        placement, _ = runs.decide(job("lockstep=false", *overrides), 8, 8.0, clear)
+        placement, _ = choose_actors_per_gpu(
+            job("lockstep=false", *overrides), 8, 8.0, known, lambda: cleared.append(1)
+        )
         assert placement.actors_per_gpu == 2  # 921 MiB and a few KiB of data, in parts of 400
     assert len(measured) == len(cleared) == 1
     for overrides in (["batch_size=7"], ["model.hidden=[9]"], ["momentum=0.5"], ["method=ditto"]):
-        runs.decide(job("lockstep=false", *overrides), 8, 8.0, clear)
+        choose_actors_per_gpu(job("lockstep=false", *overrides), 8, 8.0, known, lambda: cleared.append(1))
     assert len(measured) == len(cleared) == 5
 
 
 def test_never_more_than_there_is_use_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "footprint", lambda job, cpus: Footprint(1, MIB, GIB))
-    placement, note = DryRuns().decide(job(), 3, 8.0, lambda: None)
+    placement, note = choose_actors_per_gpu(job(), 3, 8.0, {}, lambda: None)
     assert placement.actors_per_gpu == 3 and note.endswith("3 actors per GPU")
 
 

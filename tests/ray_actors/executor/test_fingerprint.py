@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,16 +49,10 @@ def test_an_origin_in_words() -> None:
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Copies of the packages, which count as installed."""
-
-    def found(name: str) -> Any:
-        return SimpleNamespace(origin=str(tmp_path / "here" / name / "__init__.py"))
-
     for name in PACKAGES:
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None
         ignored = shutil.ignore_patterns("__pycache__", "templates")
-        shutil.copytree(Path(spec.origin).parent, tmp_path / "here" / name, ignore=ignored)
-    monkeypatch.setattr(fingerprint, "find_spec", found)
+        shutil.copytree(fingerprint.ROOT / name, tmp_path / "here" / name, ignore=ignored)
+    monkeypatch.setattr(fingerprint, "ROOT", tmp_path / "here")
     code_digest.cache_clear()
     yield tmp_path / "here"
     code_digest.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from pflsim.analysis.results import read_run
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import shard
 from pflsim.run_folder.resume import saved_settings
-from ray_actors.export.models import loaded_by
 from ray_actors.prepare import prepare
 from ray_actors.run import Runner
 
@@ -69,7 +69,7 @@ def right(folder: Path, client: int) -> tuple[int, int]:
     """What the model gets right that the example loads."""
     job = prepare(saved_settings(folder))
     test = shard(job.dataset, job.partition, client).test
-    model = loaded_by(folder / "export" / "example.py", client)
+    model = runpy.run_path(str(folder / "export" / "example.py"))["load"](client)
     assert not model.training
     return count(model, test)[0], len(test)
 

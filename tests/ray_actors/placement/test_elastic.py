@@ -17,7 +17,7 @@ from ray_actors.cluster import joined
 from ray_actors.cluster.joined import JoinedRay, join
 from ray_actors.placement import elastic
 from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
-from ray_actors.placement.elastic import ElasticLayout, retry_until
+from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout, Supply, lay_out
 
 WORK = (5, 3, 8, 1, 2, 6)
@@ -73,8 +73,7 @@ class Nodes:
 
 def stand(monkeypatch: pytest.MonkeyPatch, nodes: Nodes, **placement: Any) -> ElasticLayout:
     monkeypatch.setattr(elastic, "alive_ids", lambda: frozenset(nodes.alive))
-    cluster: Any = nodes
-    return ElasticLayout(cluster, WORK, Placement(**placement), ((0, 1),))
+    return ElasticLayout(lambda asked: nodes.supply(asked), WORK, Placement(**placement), ((0, 1),))
 
 
 def where(layout: Layout) -> list[str]:
@@ -193,7 +192,13 @@ def test_a_node_that_joined_while_nodes_were_waited_for_is_not_forgotten(
 # What is waited for ---------------------------------------------------------------------------------------------------
 
 
-def test_retry_until(clock: Time) -> None:
+def waiting(monkeypatch: pytest.MonkeyPatch, find: Callable[[], Layout], seconds: float) -> Layout:
+    """The first layout, if this function computes it."""
+    monkeypatch.setattr(ElasticLayout, "_compute", lambda self: find())
+    return stand(monkeypatch, Nodes(), wait_s=seconds).first()
+
+
+def test_a_layout_is_computed_again_until_it_can_be(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [SettingsError("first"), SettingsError("second"), SettingsError("third")]
     layout = Layout((), ())
 
@@ -202,23 +207,23 @@ def test_retry_until(clock: Time) -> None:
             raise errors.pop(0)
         return layout
 
-    assert retry_until(find, 2.0) is layout and clock.slept == [elastic.POLL_INTERVAL_S] * 3
+    assert waiting(monkeypatch, find, 2.0) is layout and clock.slept == [elastic.POLL_INTERVAL_S] * 3
 
 
-def test_the_last_error_is_raised(clock: Time) -> None:
+def test_the_last_error_is_raised(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> Layout:
         raise SettingsError(f"after {clock.now - 100:g} s")
 
     with pytest.raises(SettingsError, match=r"after 1 s"):
-        retry_until(find, 0.9)
+        waiting(monkeypatch, find, 0.9)
 
 
-def test_other_errors_are_not_waited_on(clock: Time) -> None:
+def test_other_errors_are_not_waited_on(clock: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> Layout:
         raise ValueError("it is broken")
 
     with pytest.raises(ValueError, match="it is broken"):
-        retry_until(find, 9.0)
+        waiting(monkeypatch, find, 9.0)
     assert not clock.slept
 
 
