@@ -13,7 +13,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.execution import Executor
 from pflsim.engine.simulation import Simulation
 from pflsim.memory import held_mb
-from pflsim.run_folder.accounting import client_traffic, total
+from pflsim.run_folder.accounting import round_traffic
 from pflsim.run_folder.folder import create_run_folder
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console
@@ -46,14 +46,22 @@ class Stopwatch:
     """Passes rounds to the tracker and measures each of them.
 
     Args:
-        tracker: records and prints the rounds.
+        tracker: records the rounds.
+        console: prints the rounds.
         groups: the clients of each host.
         server: measures the server.
         growth: record the memory after every round; this time is not measured.
     """
 
-    def __init__(self, tracker: Tracker, groups: Sequence[Sequence[int]], server: ServerClock, growth: bool):
-        self.tracker, self.groups, self.server, self.growth = tracker, groups, server, growth
+    def __init__(
+        self,
+        tracker: Tracker,
+        console: Console,
+        groups: Sequence[Sequence[int]],
+        server: ServerClock,
+        growth: bool,
+    ):
+        self.tracker, self.console, self.groups, self.server, self.growth = tracker, console, groups, server, growth
         self.rounds: list[Round] = []
         self.held: list[float] = []
         self.accuracy = 0.0
@@ -68,7 +76,7 @@ class Stopwatch:
     def round(self, record: RoundRecord) -> None:
         """Record a round."""
         start = time.perf_counter()
-        self.tracker.round(record)
+        self.console.round(self.tracker.round(record))
         end = time.perf_counter()
         parts = dict(record.seconds)
         seconds = {name: parts.get(name, 0.0) for name in ("fuse", "evaluate")} | {"log": end - start}
@@ -76,7 +84,7 @@ class Stopwatch:
         hosts = [sum(by_client.get(client, 0.0) for client in group) for group in self.groups]
         seconds["train"] = max(hosts)  # the slowest host
         seconds["transfer"] = parts.get("downlink", 0.0) + parts.get("train", 0.0) - seconds["train"]
-        traffic = total(client_traffic(record).values())
+        traffic = round_traffic(record)
         # Only the last round writes a checkpoint, so exclude it.
         whole = end - self._last - parts.get("checkpoint", 0.0)
         self.rounds.append(
@@ -119,13 +127,13 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
     prepared = prepare(settings)
     ready = time.perf_counter()
     folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, root=root)
-    with Runner() as runner, Tracker(folder, prepared.meta, Console(prepared.meta).round) as tracker:
+    with Runner() as runner, Tracker(folder, prepared.meta) as tracker:
         executor: Executor[Any] = runner._executor(prepared)()
         executor.start()
         started = time.perf_counter()
         layout = getattr(executor, "layout", None)
         groups = layout.groups if layout is not None else [range(settings.clients)]
-        watch = Stopwatch(tracker, groups, ServerClock(executor), growth)
+        watch = Stopwatch(tracker, Console(prepared.meta), groups, ServerClock(executor), growth)
         Simulation(executor, prepared.plan, folder, watch).run()
     if settings.fraction == 1:
         check_steps(prepared, watch.rounds)

@@ -297,7 +297,7 @@ def _kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Return the differences, to the bit, of the records and the last checkpoints of two runs; times are ignored."""
-    from pflsim.run_folder.checkpoint import read_state
+    from pflsim.run_folder.checkpoint.meta import read_checkpoint
 
     found = []
     if _lines(one) != _lines(other):
@@ -308,7 +308,8 @@ def differences(one: Path, other: Path) -> list[str]:
     names, other_names = ({path.stem for path in folder.glob("*.pt")} for folder in (last, others))
     if last.name != others.name or names != other_names:
         return [*found, "checkpoints"]
-    return [*found, *(n for n in sorted(names) if not same(read_state(last, n), read_state(others, n)))]
+    own, theirs = read_checkpoint(last), read_checkpoint(others)
+    return [*found, *(n for n in sorted(names) if not same(own.load(f"{n}.pt"), theirs.load(f"{n}.pt")))]
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

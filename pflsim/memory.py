@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from contextlib import suppress
 
 import psutil
 
@@ -31,24 +31,19 @@ def check_room(what: str, needed: int, instead: str) -> None:
 def held_mb() -> float:
     """Return the memory of this process and all its descendants, in MB (10⁶ bytes).
 
-    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) if Linux permits
-    reading `smaps_rollup`, else the resident set size, which counts shared pages in every process.
+    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) where Linux
+    permits reading it, else the resident set size, which counts shared pages in every process.
     """
     own = psutil.Process()
     return sum(_process_bytes(process) for process in [own, *own.children(recursive=True)]) / 1e6
 
 
 def _process_bytes(process: psutil.Process) -> int:
-    try:
-        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
+    with suppress(psutil.Error, AttributeError):  # not permitted, or not Linux
+        return process.memory_full_info().pss
+    with suppress(psutil.Error):
         return process.memory_info().rss
-    except psutil.Error:
-        return 0
+    return 0
 
 
 class MemorySampler:

@@ -39,13 +39,10 @@ class Selector:
         return self._pick(module, names)
 
     def _pick(self, module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
-        norm = {name for name, part in module.named_modules() if is_norm(part)}
-        chosen = []
-        for name in names:
-            in_norm = name.rpartition(".")[0] in norm
-            if self.norms == "with" or in_norm == (self.norms == "only"):
-                chosen.append(name)
-        return tuple(n for n in chosen if any(p == "" or n == p or n.startswith(p + ".") for p in self.under))
+        norms = {name for name, part in module.named_modules() if is_norm(part)}
+        if self.norms != "with":
+            names = [n for n in names if (n.rpartition(".")[0] in norms) == (self.norms == "only")]
+        return tuple(n for n in names if any(p == "" or n == p or n.startswith(p + ".") for p in self.under))
 
 
 NOTHING = Selector(())
@@ -75,20 +72,20 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
     """
     if by == "model":
         return (Unit("model", tuple(parameters), tuple(buffers)),) if parameters else ()
+    if by not in ("module", "tensor"):
+        raise SettingsError(f"unit={by!r} is not one of: module, tensor, model")
+
+    def unit_of(parameter: str) -> str:
+        return parameter.rpartition(".")[0] if by == "module" else parameter
+
+    grouped: dict[str, tuple[list[str], list[str]]] = {}
+    for name in parameters:
+        grouped.setdefault(unit_of(name), ([], []))[0].append(name)
     home = _homes(module, parameters, buffers)
-    if by == "module":
-        owners = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
-        return tuple(
-            Unit(
-                owner,
-                tuple(p for p in parameters if p.rpartition(".")[0] == owner),
-                tuple(b for b in buffers if home.get(b, "").rpartition(".")[0] == owner),
-            )
-            for owner in owners
-        )
-    if by == "tensor":
-        return tuple(Unit(name, (name,), tuple(b for b in buffers if home.get(b) == name)) for name in parameters)
-    raise SettingsError(f"unit={by!r} is not one of: module, tensor, model")
+    for name in buffers:
+        if name in home:
+            grouped[unit_of(home[name])][1].append(name)
+    return tuple(Unit(name, tuple(own), tuple(joined)) for name, (own, joined) in grouped.items())
 
 
 def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str]) -> dict[str, str]:

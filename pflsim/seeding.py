@@ -27,9 +27,7 @@ def seed_for(seed: int, purpose: str, client: int = -1, round_number: int = -1) 
 
 def torch_generator(seed: int, purpose: str, client: int = -1, round_number: int = -1) -> torch.Generator:
     """Return a CPU torch generator with the seed of `seed_for`."""
-    generator = torch.Generator()
-    generator.manual_seed(seed_for(seed, purpose, client, round_number))
-    return generator
+    return torch.Generator().manual_seed(seed_for(seed, purpose, client, round_number))
 
 
 def numpy_generator(seed: int, purpose: str, client: int = -1, round_number: int = -1) -> np.random.Generator:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.checkpoint import Checkpoint, check_header, newest_checkpoint
+from pflsim.run_folder.checkpoint.meta import Checkpoint
+from pflsim.run_folder.checkpoint.read import check_header, newest_checkpoint
 from pflsim.run_folder.tracking.records import read_records
 from ray_actors.prepare import PreparedRun
 

@@ -19,7 +19,7 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.checkpoint import Checkpoint
+from pflsim.run_folder.checkpoint.meta import Checkpoint
 from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
 from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy

@@ -28,7 +28,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.run_folder.checkpoint import plain as plain_state
+from pflsim.run_folder.checkpoint.state import plain as plain_state
 from pflsim.seeding import coin, seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from documents import FENCE, ROOT, files_of, write_files
+from run_files import read_state
 from safetensors import safe_open
 from support import rounds, world
 
@@ -20,7 +21,6 @@ from lightning_modules.base import ClientModule
 from lightning_modules.phases import Phase, Schedule
 from pflsim import cli
 from pflsim.params import BODY, HEAD
-from pflsim.run_folder.checkpoint import read_state
 from pflsim.servers.fedavg import FedAvg
 
 PAGE = ROOT / "docs" / "add-a-method.md"

@@ -23,7 +23,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message
 from pflsim.params import Selector, snapshot
-from pflsim.run_folder.checkpoint import plain as plain_state
+from pflsim.run_folder.checkpoint.state import plain as plain_state
 from pflsim.seeding import seeded_global, torch_generator
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run_files import read_message, read_server
 from support import RUN_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
 from pflsim.messages import Uplink
 from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics
-from pflsim.run_folder.trace import read_message, read_server
 
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip

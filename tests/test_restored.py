@@ -13,7 +13,7 @@ from test_contract import inline, job, tensors_of
 
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
-from pflsim.run_folder.checkpoint import plain, restored
+from pflsim.run_folder.checkpoint.state import plain, restored
 
 
 def through_a_file(state: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import read_state
 from support import RUN_PARAMS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
-from pflsim.run_folder.checkpoint import read_state
 from ray_actors import run
 
 SMALL = ["data=digits", "clients=5", "rounds=4", "fraction=0.6", "model.hidden=[8]", "executor=inline", "lr=0.05",

@@ -50,16 +50,13 @@ def diagnose(
         matrices: also compute matrices.
     """
     start = time.perf_counter()
-    found = _matrices(rule, state, uplinks, clients) if matrices else ()
-    return RoundDiagnostics(drift(uplinks), tuple(found), time.perf_counter() - start)
-
-
-def _matrices(rule: ServerRule[Any], state: Any, uplinks: Sequence[Uplink], clients: int) -> list[Matrix]:
-    shown = [m for m in rule.diagnostics(state) if max(m.values.shape) <= MAX_MATRIX_SIZE]
-    sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
-    if sent and clients <= MAX_MATRIX_SIZE:
-        shown.append(prototype_similarity(sent, clients))
-    return shown
+    shown: list[Matrix] = []
+    if matrices:
+        shown += [m for m in rule.diagnostics(state) if max(m.values.shape) <= MAX_MATRIX_SIZE]
+        sent = {up.client: up.prototypes for up in uplinks if up.prototypes is not None}
+        if sent and clients <= MAX_MATRIX_SIZE:
+            shown.append(prototype_similarity(sent, clients))
+    return RoundDiagnostics(drift(uplinks), tuple(shown), time.perf_counter() - start)
 
 
 def drift(uplinks: Sequence[Uplink]) -> dict[int, float]:

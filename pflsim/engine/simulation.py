@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,24 +12,15 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from pflsim.engine.checkpointing import Checkpointer
-from pflsim.engine.diagnostics import RoundDiagnostics, mean_confusion
-from pflsim.engine.execution import (
-    EvalRequest,
-    Executor,
-    FinetuneTask,
-    NodeLost,
-    ReplyTask,
-    Sent,
-    Trained,
-    TrainTask,
-)
+from pflsim.engine.diagnostics import mean_confusion
+from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, NodeLost, ReplyTask, Sent, Trained, TrainTask
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
 from pflsim.run_folder.metrics import validation_score
 from pflsim.run_folder.trace import write_message, write_server
-from pflsim.types import EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord
+from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
@@ -125,7 +116,8 @@ class Simulation(Generic[Handle]):
             with phase("train", len(cohort) - len(absent)):
                 trained = executor.run(TrainTask(round_number, plan.work(round_number)), sent.without(absent))
         with phase("fuse"):
-            diagnostics = self._fuse(trained, plan.is_due(round_number, plan.diagnostics_every))
+            diagnostics = executor.fuse(trained, plan.is_due(round_number, plan.diagnostics_every))
+            self._ahead = True
         seconds |= {"fuse": seconds["fuse"] - diagnostics.seconds, "diagnostics": diagnostics.seconds}
         if round_number in plan.trace_rounds:
             with phase("trace"):
@@ -135,7 +127,9 @@ class Simulation(Generic[Handle]):
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
-        drift, matrices = diagnostics.drift, (*diagnostics.matrices, *self._confusion(rows))
+        reported = [row for row in rows if row.split == "test" and (row.model, row.phase) == plan.reported]
+        confusion = mean_confusion(reported, plan.classes)
+        drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
         return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices)
 
     def _initial_round(self) -> RoundRecord:
@@ -145,15 +139,11 @@ class Simulation(Generic[Handle]):
         with self._phase(0, seconds, "initial round", len(clients)):
             with self.interrupts.abandonable():
                 replied = self.executor.run(ReplyTask(), Sent.nothing(clients))
-            self._fuse(replied)
+            self.executor.fuse(replied)
+            self._ahead = True
         if 0 in self.plan.trace_rounds:
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, clients, replied.reports, {}, (), seconds)
-
-    def _fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
-        diagnostics = self.executor.fuse(trained, matrices)
-        self._ahead = True
-        return diagnostics
 
     def _evaluate(self, round_number: int, cohort: tuple[int, ...]) -> tuple[EvalRow, ...]:
         plan = self.plan
@@ -174,11 +164,6 @@ class Simulation(Generic[Handle]):
             self.listener.phase(round_number, "evaluate", len(clients))
             rows += self.executor.evaluate(request)
         return tuple(rows)
-
-    def _confusion(self, rows: Sequence[EvalRow]) -> list[Matrix]:
-        reported = [row for row in rows if row.split == "test" and (row.model, row.phase) == self.plan.reported]
-        found = mean_confusion(reported, self.plan.classes)
-        return [] if found is None else [found]
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:
         method, folder = self.plan.method, self.folder

@@ -1,8 +1,7 @@
-"""Bytes sent and received per client, summed over the rounds."""
+"""Bytes sent and received by clients in a round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pflsim.types import RoundRecord
@@ -21,38 +20,11 @@ class Traffic:
 
 def client_traffic(record: RoundRecord) -> dict[int, Traffic]:
     """Return each client's traffic in a round, by ascending id. Clients without traffic are left out."""
-    entries = [(report.client, Traffic(up_bytes=report.up_bytes)) for report in record.reports]
-    entries += [(client, Traffic(down_bytes=count)) for client, count in record.down_bytes.items()]
-    traffic: dict[int, Traffic] = {}
-    for client, part in entries:
-        traffic[client] = traffic.get(client, Traffic()) + part
-    return {client: traffic[client] for client in sorted(traffic) if traffic[client] != Traffic()}
+    up, down = {report.client: report.up_bytes for report in record.reports}, record.down_bytes
+    traffic = {client: Traffic(up.get(client, 0), down.get(client, 0)) for client in sorted({*up, *down})}
+    return {client: both for client, both in traffic.items() if both != Traffic()}
 
 
-def total(traffic: Iterable[Traffic]) -> Traffic:
-    """Return the sum."""
-    return sum(traffic, Traffic())
-
-
-class Ledger:
-    """Sums the traffic of every client over the rounds."""
-
-    def __init__(self, records: Iterable[RoundRecord] = ()):
-        self.clients: dict[int, Traffic] = {}
-        for record in records:
-            self.add(record)
-
-    def add(self, record: RoundRecord) -> Traffic:
-        """Add a round and return the round's traffic, summed over clients."""
-        return self.add_traffic(client_traffic(record))
-
-    def add_traffic(self, clients: Mapping[int, Traffic]) -> Traffic:
-        """Add a round's traffic by client and return its sum."""
-        for client, traffic in clients.items():
-            self.clients[client] = self.clients.get(client, Traffic()) + traffic
-        return total(clients.values())
-
-    @property
-    def total(self) -> Traffic:
-        """Return the traffic of all clients in all rounds so far."""
-        return total(self.clients.values())
+def round_traffic(record: RoundRecord) -> Traffic:
+    """Return a round's traffic, summed over clients."""
+    return sum(client_traffic(record).values(), Traffic())

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -83,11 +84,9 @@ def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     """Return the names of the machine's NVIDIA GPUs. Reads the driver's files and does not initialise CUDA."""
     names = []
     for path in sorted(root.glob("*/information")):
-        try:
+        with suppress(OSError):
             lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+            names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return names
 
 

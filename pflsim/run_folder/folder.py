@@ -19,13 +19,7 @@ from pflsim.run_folder.files import write_atomically
 CONFIG = "config.yaml"
 LOCK = ".lock"
 NAME = re.compile(r"(\d{8}-\d{6})-[^-]+-[^-]+-s-?\d+(?:-(\d+))?")
-"""Matches the names of `default_name`: groups are the time, and the number of a repeated name."""
-
-
-def default_name(method: str, data: str, seed: int, now: datetime) -> str:
-    """Return the default folder name, <date-time>-<method>-<data>-s<seed>, in portable characters."""
-    method, data = (re.sub(r"[^A-Za-z0-9._]+", "_", name) for name in (method, data))
-    return f"{now:%Y%m%d-%H%M%S}-{method}-{data}-s{seed}"
+"""Matches default names: groups are the time, and the number of a repeated name."""
 
 
 def create_run_folder(
@@ -42,8 +36,8 @@ def create_run_folder(
         method: the method's name, part of the default name.
         data: the data set's name, part of the default name.
         seed: the run's seed, part of the default name.
-        run_dir: the folder, which must be new or empty. None: a default name below `root`, with a suffix -2, -3, …
-            if the name exists.
+        run_dir: the folder, which must be new or empty. None: <date-time>-<method>-<data>-s<seed> below `root`, in
+            portable characters, with a suffix -2, -3, … if the name exists.
         root: the parent of folders with default names.
         now: the time in the name; None: the current time.
 
@@ -54,7 +48,8 @@ def create_run_folder(
         if run_dir is not None:
             return _claim(Path(run_dir))
         Path(root).mkdir(parents=True, exist_ok=True)
-        return first_free(Path(root) / default_name(method, data, seed, now or datetime.now()))
+        method, data = (re.sub(r"[^A-Za-z0-9._]+", "_", name) for name in (method, data))
+        return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{method}-{data}-s{seed}")
     except OSError as error:
         path = error.filename or run_dir or root
         raise SettingsError(f"run folder {path} cannot be created: {error.strerror}; choose another run_dir") from error
@@ -106,16 +101,13 @@ def run_lock(folder: Path) -> Iterator[None]:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise SettingsError(f"run folder {folder} cannot be written to: {error.strerror}") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            os.close(handle)
-            raise SettingsError(f"run folder {folder} is in use by another process") from None
-    try:
+    with os.fdopen(handle):  # releases the lock; the file stays, since another process may be opening it
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise SettingsError(f"run folder {folder} is in use by another process") from None
         yield
-    finally:
-        os.close(handle)  # releases the lock; the file stays, since another process may be opening it
 
 
 def runs(root: str | Path = "runs") -> list[Path]:
@@ -123,7 +115,7 @@ def runs(root: str | Path = "runs") -> list[Path]:
     found: list[tuple[str, int, Path]] = []
     for folder in Path(root).glob("*"):
         name = NAME.fullmatch(folder.name)
-        if name and _has_content(folder / CONFIG):
+        if name and os.path.isfile(folder / CONFIG) and os.path.getsize(folder / CONFIG):
             found.append((name[1], int(name[2] or 1), folder))
     return [folder for _, _, folder in sorted(found)]
 
@@ -140,18 +132,6 @@ def last_run(root: str | Path = "runs") -> Path:
     others = sorted(path.parent for path in Path(root).glob(f"*/{CONFIG}"))
     advice = f" with a default name; give the folder, for example resume={others[-1]}" if others else ""
     raise SettingsError(f"there is no run folder in {root}{advice}")
-
-
-def incomplete_runs(root: str | Path = "runs") -> list[Path]:
-    """Return the run folders below `root` whose run is not complete, in the order of their start."""
-    return [folder for folder in runs(root) if not is_complete(folder)]
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def is_complete(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pflsim.run_folder.accounting import Traffic
+from pflsim.run_folder.accounting import Traffic, round_traffic
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
 from pflsim.types import Fault, RoundRecord, Split
 
@@ -46,24 +46,25 @@ class RoundMetrics:
         return self.seconds["total"]
 
 
-def round_metrics(record: RoundRecord, traffic: Traffic, traffic_total: Traffic) -> RoundMetrics:
-    """Compute the metrics of a round. If `record.seconds` has no "total", it is the sum of the phases."""
+def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
+    """Compute the metrics of a round.
+
+    Args:
+        record: the round. If its `seconds` have no "total", it is the sum of the phases.
+        earlier: the traffic of all rounds before.
+    """
+    traffic, drift = round_traffic(record), list(record.drift.values())
     return RoundMetrics(
         round=record.round,
         cohort=len(record.cohort),
         losses=mean_losses(record.reports),
         accuracy=accuracy_by_scope(record.evaluations),
         traffic=traffic,
-        traffic_total=traffic_total,
+        traffic_total=earlier + traffic,
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
         faults=fault_counts(record.faults),
-        drift=_drift(record.drift),
+        drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
     )
-
-
-def _drift(drift: Mapping[int, float]) -> dict[str, float]:
-    found = list(drift.values())
-    return {"mean": sum(found) / len(found), "max": max(found)} if found else {}
 
 
 def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:

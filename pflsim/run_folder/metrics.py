@@ -87,11 +87,18 @@ def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
     )
 
 
-def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
-    """Return statistics for every scope with examples, in the order of `SCOPES`."""
+def rows_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, list[EvalRow]]:
+    """Return the rows with examples by scope."""
     grouped: dict[Scope, list[EvalRow]] = {}
     for row in rows:
-        grouped.setdefault(Scope(row.model, row.split, row.phase), []).append(row)
+        if row.total > 0:
+            grouped.setdefault(Scope(row.model, row.split, row.phase), []).append(row)
+    return grouped
+
+
+def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
+    """Return statistics for every scope with examples, in the order of `SCOPES`."""
+    grouped = rows_by_scope(rows)
     found = ((scope, accuracy_stats(grouped[scope])) for scope in SCOPES if scope in grouped)
     return {scope: stats for scope, stats in found if stats is not None}
 

@@ -22,43 +22,35 @@ def run_log(folder: Path) -> Iterator[None]:
     Args:
         folder: the run folder; run.log is created by the first record.
     """
-    loggers, handlers = [logging.getLogger(name) for name in PACKAGES], (_FileHandler(folder / LOG), _StderrHandler())
+    loggers, handler = [logging.getLogger(name) for name in PACKAGES], _Handler(folder / LOG)
     before = [(logger, logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
-        for handler in handlers:
-            logger.addHandler(handler)
+        logger.addHandler(handler)
     try:
         yield
     finally:
         for logger, level, propagate in before:
             logger.setLevel(level)
             logger.propagate = propagate
-            for handler in handlers:
-                logger.removeHandler(handler)
+            logger.removeHandler(handler)
 
 
-class _FileHandler(logging.Handler):
-    """Appends records to a file, which is open only meanwhile; ignores errors such as a full disk."""
+class _Handler(logging.Handler):
+    """Appends records to a file, which is open only meanwhile, and prints those from INFO on to standard error.
+
+    Ignores errors such as a full disk or a closed standard error.
+    """
 
     def __init__(self, path: Path):
         super().__init__()
-        self._path = path
-        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._path, self._with_time = path, logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{self.format(record)}\n")
-
-
-class _StderrHandler(logging.Handler):
-    """Prints records from INFO on to the standard error of the moment; ignores that it is closed."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        with suppress(OSError, ValueError):
-            print(f"{prefix}{self.format(record)}", file=sys.stderr, flush=True)
+            file.write(f"{self._with_time.format(record)}\n")
+        if record.levelno >= logging.INFO:
+            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            with suppress(OSError, ValueError):
+                print(f"{prefix}{self.format(record)}", file=sys.stderr, flush=True)

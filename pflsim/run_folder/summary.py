@@ -14,8 +14,10 @@ from pflsim.run_folder.history import RoundMetrics, finite
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
 from pflsim.types import NewcomerRecord
 
-Choice = Literal["best_val", "last", "best_test_oracle"]
-"""How to choose the round whose accuracy is reported; see `ModelFigures`."""
+Choice = Literal["last", "best_val", "best_test_oracle"]
+"""How to choose the round whose accuracy is reported: the last evaluated one; the first one with the best mean
+validation accuracy; or, as in the papers' tables, the first one with the best mean test accuracy. The last of these is
+chosen by the test data, so it is optimistically biased; do not use it as the main result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +65,6 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFigures:
-    """The test accuracy of one model in the chosen rounds; None if there is no such round.
-
-    Args:
-        last: the last evaluated round.
-        best_val: the first round with the best mean validation accuracy; None without validation data.
-        best_test_oracle: the first round with the best mean test accuracy, as in the papers' tables. It is chosen by
-            the test data, so it is optimistically biased; do not use it as the main result.
-    """
-
-    last: Figure | None
-    best_val: Figure | None
-    best_test_oracle: Figure | None
-
-
-@dataclass(frozen=True, slots=True)
 class NewcomerFigures:
     """The test accuracy over the clients that joined after the last round, as received and after fine-tuning.
 
@@ -103,57 +89,40 @@ class Summary:
     """The results of a run.
 
     Args:
-        complete: whether the run did everything that was planned.
         meta: attributes of the run.
-        rounds: the number of finished rounds.
+        history: the metrics of the rounds so far, if any.
+        complete: whether the run did everything that was planned.
         seconds: wall seconds of all sessions.
-        accuracy: by model.
-        traffic: of all rounds.
         peak_rss_mb: the peak memory of any session, in MB (10⁶ bytes).
         newcomers: results of newcomers; None if there are none yet.
         resumed_after: the round after which each resumed session continued.
         actor_restarts: the number of actors that died and were replaced.
     """
 
-    complete: bool
     meta: RunMeta
-    rounds: int
+    history: list[RoundMetrics]
+    complete: bool
     seconds: float
-    accuracy: dict[Model, ModelFigures]
-    traffic: Traffic
     peak_rss_mb: float
     newcomers: NewcomerFigures | None = None
     resumed_after: tuple[int, ...] = ()
     actor_restarts: int = 0
 
+    @property
+    def rounds(self) -> int:
+        """The number of finished rounds."""
+        return self.history[-1].round if self.history else 0  # not len(history), which counts the initial round
 
-def summarise(
-    meta: RunMeta,
-    history: Sequence[RoundMetrics],
-    complete: bool,
-    seconds: float,
-    peak_rss_mb: float,
-    newcomers: NewcomerFigures | None = None,
-    resumed_after: tuple[int, ...] = (),
-    actor_restarts: int = 0,
-) -> Summary:
-    """Summarise the rounds so far, if any; see `Summary` for the arguments."""
-    rounds = history[-1].round if history else 0  # not len(history), which counts the initial round
-    accuracy = {model: model_figures(history, model, meta.phase(model)) for model in get_args(Model)}
-    traffic = history[-1].traffic_total if history else Traffic()
-    return Summary(
-        complete, meta, rounds, seconds, accuracy, traffic, peak_rss_mb, newcomers, resumed_after, actor_restarts
-    )
+    @property
+    def traffic(self) -> Traffic:
+        """The traffic of all rounds."""
+        return self.history[-1].traffic_total if self.history else Traffic()
 
-
-def model_figures(history: Sequence[RoundMetrics], model: Model, phase: Phase) -> ModelFigures:
-    """Return the test accuracy of one model in the chosen rounds."""
-
-    def figure(choice: Choice) -> Figure | None:
-        line = chosen_round(history, model, phase, choice)
-        return None if line is None else Figure(line.round, line.accuracy[Scope(model, "test", phase)])
-
-    return ModelFigures(figure("last"), figure("best_val"), figure("best_test_oracle"))
+    def figures(self, model: Model) -> dict[Choice, Figure | None]:
+        """Return the test accuracy of one model in the chosen rounds; None if there is no such round."""
+        scope = Scope(model, "test", self.meta.phase(model))
+        rounds = {choice: chosen_round(self.history, model, scope.phase, choice) for choice in get_args(Choice)}
+        return {choice: line and Figure(line.round, line.accuracy[scope]) for choice, line in rounds.items()}
 
 
 def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, choice: Choice) -> RoundMetrics | None:
@@ -180,7 +149,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "reported_model": meta.reported_model,
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
-        "accuracy": {model: _figures(figures) for model, figures in summary.accuracy.items()},
+        "accuracy": {model: _figures(summary, model) for model in get_args(Model)},
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
         **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
@@ -198,8 +167,8 @@ def _newcomers(summary: Summary) -> dict[str, object]:
     return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **figures}}
 
 
-def _figures(figures: ModelFigures) -> dict[str, dict[str, float] | None]:
-    return {name: f and {"round": f["round"], **f["stats"]} for name, f in asdict(figures).items()}
+def _figures(summary: Summary, model: Model) -> dict[str, dict[str, float] | None]:
+    return {choice: f and {"round": f.round, **asdict(f.stats)} for choice, f in summary.figures(model).items()}
 
 
 def write_summary(folder: Path, summary: Summary) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.messages import Message
 from pflsim.run_folder.files import write_atomically
 from pflsim.types import Tensors
 
@@ -70,33 +70,6 @@ def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Ma
     return path
 
 
-def read_message(path: Path) -> Message | Uplink:
-    """Read a message: an `Uplink` if the file's name starts with "up_", else a `Message`.
-
-    Raises:
-        ValueError: a tensor's name does not start with one of the four sections.
-    """
-    tensors, header = _read(path)
-    sections: dict[str, dict[str, Tensor]] = {"weights": {}, "prototypes": {}, "extra": {}, "numbers": {}}
-    for name, tensor in tensors.items():
-        section, _, key = name.partition("/")
-        if section not in sections:
-            raise ValueError(f"{path}: unexpected tensor {name!r}; expected names in {', '.join(sections)}")
-        sections[section][key] = tensor
-    means_and_counts = sections["prototypes"]
-    prototypes = Prototypes(means_and_counts["means"], means_and_counts["counts"]) if means_and_counts else None
-    numbers = {name: float(value) for name, value in sections["numbers"].items()}
-    content = sections["weights"], prototypes, sections["extra"], numbers
-    if path.name.startswith("up_"):
-        return Uplink(*content, int(header["client"]), int(header["num_examples"]))
-    return Message(*content)
-
-
-def read_server(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `write_server` wrote: tensors by name, and the texts of the header."""
-    return _read(path)
-
-
 def _flatten(message: Message) -> dict[str, Tensor]:
     named = {f"weights/{name}": tensor for name, tensor in message.weights.items()}
     if message.prototypes is not None:
@@ -112,10 +85,3 @@ def _write(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:
     own = {k: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(own, dict(header)))
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118

@@ -15,14 +15,12 @@ REFRESHES_PER_S = 2
 """At this rate, the display takes less than 1% of a core."""
 PHASES = {
     "start": "starting",
-    "initial round": "initial round",
     "downlink": "sending",
     "train": "training",
     "fuse": "fusing",
     "trace": "writing messages",
     "evaluate": "evaluating",
     "checkpoint": "saving",
-    "newcomers": "newcomers",
 }
 
 
@@ -33,7 +31,7 @@ class Status:
     Args:
         rounds: number of planned rounds.
         round: the current round; 0 before the first.
-        phase: the current phase, a key of `PHASES`.
+        phase: the current phase; `PHASES` has the texts of those that are shown by another name.
         done: number of clients that have finished the phase.
         due: number of clients in the phase; 0: not counted.
         remaining: estimated seconds to the end at the start of the round; None: unknown.

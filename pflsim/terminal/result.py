@@ -36,12 +36,12 @@ def accuracy_table(summary: Summary, dash: str) -> Table:
     for name in ("round", "mean", "std", "worst decile"):
         table.add_column(name, justify="right")
     for model in get_args(Model):
-        figures, name = summary.accuracy[model], model + (" *" if model == meta.reported_model else "")
-        if figures.last is None:
+        figures, name = summary.figures(model), model + (" *" if model == meta.reported_model else "")
+        if figures["last"] is None:
             table.add_row(name, *[dash] * 5)
         else:
             for number, (choice, label) in enumerate(CHOSEN.items()):
-                table.add_row("" if number else name, label, *_cells(getattr(figures, choice), dash))
+                table.add_row("" if number else name, label, *_cells(figures[choice], dash))
         table.add_section()
     return table
 

@@ -22,7 +22,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.run_folder.checkpoint import plain
+from pflsim.run_folder.checkpoint.state import plain
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.executor.actor_group import ActorGroup

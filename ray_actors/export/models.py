@@ -19,7 +19,8 @@ from pflsim.data.federated import Examples
 from pflsim.errors import RunError, SettingsError
 from pflsim.messages import Message
 from pflsim.params import snapshot
-from pflsim.run_folder.checkpoint import BadCheckpoint, choose_checkpoint
+from pflsim.run_folder.checkpoint.meta import BadCheckpoint
+from pflsim.run_folder.checkpoint.read import choose_checkpoint
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.resume import saved_settings
@@ -167,7 +168,7 @@ def _compare(source: Source, client: int, before: tuple[int, float], after: tupl
     raise RunError(
         f"client {client}: the exported model gets {right}, but {recorded} in round {request.round_number} (loss "
         f"{loss:.6g}, recorded {record.loss:.6g}); nothing was exported. The run used torch "
-        f"{source.checkpoint.meta.versions.get('torch')}, this is torch {torch.__version__}"
+        f"{source.checkpoint.versions.get('torch')}, this is torch {torch.__version__}"
     )
 
 

@@ -12,7 +12,8 @@ from pflsim.config.components import settings_of, targets_of
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
-from pflsim.run_folder.checkpoint import Checkpoint, check_header
+from pflsim.run_folder.checkpoint.meta import Checkpoint
+from pflsim.run_folder.checkpoint.read import check_header
 from pflsim.run_folder.metrics import Model
 from ray_actors.placement.devices import uses_gpus, with_cpus_only
 from ray_actors.prepare import PreparedRun, prepare

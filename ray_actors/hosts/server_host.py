@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pflsim.engine.diagnostics import RoundDiagnostics, diagnose
 from pflsim.messages import Message, Uplink
-from pflsim.run_folder.checkpoint import plain, restored
+from pflsim.run_folder.checkpoint.state import plain, restored
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 from ray_actors.hosts.threads import torch_threads

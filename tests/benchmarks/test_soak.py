@@ -24,7 +24,6 @@ from benchmarks.soak import (
     role_of,
     same,
 )
-from pflsim.run_folder.checkpoint import write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

@@ -35,9 +35,9 @@ def test_a_child_process_counts_and_the_peak_stays():
 
 def test_without_smaps_the_resident_set_counts(monkeypatch):
     def refuse(self):
-        raise PermissionError
+        raise memory.psutil.AccessDenied
 
-    monkeypatch.setattr(memory.Path, "read_text", refuse)
+    monkeypatch.setattr(memory.psutil.Process, "memory_full_info", refuse)
     monkeypatch.setattr(memory.psutil.Process, "children", lambda self, recursive: [])
     assert held_mb() == pytest.approx(memory.psutil.Process().memory_info().rss / 1e6, rel=0.05)
 

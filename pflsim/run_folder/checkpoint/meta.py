@@ -1,4 +1,4 @@
-"""meta.json: the metadata of a checkpoint, with a checksum of each of its files."""
+"""A checkpoint's folder, and its meta.json: the metadata of the checkpoint, with a checksum of each of its files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from pflsim.run_folder import environment
 
 FORMAT = 2
 META = "meta.json"
@@ -31,39 +32,73 @@ class BadCheckpoint(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The size of a file in bytes, and its SHA-256."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """The content of meta.json, without its format and digest.
+class Checkpoint:
+    """A checkpoint. Its methods verify the checksum of each file that they load, and raise BadCheckpoint.
 
     Args:
+        path: its folder.
         round: the round just finished.
         header: the settings of the run, e.g. method, model, seed.
         score: mean validation accuracy of the reported model after the round; None if unknown.
+        files: the size in bytes and the SHA-256 of every file by name.
         versions: of pflsim and torch; None if a package is not installed.
-        files: every file by name.
     """
 
+    path: Path
     round: int
     header: Mapping[str, Any]
     score: float | None
-    files: Mapping[str, Entry]
-    versions: Mapping[str, str | None] = field(default_factory=lambda: versions())
+    files: Mapping[str, tuple[int, str]]
+    versions: Mapping[str, str | None]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Return the ids of its clients, ascending."""
+        matches = (NAME.fullmatch(name) for name in self.files)
+        return tuple(sorted(int(match[1]) for match in matches if match and match[1]))
+
+    def server(self) -> Any:
+        """Return the server rule's state in plain form; `restored` rebuilds it."""
+        return self.load("server.pt")
+
+    def clients(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each client's id and private state by ascending id. Loads one client at a time."""
+        return ((client, self.client(client)) for client in self.ids)
+
+    def client(self, client: int) -> dict[str, Any]:
+        """Return the private state of a client."""
+        return self.load(f"client_{client:03d}.pt")
+
+    def load(self, name: str) -> Any:
+        """Verify the checksum of a file and load it in plain form.
+
+        Raises:
+            BadCheckpoint: the file differs from meta.json, or cannot be loaded.
+        """
+        if name not in self.files:
+            raise BadCheckpoint(f"{name} is not in {META}")
+        size, digest = self.files[name]
+        data = _read_plain_file(self.path / name)
+        if len(data) != size:
+            raise BadCheckpoint(f"{name} has {len(data)} bytes instead of {size}")
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise BadCheckpoint(f"{name} does not match its checksum")
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises errors of many types
+            reason = str(error).strip().partition("\n")[0]
+            raise BadCheckpoint(f"{name} cannot be loaded: {reason}") from error
 
 
 def versions() -> dict[str, str | None]:
     """Return the versions of pflsim and torch."""
-    try:
-        own = metadata.version("pflsim")
-    except metadata.PackageNotFoundError:
-        own = None
-    return {"pflsim": own, "torch": str(torch.__version__)}
+    found = environment.versions()
+    return {name: found[name] for name in ("pflsim", "torch")}
+
+
+def name_of(checkpoint: Path) -> str:
+    """Return the name of a checkpoint's folder and of its parent, for messages."""
+    return f"{checkpoint.parent.name}/{checkpoint.name}"
 
 
 def round_of(checkpoint: Path) -> int | None:
@@ -82,9 +117,18 @@ def as_json(header: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(dict(header), allow_nan=False))
 
 
-def to_text(meta: Meta) -> str:
-    """Return the content of meta.json."""
-    content = {"format": FORMAT, **asdict(meta)}
+def to_text(
+    round_number: int, header: Mapping[str, Any], score: float | None, files: Mapping[str, tuple[int, str]]
+) -> str:
+    """Return the content of meta.json; see `Checkpoint` for the arguments."""
+    content = {
+        "format": FORMAT,
+        "round": round_number,
+        "header": as_json(header),
+        "score": score,
+        "files": {name: {"size": size, "sha256": digest} for name, (size, digest) in files.items()},
+        "versions": versions(),
+    }
     return json.dumps({**content, "digest": _digest(content)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -94,13 +138,13 @@ def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_meta(folder: Path) -> Meta:
-    """Read meta.json of a checkpoint and verify its digest.
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read meta.json of a checkpoint and verify its digest, without reading the other files.
 
     Raises:
         BadCheckpoint: it is missing, was changed, or has an unknown format or content.
     """
-    data = read_plain_file(folder / META)
+    data = _read_plain_file(folder / META)
     try:
         content = dict(json.loads(data).items())
     except (ValueError, RecursionError, AttributeError):
@@ -111,8 +155,9 @@ def read_meta(folder: Path) -> Meta:
     if content.pop("digest", None) != _digest(content):
         raise BadCheckpoint(f"{META} does not match its checksum")
     try:
-        files = {name: Entry(int(entry["size"]), str(entry["sha256"])) for name, entry in content["files"].items()}
-        meta = Meta(content["round"], dict(content["header"]), content["score"], files, dict(content["versions"]))
+        files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in content["files"].items()}
+        header, versions = dict(content["header"]), dict(content["versions"])
+        found = Checkpoint(folder, content["round"], header, content["score"], files, versions)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise BadCheckpoint(f"{META} has unexpected content") from None
     unknown = [name for name in files if not NAME.fullmatch(name)]
@@ -120,12 +165,12 @@ def read_meta(folder: Path) -> Meta:
         raise BadCheckpoint(f"{META} lists {unknown[0]!r}, which is not a checkpoint file")
     if "server.pt" not in files:
         raise BadCheckpoint("server.pt is missing")
-    if meta.round != round_of(folder):
-        raise BadCheckpoint(f"{META} is of round {meta.round}")
-    return meta
+    if found.round != round_of(folder):
+        raise BadCheckpoint(f"{META} is of round {found.round}")
+    return found
 
 
-def read_plain_file(path: Path) -> bytes:
+def _read_plain_file(path: Path) -> bytes:
     """Return the content of a regular file.
 
     Raises:
@@ -143,24 +188,3 @@ def read_plain_file(path: Path) -> bytes:
         if path.is_symlink() or path.is_dir():
             raise BadCheckpoint(f"{path.name} is not a regular file") from None
         raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}", damaged=False) from None
-
-
-def read_tensors(folder: Path, name: str, meta: Meta) -> Any:
-    """Verify the checksum of a file and load it in plain form.
-
-    Raises:
-        BadCheckpoint: the file differs from meta.json, or cannot be loaded.
-    """
-    entry = meta.files.get(name)
-    if entry is None:
-        raise BadCheckpoint(f"{name} is not in {META}")
-    data = read_plain_file(folder / name)
-    if len(data) != entry.size:
-        raise BadCheckpoint(f"{name} has {len(data)} bytes instead of {entry.size}")
-    if hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise BadCheckpoint(f"{name} does not match its checksum")
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises errors of many types
-        reason = str(error).strip().partition("\n")[0]
-        raise BadCheckpoint(f"{name} cannot be loaded: {reason}") from error

@@ -2,70 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint.meta import (
-    NAME,
     BadCheckpoint,
-    Meta,
+    Checkpoint,
     as_json,
     by_round,
-    read_meta,
-    read_tensors,
+    name_of,
+    read_checkpoint,
     versions,
 )
 from pflsim.run_folder.checkpoint.write import clean_up
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint. Its methods verify the checksum of each file that they load, and raise BadCheckpoint."""
-
-    path: Path
-    meta: Meta
-
-    @property
-    def name(self) -> str:
-        """Return the folder's name and its parent's, for messages."""
-        return _name(self.path)
-
-    @property
-    def round(self) -> int:
-        """Return the round after which it was written."""
-        return self.meta.round
-
-    @property
-    def header(self) -> Mapping[str, Any]:
-        """Return the settings of the run."""
-        return self.meta.header
-
-    @property
-    def score(self) -> float | None:
-        """Return the mean validation accuracy of the reported model after the round; None if unknown."""
-        return self.meta.score
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Return the ids of its clients, ascending."""
-        matches = (NAME.fullmatch(name) for name in self.meta.files)
-        return tuple(sorted(int(match[1]) for match in matches if match and match[1]))
-
-    def server(self) -> Any:
-        """Return the server rule's state in plain form; `restored` rebuilds it."""
-        return read_tensors(self.path, "server.pt", self.meta)
-
-    def client(self, client: int) -> dict[str, Any]:
-        """Return the private state of a client."""
-        return read_tensors(self.path, f"client_{client:03d}.pt", self.meta)
-
-    def clients(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield each client's id and private state by ascending id. Loads one client at a time."""
-        return ((client, self.client(client)) for client in self.ids)
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
@@ -88,13 +40,13 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
     used: Checkpoint | None = None
     for number, path in reversed(by_round(folder).items()):
         if until is not None and number > until:
-            refused.append(f"{_name(path)} is ignored (the records end at round {until})")
+            refused.append(f"{name_of(path)} is ignored (the records end at round {until})")
             continue
         try:
             used = verified(path)
             break
         except BadCheckpoint as bad:
-            refused.append(f"{_name(path)} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
+            refused.append(f"{name_of(path)} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
             undamaged |= not bad.damaged
     if used is None and undamaged:
         raise SettingsError(
@@ -122,11 +74,10 @@ def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
     rounds = f"the run has checkpoints of rounds {', '.join(map(str, found))}"
 
     def read(number: int) -> Checkpoint:
-        path = found[number]
         try:
-            return Checkpoint(path, read_meta(path))
+            return read_checkpoint(found[number])
         except BadCheckpoint as bad:
-            raise SettingsError(f"{_name(path)} cannot be used: {bad}; {rounds}") from bad
+            raise SettingsError(f"{name_of(found[number])} cannot be used: {bad}; {rounds}") from bad
 
     if asked == "last":
         return read(max(found))
@@ -150,10 +101,10 @@ def verified(path: Path) -> Checkpoint:
     """
     if path.is_symlink() or not path.is_dir():
         raise BadCheckpoint("it is not a folder")
-    meta = read_meta(path)
-    for name in meta.files:
-        read_tensors(path, name, meta)
-    return Checkpoint(path, meta)
+    checkpoint = read_checkpoint(path)
+    for name in checkpoint.files:
+        checkpoint.load(name)
+    return checkpoint
 
 
 def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:
@@ -172,28 +123,12 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     if differing:
         theirs, ours = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
         raise SettingsError(
-            f"the run cannot resume from {checkpoint.name}, which was saved with {theirs}: this run has {ours}"
+            f"the run cannot resume from {name_of(checkpoint.path)}, which was saved with {theirs}: this run has {ours}"
         )
     for name, version in versions().items():
-        other = checkpoint.meta.versions.get(name)
+        other = checkpoint.versions.get(name)
         if other != version:
             report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")
-
-
-def read_state(folder: Path, name: str) -> Any:
-    """Read `server` or `client_003` of a checkpoint, in plain form.
-
-    Raises:
-        ValueError: the file does not match meta.json.
-    """
-    try:
-        return read_tensors(folder, f"{name}.pt", read_meta(folder))
-    except BadCheckpoint as bad:
-        raise ValueError(f"{folder} is damaged: {bad}") from bad
-
-
-def _name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,11 @@ def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
     """Return `saved` as a value of the type `hint`; `where` names it in errors."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _any_of(get_args(hint), saved, where)
+        *others, last = sorted(get_args(hint), key=lambda option: option is not types.NoneType)  # None first
+        for other in others:
+            with suppress(_TypeMismatch):
+                return _rebuilt(other, saved, where)
+        return _rebuilt(last, saved, where)
     if origin is Literal:
         return _checked(saved in get_args(hint), saved, hint, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -86,17 +90,6 @@ def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
         wide = (int, float) if hint is float else hint  # Python takes an int for a float
         return _checked(isinstance(saved, wide), saved, hint, where)
     raise TypeError(f"{where}: the annotation {hint} is not supported in a state")
-
-
-def _any_of(hints: Sequence[Any], saved: Any, where: str) -> Any:
-    """Return `saved` as the first matching type of a union."""
-    if saved is None and types.NoneType in hints:
-        return None
-    *others, last = (hint for hint in hints if hint is not types.NoneType)
-    for hint in others:
-        with suppress(_TypeMismatch):
-            return _rebuilt(hint, saved, where)
-    return _rebuilt(last, saved, where)
 
 
 def _dataclass(kind: type[Any], saved: Any, where: str) -> Any:

@@ -9,12 +9,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, Entry, Meta, as_json, by_round, read_meta, to_text
+from pflsim.run_folder.checkpoint.meta import META, BadCheckpoint, by_round, read_checkpoint, to_text
 from pflsim.run_folder.checkpoint.state import plain
 from pflsim.run_folder.files import sync_folder
 from pflsim.types import Tensors
@@ -90,40 +91,24 @@ def stage_checkpoint(
     final = folder / f"round_{round_number:04d}"
     staged = Staged(round_number, folder / f".{final.name}.part", final)
     score = None if score is None or not math.isfinite(score) else float(score)
-    state = plain(server)
+    private = ((f"client_{client:03d}.pt", state) for client, state in clients)
+    files: dict[str, tuple[int, str]] = {}
     try:
         with _disk_errors(final):
             clean_up(folder)
             staged.aside.mkdir(parents=True)
-            files = {"server.pt": _save(state, staged.aside / "server.pt")}
-        del state
-        for client, private in clients:  # outside of _disk_errors: the iterator's own errors pass
-            name = f"client_{client:03d}.pt"
-            state = plain(private)
+        for name, state in chain([("server.pt", server)], private):  # the iterator's own errors pass
             with _disk_errors(final):
-                files[name] = _save(state, staged.aside / name)
+                files[name] = _save(plain(state), staged.aside / name)
         with _disk_errors(final):
             with (staged.aside / META).open("xb") as file:
-                file.write(to_text(Meta(round_number, as_json(header), score, files)).encode())
+                file.write(to_text(round_number, header, score, files).encode())
                 _sync(file)
             sync_folder(staged.aside)
     except BaseException:
         staged.discard()
         raise
     return staged
-
-
-def write_checkpoint(
-    folder: Path,
-    round_number: int,
-    server: object,
-    clients: Iterable[tuple[int, Tensors]],
-    header: Mapping[str, Any],
-    keep: int,
-    score: float | None = None,
-) -> Path:
-    """Call `stage_checkpoint` and `Staged.publish`, and return the folder."""
-    return stage_checkpoint(folder, round_number, server, clients, header, score).publish(keep)
 
 
 @contextmanager
@@ -162,14 +147,15 @@ class _Writer:
         """Do nothing; `_save` flushes the file at the end."""
 
 
-def _save(state: Any, path: Path) -> Entry:
+def _save(state: Any, path: Path) -> tuple[int, str]:
+    """Write a state to a new file, and return the file's size in bytes and its SHA-256."""
     with path.open("xb") as file:
         writer = _Writer(file)
         torch.save(state, writer)  # type: ignore[arg-type]  # it needs write and flush only
         if writer.error is not None:
             raise writer.error
         _sync(file)
-    return Entry(writer.size, writer.hash.hexdigest())
+    return writer.size, writer.hash.hexdigest()
 
 
 def _sync(file: IO[bytes]) -> None:
@@ -217,7 +203,7 @@ def _remove_old(folder: Path, newest: int, keep: int) -> None:
     for number, path in paths.items():
         with suppress(BadCheckpoint):
             if number <= newest:
-                scores[number] = read_meta(path).score
+                scores[number] = read_checkpoint(path).score
     best = max((n for n in scores if scores[n] is not None), key=lambda n: scores[n] or 0.0, default=None)
     kept = {*list(scores)[-max(keep, 1) :], best}
     for number in sorted(paths, key=lambda n: n in scores):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from pflsim.errors import RunError
 from pflsim.run_folder.checkpoint.meta import META
@@ -34,15 +33,10 @@ class RemoteCopy:
     """
 
     def __init__(self, remote: RemoteFolder, folder: Path):
-        self.remote, self.folder = remote, folder
+        self.remote, self.folder, self.url = remote, folder, remote.url
         self._uploaded: dict[str, tuple[int, int]] = {}
         self._due = False
         self._warned = False
-
-    @property
-    def url(self) -> str:
-        """The URL of the copy."""
-        return self.remote.url
 
     def checkpoint_saved(self) -> None:
         """Make the next `upload_if_due` upload."""
@@ -53,7 +47,7 @@ class RemoteCopy:
         if not self._due:
             return
         self._due = False
-        if (error := self._try_upload()) and not self._warned:
+        if (error := _failure(self._upload)) and not self._warned:
             self._warned = True
             logger.warning(
                 f"the remote copy {self.url} could not be updated: {error}; the run continues in {self.folder}, and "
@@ -66,12 +60,7 @@ class RemoteCopy:
         Raises:
             RunError: the copy is incomplete.
         """
-        error = self._try_upload()
-        try:
-            error = error or self._difference()
-        except Exception as failure:  # a file system can raise any exception
-            error = reason(failure)
-        if error:
+        if error := _failure(self._upload) or _failure(self._difference):
             raise RunError(
                 f"the remote copy {self.url} is incomplete: {error}; all files are in {self.folder}: copy them there"
             )
@@ -80,14 +69,6 @@ class RemoteCopy:
         """Do not upload a checkpoint that the remote copy has already."""
         for path in checkpoint.iterdir():
             self._uploaded[path.relative_to(self.folder).as_posix()] = _version(path)
-
-    def _try_upload(self) -> str | None:
-        """Upload, and return why it failed."""
-        try:
-            self._upload()
-        except Exception as error:  # a file system can raise any exception
-            return reason(error)
-        return None
 
     def _upload(self) -> None:
         remote, local = self.remote.files(), run_files(self.folder)
@@ -125,9 +106,7 @@ class RemoteCopy:
         self.upload_if_due()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, Exception):
             return  # a second Ctrl-C
         try:
@@ -140,13 +119,16 @@ class RemoteCopy:
 
 def run_files(folder: Path) -> dict[str, Path]:
     """Return the files of a run folder that are copied, by name; hidden files are not."""
-    found: dict[str, Path] = {}
-    for at, _, names in os.walk(folder):
-        for path in (Path(at) / name for name in names):
-            name = path.relative_to(folder).as_posix()
-            if not is_hidden(name) and path.is_file():
-                found[name] = path
-    return found
+    files = ((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*"))
+    return {name: path for name, path in files if not is_hidden(name) and path.is_file()}
+
+
+def _failure(step: Callable[[], str | None]) -> str | None:
+    """Take a step that returns what is wrong, and return this or why the step failed."""
+    try:
+        return step()
+    except Exception as error:  # a file system can raise any exception
+        return reason(error)
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.run_folder.files import write_atomically
@@ -24,6 +23,7 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
 
     Removes events of newcomers and of later rounds. Adds scalars that are in metrics.jsonl but not in the event files.
     """
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -31,7 +31,7 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
     points: dict[int, dict[str, bytes]] = {metrics.round: {} for metrics in history}
     files = sorted(path for path in folder.glob("*tfevents*") if path.is_file())
     for path in files:
-        for data in _events(path.read_bytes()):
+        for data in RawEventFileLoader(str(path)).Load():  # up to the first incomplete or damaged record
             event = Event.FromString(data)
             (tag,) = [value.tag for value in event.summary.value] or [""]
             if tag and not tag.startswith(OF_A_SESSION) and event.step in points:
@@ -54,23 +54,3 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
     for path in files:
         if path.name != EARLIER:
             path.unlink()
-
-
-def _events(data: bytes) -> Iterator[bytes]:
-    """Yield the contents of an event file's records up to the first incomplete or damaged one.
-
-    A record is the length of its content (8 bytes), a checksum of the length (4), the content, and its checksum (4).
-    """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-    start = 0
-    while start + 12 <= len(data):
-        head, end = data[start : start + 8], start + 12 + struct.unpack_from("<Q", data, start)[0]
-        content = data[start + 12 : end]
-        if end + 4 > len(data) or (masked_crc32c(head), masked_crc32c(content)) != (
-            *struct.unpack_from("<I", data, start + 8),
-            *struct.unpack_from("<I", data, end),
-        ):
-            return
-        yield content
-        start = end + 4

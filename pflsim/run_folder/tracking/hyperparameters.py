@@ -43,8 +43,8 @@ def begin(writer: Any, values: Mapping[str, bool | float | str]) -> None:
 
 def end(writer: Any, summary: Summary) -> None:
     """Write the final metrics."""
-    figures = summary.accuracy[summary.meta.reported_model]
-    figure = figures.best_val or figures.last
+    figures = summary.figures(summary.meta.reported_model)
+    figure = figures["best_val"] or figures["last"]
     if figure is not None:
         writer.add_scalar(ACCURACY, figure.stats.mean, summary.rounds)
         writer.add_scalar(WORST, figure.stats.worst_decile, summary.rounds)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.accounting import Ledger, Traffic, total
+from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.history import RoundMetrics, fault_counts, from_line
 from pflsim.run_folder.tracking.per_client import COLUMNS
@@ -21,12 +22,8 @@ class _Rows:
 
     end: int
     clients: dict[int, tuple[Traffic, str]] = field(default_factory=dict)
-    evaluated: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    evaluated: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """The number of clients with examples, by scope."""
-
-    @property
-    def traffic(self) -> dict[int, Traffic]:
-        return {client: traffic for client, (traffic, _) in self.clients.items() if traffic != Traffic()}
 
     def add(self, cells: list[str], end: int) -> None:
         _, client, split, model, phase, correct, examples, loss, up, down, fault = cells
@@ -34,14 +31,15 @@ class _Rows:
         if self.clients.setdefault(int(client), entry) != entry:
             raise ValueError("the rows of a client differ in traffic or fault")
         if total_examples > 0:
-            self.evaluated[model, split, phase] = self.evaluated.get((model, split, phase), 0) + 1
+            self.evaluated[model, split, phase] += 1
         self.end = end
 
-    def agree(self, metrics: RoundMetrics, traffic_total: Traffic) -> bool:
-        """Return whether traffic, evaluations and faults match a line of metrics.jsonl."""
+    def agree(self, metrics: RoundMetrics, earlier: Traffic) -> bool:
+        """Return whether traffic, evaluations and faults match a line of metrics.jsonl after `earlier` traffic."""
         evaluated = {tuple(scope): stats.clients for scope, stats in metrics.accuracy.items()}
+        traffic = sum((traffic for traffic, _ in self.clients.values()), Traffic())
         faults = fault_counts({client: fault for client, (_, fault) in self.clients.items()})
-        own = total(self.traffic.values()), traffic_total, self.evaluated, faults
+        own = traffic, earlier + traffic, self.evaluated, faults
         return own == (metrics.traffic, metrics.traffic_total, evaluated, dict(metrics.faults))
 
 
@@ -51,46 +49,20 @@ class Records:
 
     Args:
         history: their metrics.
-        traffic: the traffic of each round by client.
-        ends: the byte offsets in metrics.jsonl and in per_client.csv at which each round ends.
-        header_end: the byte offset in per_client.csv at which the header ends.
-        lost: the other rounds in metrics.jsonl.
+        ends: the byte offsets in metrics.jsonl and in per_client.csv at which the header and each round end.
+        lines: all rounds in metrics.jsonl.
         reason: why the next round is not included; empty if there is none.
     """
 
     history: tuple[RoundMetrics, ...]
-    traffic: tuple[Mapping[int, Traffic], ...]
     ends: tuple[tuple[int, int], ...]
-    header_end: int
-    lost: tuple[RoundMetrics, ...] = ()
-    reason: str = ""
+    lines: tuple[RoundMetrics, ...]
+    reason: str
 
     @property
     def last(self) -> int:
         """Return the last round; 0 if there are none."""
         return self.history[-1].round if self.history else 0
-
-    def until(self, last: int) -> Records:
-        """Return the records of the rounds up to `last`.
-
-        Raises:
-            SettingsError: rounds are missing.
-        """
-        if self.last < last:
-            raise SettingsError(
-                f"the run cannot resume after round {last}: {METRICS} and {PER_CLIENT} are complete up to round "
-                f"{self.last} only{f' ({self.reason})' if self.reason else ''}"
-            )
-        count = sum(metrics.round <= last for metrics in self.history)
-        lost = (*self.history[count:], *self.lost)
-        return Records(self.history[:count], self.traffic[:count], self.ends[:count], self.header_end, lost)
-
-    def ledger(self) -> Ledger:
-        """Return the traffic of all rounds."""
-        ledger = Ledger()
-        for traffic in self.traffic:
-            ledger.add_traffic(traffic)
-        return ledger
 
 
 def read_records(folder: Path) -> Records:
@@ -104,36 +76,27 @@ def read_records(folder: Path) -> Records:
     if not data.startswith(header):
         raise SettingsError(f"{folder / PER_CLIENT} does not begin with the line {','.join(COLUMNS)}")
     rows, bad_row = _rows(data, len(header))
-    history: list[RoundMetrics] = []
-    traffic: list[Mapping[int, Traffic]] = []
-    ends: list[tuple[int, int]] = []
-    lost: list[RoundMetrics] = []
-    reason, rows_end, traffic_total = "", len(header), Traffic()
+    history, lines = list[RoundMetrics](), list[RoundMetrics]()
+    ends, reason = [(0, len(header))], ""
     for number, (metrics, end) in enumerate(_lines(_contents(folder, METRICS)), start=1):
-        found = rows.get(metrics.round if metrics else -1) or _Rows(rows_end)
-        traffic_total += total(found.traffic.values())
+        found = rows.get(metrics.round if metrics else -1) or _Rows(ends[-1][1])
+        lines += [metrics] if metrics else []
         if reason:
-            pass
-        elif metrics is None:
+            continue
+        if metrics is None:
             reason = f"line {number} of {METRICS} cannot be read"
         elif metrics.round not in ((history[-1].round + 1,) if history else (0, 1)):
             reason = f"line {number} of {METRICS} is of round {metrics.round}"
-        elif not found.agree(metrics, traffic_total):
+        elif not found.agree(metrics, history[-1].traffic_total if history else Traffic()):
             reason = f"{PER_CLIENT} does not match round {metrics.round}{bad_row}"
         else:
-            rows_end = found.end
             history.append(metrics)
-            traffic.append(found.traffic)
-            ends.append((end, rows_end))
-            continue
-        if metrics is not None:
-            lost.append(metrics)
-    return Records(tuple(history), tuple(traffic), tuple(ends), len(header), tuple(lost), reason)
+            ends.append((end, found.end))
+    return Records(tuple(history), tuple(ends), tuple(lines), reason)
 
 
-def cut(folder: Path, records: Records) -> None:
-    """Truncate both files to these records, each atomically."""
-    ends = records.ends[-1] if records.ends else (0, records.header_end)
+def cut(folder: Path, ends: tuple[int, int]) -> None:
+    """Truncate both files to these sizes in bytes, each atomically."""
     for name, end in zip((METRICS, PER_CLIENT), ends, strict=True):
         data = _contents(folder, name)
         if len(data) > end:

@@ -3,72 +3,48 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pflsim.run_folder.accounting import Ledger
+from pflsim.errors import SettingsError
 from pflsim.run_folder.diagnostics import cut_diagnostics
-from pflsim.run_folder.history import RoundMetrics
+from pflsim.run_folder.summary import RunMeta, Summary
 from pflsim.run_folder.tracking import event_files, records
 
 
-@dataclass(frozen=True, slots=True)
-class Earlier:
-    """The records of earlier sessions; empty for a new run.
-
-    Args:
-        history: the metrics of the rounds that are kept.
-        ledger: the traffic of the rounds that are kept.
-        seconds: wall seconds, including rounds that are not kept.
-        peak_mb: the peak memory, in MB (10⁶ bytes).
-        resumed_after: the rounds after which earlier sessions resumed.
-        restarts: the number of actors that were replaced.
-    """
-
-    history: list[RoundMetrics] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    seconds: float = 0.0
-    peak_mb: float = 0.0
-    resumed_after: tuple[int, ...] = ()
-    restarts: int = 0
-
-
-def resumed(folder: Path, after: int) -> Earlier:
+def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     """Truncate metrics.jsonl, per_client.csv, event files and diagnostics after a round, and return what is kept.
 
-    Reads and checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be
-    resumed again.
+    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Reads and
+    checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be resumed
+    again.
 
     Raises:
         SettingsError: records of rounds up to `after` are missing, or were written by another version.
     """
-    kept = records.read_records(folder).until(after)
-    summary = _summary(folder)
-    seconds, summarised = summary.get("seconds", 0.0), summary.get("rounds", -1) if "seconds" in summary else -1
-    lines = (*kept.history, *kept.lost)
-    earlier = Earlier(
-        history=list(kept.history),
-        ledger=kept.ledger(),
-        seconds=seconds + sum(line.total_seconds for line in lines if line.round > summarised),
-        peak_mb=summary.get("peak_rss_mb", 0.0),
-        resumed_after=tuple(summary.get("resumed_after", ())),
-        restarts=summary.get("actor_restarts", 0),
-    )
-    records.cut(folder, kept)
-    event_files.cut(folder / "tb", kept.history)
+    found = records.read_records(folder)
+    if found.last < after:
+        raise SettingsError(
+            f"the run cannot resume after round {after}: {records.METRICS} and {records.PER_CLIENT} are complete up to "
+            f"round {found.last} only{f' ({found.reason})' if found.reason else ''}"
+        )
+    history, summary = [metrics for metrics in found.history if metrics.round <= after], _summary(folder)
+    later = (metrics for metrics in found.lines if metrics.round > summary["rounds"])
+    seconds = summary["seconds"] + sum(metrics.total_seconds for metrics in later)
+    records.cut(folder, found.ends[len(history)])
+    event_files.cut(folder / "tb", history)
     cut_diagnostics(folder, after)
-    return earlier
+    resumed_after = *summary["resumed_after"], after
+    return Summary(
+        meta, history, False, seconds, summary["peak_rss_mb"], None, resumed_after, summary["actor_restarts"]
+    )
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """Return summary.json of the previous session; empty if it is missing or invalid."""
+    """Return the entries of the previous session's summary.json; the defaults if it is missing or invalid."""
+    default = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0, "resumed_after": (), "actor_restarts": 0}
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    types = {"seconds": (int, float), "peak_rss_mb": (int, float), "rounds": int, "actor_restarts": int}
-    if not isinstance(found, dict) or any(not isinstance(found.get(key, 0), kind) for key, kind in types.items()):
-        return {}
-    after = found.get("resumed_after", [])
-    return found if isinstance(after, list) and all(isinstance(number, int) for number in after) else {}
+        found = {**default, **json.loads((folder / "summary.json").read_text(encoding="utf-8"))}
+        return {key: type(value)(found[key]) for key, value in default.items()}
+    except (OSError, ValueError, TypeError):
+        return default

@@ -11,7 +11,7 @@ import numpy as np
 
 from pflsim.run_folder.diagnostics import Diagnostics
 from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.metrics import AccuracyStats, Scope
+from pflsim.run_folder.metrics import AccuracyStats, rows_by_scope
 from pflsim.run_folder.summary import NewcomerFigures, Summary
 from pflsim.run_folder.tracking.gallery import Gallery
 from pflsim.run_folder.tracking.hyperparameters import begin, end
@@ -77,12 +77,12 @@ class TensorBoard:
         gpu_bytes = max((report.gpu_bytes for report in record.reports), default=0)
         if gpu_bytes:
             self._writer.add_scalar("memory/gpu_peak_mb", gpu_bytes / 1e6, step)
-        for scope, accuracies in _accuracies(record).items():
-            values = np.array(list(accuracies.values()))
+        for scope, rows in rows_by_scope(record.evaluations).items():
+            values = np.array([row.correct / row.total for row in rows])
             self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=BINS)
-            if self._per_client:
-                for client, accuracy in accuracies.items():
-                    self._writer.add_scalar("/".join(("client", str(client), *scope)), accuracy, step)
+            for row in rows if self._per_client else ():
+                tag = "/".join(("client", str(row.client), *scope))
+                self._writer.add_scalar(tag, row.correct / row.total, step)
         if self._per_client:
             for client, distance in record.drift.items():
                 self._writer.add_scalar(f"client/{client}/drift", distance, step)
@@ -115,12 +115,3 @@ class TensorBoard:
         if picture.is_file():
             with Image.open(picture) as image:
                 self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
-
-
-def _accuracies(record: RoundRecord) -> dict[Scope, dict[int, float]]:
-    """Return the accuracy of each client by scope."""
-    found: dict[Scope, dict[int, float]] = {}
-    for row in record.evaluations:
-        if row.total > 0:
-            found.setdefault(Scope(row.model, row.split, row.phase), {})[row.client] = row.correct / row.total
-    return found

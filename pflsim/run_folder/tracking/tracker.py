@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pflsim.memory import MemorySampler
+from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.run_folder.history import RoundMetrics, round_metrics, to_line
-from pflsim.run_folder.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, summarise, write_summary
-from pflsim.run_folder.tracking.per_client import PerClientFile
-from pflsim.run_folder.tracking.sessions import Earlier, resumed
+from pflsim.run_folder.metrics import Scope, rows_by_scope
+from pflsim.run_folder.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
+from pflsim.run_folder.tracking.per_client import COLUMNS, newcomer_rows, round_rows
+from pflsim.run_folder.tracking.sessions import resumed
 from pflsim.run_folder.tracking.tensorboard import TensorBoard
 from pflsim.types import NewcomerRecord, RoundRecord
 
@@ -22,12 +27,11 @@ class Tracker:
     """Writes metrics.jsonl, per_client.csv, diagnostics.safetensors, tb/ and summary.json of a run.
 
     As a context manager, it closes itself on exit; the run is complete unless an exception was raised. `history` holds
-    the content of metrics.jsonl, and `ledger` the traffic in per_client.csv.
+    the content of metrics.jsonl.
 
     Args:
         folder: the run folder. It must not contain these files, except when the run is resumed.
         meta: the attributes of the run.
-        watch: called with the metrics of each round after they are written, e.g. `Console.round`.
         resume_after: resume the run after this round. Removes records of later rounds and of newcomers.
         hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab.
         per_client: whether to write scalars of every client to TensorBoard.
@@ -40,19 +44,15 @@ class Tracker:
         self,
         folder: Path,
         meta: RunMeta,
-        watch: Callable[[RoundMetrics], None] | None = None,
         *,
         resume_after: int | None = None,
         hyperparameters: Mapping[str, bool | float | str] | None = None,
         per_client: bool = False,
     ):
         resumes = resume_after is not None
-        self._earlier = resumed(folder, resume_after) if resumes else Earlier()
-        self._resumed_after = (*self._earlier.resumed_after, resume_after) if resumes else ()
-        self.folder, self.meta = folder, meta
-        self.history, self.ledger = self._earlier.history, self._earlier.ledger
+        self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)
+        self.folder, self.meta, self.history = folder, meta, self._earlier.history
         self.memory = MemorySampler()
-        self._watch = watch
         self._start = time.perf_counter()
         self.rates: dict[int, float] = {}
         """Each client's test accuracy in its last evaluation of the reported model."""
@@ -61,8 +61,11 @@ class Tracker:
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
         write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
-        self._lines = (folder / "metrics.jsonl").open("a" if resumes else "x", encoding="utf-8")
-        self._per_client = PerClientFile(folder / "per_client.csv", append=resumes)
+        mode = "a" if resumes else "x"
+        self._lines = (folder / "metrics.jsonl").open(mode, encoding="utf-8")
+        self._per_client = (folder / "per_client.csv").open(mode, newline="", encoding="utf-8")
+        if not resumes:
+            self._write_rows([COLUMNS])
         self._tensorboard = TensorBoard(folder / "tb", resume_after, hyperparameters, per_client)
 
     def round(self, record: RoundRecord) -> RoundMetrics:
@@ -73,23 +76,23 @@ class Tracker:
         """
         if self.history and record.round <= self.history[-1].round:
             raise ValueError(f"round {record.round} comes after round {self.history[-1].round}")
-        metrics = round_metrics(record, self.ledger.add(record), self.ledger.total)
+        metrics = round_metrics(record, self.history[-1].traffic_total if self.history else Traffic())
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
-        self._per_client.write(record)
+        self._write_rows(round_rows(record))
         if record.diagnostics:
             write_diagnostics(self.folder, Diagnostics(record.round, record.diagnostics))
         self._tensorboard.write(record, metrics, self.memory.sample())
-        self.rates = reported_rates(record, self.meta) or self.rates
+        reported = Scope(self.meta.reported_model, "test", self.meta.phase(self.meta.reported_model))
+        if rows := rows_by_scope(record.evaluations).get(reported):
+            self.rates = {row.client: row.correct / row.total for row in rows}
         self.history.append(metrics)
-        if self._watch is not None:
-            self._watch(metrics)
         return metrics
 
     def sync(self) -> None:
         """Fsync metrics.jsonl and per_client.csv. A checkpoint is usable only together with these records."""
-        os.fsync(self._lines.fileno())
-        self._per_client.sync()
+        for file in (self._lines, self._per_client):
+            os.fsync(file.fileno())
 
     def restarted(self, restarts: int) -> None:
         """Set the number of actors replaced so far, and save it in summary.json."""
@@ -101,7 +104,7 @@ class Tracker:
     def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
         """Write and return the results of newcomers. No other metric includes them."""
         self._newcomers = newcomer_figures(record)
-        self._per_client.write_newcomers(record)
+        self._write_rows(newcomer_rows(record))
         self._tensorboard.write_newcomers(self._newcomers, record.round)
         return self._newcomers
 
@@ -121,21 +124,23 @@ class Tracker:
                 write_summary(self.folder, self._summary)
         return self._summary
 
+    def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        csv.writer(self._per_client, lineterminator="\n").writerows(rows)
+        self._per_client.flush()
+
     def _summarised(self, complete: bool) -> Summary:
-        seconds = self._earlier.seconds + time.perf_counter() - self._start
-        peak = max(self._earlier.peak_mb, self.memory.peak_mb)
-        sessions = self._newcomers, self._resumed_after, self._earlier.restarts + self.restarts
-        return summarise(self.meta, self.history, complete, seconds, peak, *sessions)
+        earlier = self._earlier
+        return replace(
+            earlier,
+            complete=complete,
+            seconds=earlier.seconds + time.perf_counter() - self._start,
+            peak_rss_mb=max(earlier.peak_rss_mb, self.memory.peak_mb),
+            newcomers=self._newcomers,
+            actor_restarts=earlier.actor_restarts + self.restarts,
+        )
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(complete=kind is None)
-
-
-def reported_rates(record: RoundRecord, meta: RunMeta) -> dict[int, float]:
-    """Return each evaluated client's test accuracy with the reported model."""
-    reported = meta.reported_model, meta.phase(meta.reported_model), "test"
-    rows = [row for row in record.evaluations if (row.model, row.phase, row.split) == reported and row.total > 0]
-    return {row.client: row.correct / row.total for row in rows}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pflsim.run_folder.metrics import Phase
-from pflsim.run_folder.summary import RunMeta, newcomer_figures, summarise, to_dict
+from pflsim.run_folder.summary import RunMeta, Summary, newcomer_figures, to_dict
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
@@ -93,7 +93,7 @@ def test_curves(tmp_path: Path) -> None:
 
 
 def test_before_they_have_joined_their_figures_are_null(tmp_path: Path) -> None:
-    section = to_dict(summarise(META, [], False, 1.0, 1.0))["newcomers"]
+    section = to_dict(Summary(META, [], False, 1.0, 1.0))["newcomers"]
     empty = {"received": None, "trained": None, "down_bytes": None}
     assert section == {"clients": 2, "finetune_epochs": 3, **empty}
 
@@ -102,7 +102,7 @@ def said(meta: RunMeta, joined: NewcomerRecord | None) -> str:
     console = Console(meta, stream := io.StringIO())
     console.start(Path("runs/x"))
     figures = None if joined is None else newcomer_figures(joined)
-    console.end(summarise(meta, [], True, 1.0, 1.0, figures), Path("runs/x"))
+    console.end(Summary(meta, [], True, 1.0, 1.0, figures), Path("runs/x"))
     return stream.getvalue()
 
 

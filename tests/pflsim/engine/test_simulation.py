@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_files import read_message, read_server, read_state
 from support import Records
 
 from pflsim.engine.diagnostics import RoundDiagnostics
@@ -20,9 +21,7 @@ from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
-from pflsim.run_folder.checkpoint import read_state
 from pflsim.run_folder.run_log import LOG, run_log
-from pflsim.run_folder.trace import read_message, read_server
 from pflsim.types import Axis, EvalRow, Matrix, Tensors, TrainReport
 
 SEEN = Matrix("seen", "Seen", Axis("row"), Axis("column"), np.zeros((1, 1), np.float32))

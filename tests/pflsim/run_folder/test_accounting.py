@@ -1,9 +1,7 @@
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.run_folder.accounting import Ledger, Traffic, client_traffic
+from pflsim.run_folder.accounting import Traffic, client_traffic, round_traffic
 from pflsim.types import RoundRecord, TrainReport
 
 sizes = st.dictionaries(st.integers(0, 6), st.integers(0, 10**12), max_size=6)
@@ -14,17 +12,12 @@ def record(number, up, down):
     return RoundRecord(number, tuple(sorted(up)), reports, down, (), {})
 
 
-@given(st.lists(st.tuples(sizes, sizes), max_size=6))
-def test_the_ledger_is_the_sum_of_the_rounds_per_client_and_in_all(rounds):
-    ledger, up_of, down_of = Ledger(), Counter(), Counter()
-    for number, (up, down) in enumerate(rounds, start=1):
-        assert ledger.add(record(number, up, down)) == Traffic(sum(up.values()), sum(down.values()))
-        up_of.update(up)
-        down_of.update(down)
-        assert ledger.total == Traffic(up_of.total(), down_of.total())
-    for client in range(7):
-        assert ledger.clients.get(client, Traffic()) == Traffic(up_of[client], down_of[client])
-    assert Ledger(record(n, *sides) for n, sides in enumerate(rounds, start=1)).clients == ledger.clients
+@given(sizes, sizes)
+def test_the_traffic_of_a_round_is_the_sum_of_its_clients(up, down):
+    entry = record(1, up, down)
+    assert round_traffic(entry) == Traffic(sum(up.values()), sum(down.values()))
+    expected = {client: Traffic(up.get(client, 0), down.get(client, 0)) for client in range(7)}
+    assert client_traffic(entry) == {client: both for client, both in expected.items() if both != Traffic()}
 
 
 def test_who_got_and_sent_nothing_costs_nothing():

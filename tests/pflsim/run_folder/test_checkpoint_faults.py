@@ -13,8 +13,10 @@ from typing import IO, Any
 
 import pytest
 import torch
+from run_files import write_checkpoint
 
-from pflsim.run_folder.checkpoint import CheckpointError, newest_checkpoint, write_checkpoint
+from pflsim.run_folder.checkpoint.read import newest_checkpoint
+from pflsim.run_folder.checkpoint.write import CheckpointError
 
 COMPONENTS = ["client_000.pt", "client_001.pt", "meta.json", "server.pt"]
 
@@ -173,15 +175,16 @@ def test_a_full_disk_says_so_though_torch_writes_the_file(tmp_path: Path) -> Non
     code = """
 import resource, signal, sys, torch
 from pathlib import Path
-from pflsim.run_folder.checkpoint import CheckpointError, newest_checkpoint, write_checkpoint
+from pflsim.run_folder.checkpoint.read import newest_checkpoint
+from pflsim.run_folder.checkpoint.write import CheckpointError, stage_checkpoint
 folder = Path(sys.argv[1])
-write_checkpoint(folder, 1, {"w": torch.zeros(10)}, [(0, {"w": torch.zeros(10)})], {}, 1)
+stage_checkpoint(folder, 1, {"w": torch.zeros(10)}, [(0, {"w": torch.zeros(10)})], {}).publish(1)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 large = {"w": torch.zeros(100_000)}
 for server, client in ((large, {}), ({}, large)):
     try:
-        write_checkpoint(folder, 2, server, [(0, client)], {}, 1)
+        stage_checkpoint(folder, 2, server, [(0, client)], {})
     except CheckpointError as error:
         print(error)
 print(newest_checkpoint(folder, print).round, [path.name for path in folder.iterdir()])

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import write_checkpoint
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.checkpoint import (
-    BadCheckpoint,
-    Checkpoint,
-    check_header,
-    meta,
-    newest_checkpoint,
-    write_checkpoint,
-)
+from pflsim.run_folder.checkpoint import meta
+from pflsim.run_folder.checkpoint.meta import BadCheckpoint, Checkpoint
+from pflsim.run_folder.checkpoint.read import check_header, newest_checkpoint
 
 HEADER = {"method": "fedavg", "data": "digits", "model": "mlp", "partition_hash": "abc", "seed": 5, "clients": 3}
 

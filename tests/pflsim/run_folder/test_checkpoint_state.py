@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.messages import Prototypes
-from pflsim.run_folder.checkpoint import plain, restored
+from pflsim.run_folder.checkpoint.state import plain, restored
 from pflsim.types import Tensors, Unit
 
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 import yaml
 from fsspec.registry import known_implementations
+from run_files import write_checkpoint
 from stores import Ask, Asked, contents, local_contents, nothing, register
 
 from pflsim.analysis.results import find_runs
 from pflsim.config.urls import has_password, is_url
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.checkpoint import newest_checkpoint, write_checkpoint
-from pflsim.run_folder.checkpoint.meta import read_meta
+from pflsim.run_folder.checkpoint.meta import read_checkpoint
+from pflsim.run_folder.checkpoint.read import newest_checkpoint
 from pflsim.run_folder.remote_copy.begin import download, new_remote_folder, resume_remote_copy
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
 from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder, last_part
@@ -183,7 +184,7 @@ def usable(url: str, root: Path, complete: bool = False) -> int:
     assert checkpoint is not None and checkpoint.server() == {"round": checkpoint.round} and not said
     assert [state["w"][0] for _, state in checkpoint.clients()] == [checkpoint.round] * 2
     for path in (folder / "checkpoints").iterdir():  # all that look like one are one
-        assert {name: (path / name).stat().st_size for name in read_meta(path).files} == {
+        assert {name: (path / name).stat().st_size for name in read_checkpoint(path).files} == {
             file.name: file.stat().st_size for file in path.glob("*.pt")
         }
     if '"complete": true' in (folder / "summary.json").read_text():

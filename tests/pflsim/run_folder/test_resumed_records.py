@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics, write_diagnostics
 from pflsim.run_folder.history import from_line, read_history, to_line
 from pflsim.run_folder.metrics import Model, Phase
@@ -123,8 +122,6 @@ def test_it_is_as_if_nothing_had_happened(whole: Path, tmp_path: Path, after: in
     go(tracker, range(after + 1, LAST + 1), newcomers=True)
     assert files(folder) == files(whole)
     assert curves(folder) == curves(whole)
-    with Tracker(folder, META, resume_after=LAST) as another:
-        assert tracker.ledger.clients == another.ledger.clients
 
 
 @pytest.mark.parametrize(("after", "kept"), [(2, None), (3, 3), (4, 3)])
@@ -146,16 +143,6 @@ def test_again_and_again(whole: Path, tmp_path: Path) -> None:
     assert curves(folder) == curves(whole)
     assert json.loads((folder / "summary.json").read_text())["resumed_after"] == [2, 1, 2]
     assert "resumed_after" not in json.loads((whole / "summary.json").read_text())
-
-
-def test_the_ledger_is_that_of_the_rounds(tmp_path: Path) -> None:
-    """By hand: clients of rounds 0 to 2, 100 + c bytes up in each, 200 + c down but for the opening."""
-    folder = start(tmp_path / "run", 3)
-    with Tracker(folder, META, resume_after=2) as tracker:
-        ledger = tracker.ledger
-    took_part = [c for number in (1, 2) for c in record(number).cohort]
-    expected = {c: Traffic((1 + took_part.count(c)) * (100 + c), took_part.count(c) * (200 + c)) for c in range(6)}
-    assert ledger.clients == expected
 
 
 def test_seconds_add_up_and_memory_is_the_most(tmp_path: Path) -> None:

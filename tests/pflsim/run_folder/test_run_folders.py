@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import incomplete_runs, last_run, run_lock
+from pflsim.run_folder.folder import is_complete, last_run, run_lock, runs
 
 
 def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_runs_that_are_not_complete_in_their_order(tmp_path: Path) -> None:
         make(tmp_path, "20250304-050604-a-b-s0", summary="{"),
         make(tmp_path, "20250304-050605-a-b-s0", summary="[]"),
     ]
-    assert incomplete_runs(tmp_path) == expected
+    assert [folder for folder in runs(tmp_path) if not is_complete(folder)] == expected

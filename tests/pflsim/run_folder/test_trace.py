@@ -4,10 +4,11 @@ import struct
 import numpy as np
 import pytest
 import torch
+from run_files import read_message, read_server
 from safetensors.numpy import load_file
 
 from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.run_folder.trace import read_message, read_server, write_message, write_server
+from pflsim.run_folder.trace import write_message, write_server
 
 
 def header(path):

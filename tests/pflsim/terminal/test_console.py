@@ -14,7 +14,7 @@ from rich.console import Console as Rich
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import AccuracyStats, Scope
-from pflsim.run_folder.summary import RunMeta, summarise
+from pflsim.run_folder.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
 from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import resume_command, tensorboard_command
@@ -58,7 +58,7 @@ def run(stream, accuracy=FULL, width=None, meta=META, complete=True, folder=Path
     console.start(folder)
     for entry in history:
         console.round(entry)
-    console.end(summarise(meta, history, complete, 20.0, 512.0), folder)
+    console.end(Summary(meta, history, complete, 20.0, 512.0), folder)
     return stream.getvalue()
 
 
@@ -132,7 +132,7 @@ def test_a_method_without_a_global_model_has_one_row_of_dashes():
 def test_an_interruption_is_said():
     assert "stopped after 20 of 20 rounds" in run(io.StringIO(), complete=False)
     stream = io.StringIO()
-    Console(META, stream).end(summarise(META, [], False, 0.1, 1.0), Path("runs/x"))
+    Console(META, stream).end(Summary(META, [], False, 0.1, 1.0), Path("runs/x"))
     assert "stopped after 0 of 20 rounds" in stream.getvalue()
 
 
@@ -175,14 +175,14 @@ def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
 
 def test_the_best_and_the_worst_clients():
     stream, history = io.StringIO(), [metrics(20, FULL)]
-    summary = summarise(META, history, True, 20.0, 512.0)
+    summary = Summary(META, history, True, 20.0, 512.0)
     Console(META, stream).end(summary, Path("runs/x"), {0: 0.5, 1: 0.75, 2: 0.25, 3: 0.75, 4: 1.0})
     assert "best clients   4: 1.0000, 1: 0.7500\nworst clients  2: 0.2500, 0: 0.5000\n" in stream.getvalue()
 
 
 def test_nobody_is_among_the_best_and_the_worst():
     stream, rates = io.StringIO(), dict.fromkeys(range(6), 0.5)
-    Console(META, stream).end(summarise(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
+    Console(META, stream).end(Summary(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
     best, worst = (
         set(re.findall(r"(\d): 0.5000", line)) for line in stream.getvalue().splitlines() if " clients" in line[:13]
     )
@@ -192,7 +192,7 @@ def test_nobody_is_among_the_best_and_the_worst():
 @pytest.mark.parametrize("rates", [{}, {0: 0.5}, None])
 def test_no_best_and_worst_among_fewer_than_two(rates):
     stream = io.StringIO()
-    Console(META, stream).end(summarise(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
+    Console(META, stream).end(Summary(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
     assert "clients" not in stream.getvalue().partition("over all clients")[2]
 
 
@@ -203,7 +203,7 @@ def test_a_hundred_clients_and_two_rounds_take_at_most_forty_lines():
     console.start(Path("runs/x"))
     for entry in history:
         console.round(entry)
-    console.end(summarise(meta, history, True, 20.0, 512.0), Path("runs/x"), {c: c / 100 for c in range(100)})
+    console.end(Summary(meta, history, True, 20.0, 512.0), Path("runs/x"), {c: c / 100 for c in range(100)})
     assert len(stream.getvalue().splitlines()) <= 40
 
 
@@ -215,7 +215,7 @@ def test_quiet_says_what_came_of_it_only():
     for entry in history:
         console.round(entry)
     assert stream.getvalue() == ""
-    console.end(summarise(META, history, True, 20.0, 512.0), Path("runs/x"))
+    console.end(Summary(META, history, True, 20.0, 512.0), Path("runs/x"))
     assert "Test accuracy" in stream.getvalue()
 
 
@@ -266,7 +266,7 @@ def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
     console.start(Path("runs/x"))
     for entry in history:
         console.round(entry)
-    console.end(summarise(meta, history, True, 20.0, 512.0), Path("runs/x"))
+    console.end(Summary(meta, history, True, 20.0, 512.0), Path("runs/x"))
     console.close()
     text = stream.getvalue()
     assert [n for n in range(1, 1001) if re.search(rf"round +{n}/1000 ", text)] == list(range(50, 1001, 50))
@@ -292,7 +292,7 @@ def test_a_terminal_that_is_closed_does_not_end_the_run():
     console.round(history[0])
     stream.gone = True
     console.round(history[1])
-    console.end(summarise(META, history, False, 20.0, 512.0), Path("runs/x"))
+    console.end(Summary(META, history, False, 20.0, 512.0), Path("runs/x"))
     console.close()
 
 

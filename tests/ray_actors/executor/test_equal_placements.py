@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from run_files import read_message
 from support import Records, World, dropout_mlp, plan, rounds, same, slow_except, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -18,7 +19,6 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.trace import read_message
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from ray_actors.executor.actor_pool import ActorPool

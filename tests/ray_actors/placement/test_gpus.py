@@ -21,7 +21,7 @@ from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Message
-from pflsim.run_folder.checkpoint import newest_checkpoint
+from pflsim.run_folder.checkpoint.read import newest_checkpoint
 from pflsim.run_folder.resume import changed, saved_settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import prepare, run

@@ -1,0 +1,61 @@
+"""Writes and reads files of a run folder that a run only writes, or writes in two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import Tensor
+
+from pflsim.messages import Message, Prototypes, Uplink
+from pflsim.run_folder.checkpoint.meta import read_checkpoint
+from pflsim.run_folder.checkpoint.write import stage_checkpoint
+from pflsim.types import Tensors
+
+
+def write_checkpoint(
+    folder: Path,
+    round_number: int,
+    server: object,
+    clients: Iterable[tuple[int, Tensors]],
+    header: Mapping[str, Any],
+    keep: int,
+    score: float | None = None,
+) -> Path:
+    """Call `stage_checkpoint` and `Staged.publish`, and return the folder."""
+    return stage_checkpoint(folder, round_number, server, clients, header, score).publish(keep)
+
+
+def read_state(folder: Path, name: str) -> Any:
+    """Read `server` or `client_003` of a checkpoint, in plain form."""
+    return read_checkpoint(folder).load(f"{name}.pt")
+
+
+def read_message(path: Path) -> Message | Uplink:
+    """Read a message: an `Uplink` if the file's name starts with "up_", else a `Message`.
+
+    Raises:
+        ValueError: a tensor's name does not start with one of the four sections.
+    """
+    tensors, header = read_server(path)
+    sections: dict[str, dict[str, Tensor]] = {"weights": {}, "prototypes": {}, "extra": {}, "numbers": {}}
+    for name, tensor in tensors.items():
+        section, _, key = name.partition("/")
+        if section not in sections:
+            raise ValueError(f"{path}: unexpected tensor {name!r}; expected names in {', '.join(sections)}")
+        sections[section][key] = tensor
+    means_and_counts = sections["prototypes"]
+    prototypes = Prototypes(means_and_counts["means"], means_and_counts["counts"]) if means_and_counts else None
+    numbers = {name: float(value) for name, value in sections["numbers"].items()}
+    content = sections["weights"], prototypes, sections["extra"], numbers
+    if path.name.startswith("up_"):
+        return Uplink(*content, int(header["client"]), int(header["num_examples"]))
+    return Message(*content)
+
+
+def read_server(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what `write_server` wrote: tensors by name, and the texts of the header."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
