@@ -26,6 +26,9 @@ def epoch_orders(
             permutations do not depend on it.
         smallest: a last batch with fewer examples is left out.
         work: train only the first ⌈work · batches⌉ batches of the stage; in (0, 1].
+
+    Raises:
+        ValueError: `work` is not in (0, 1].
     """
     rest = n % batch_size
     used = n if rest == 0 or rest >= smallest else n - rest
@@ -34,22 +37,13 @@ def epoch_orders(
         return
     limits = stage.steps, None if stage.epochs is None else stage.epochs * per_epoch
     planned = min(limit for limit in limits if limit is not None)
-    trained = reduced_batches(planned, work)
+    if not 0 < work <= 1:
+        raise ValueError(f"work={work} must be in (0, 1]: it is the share of the mini-batches that a client trains")
+    trained = math.ceil(work * planned)
     for first in range(0, planned, per_epoch):
         order = torch.randperm(n, generator=generator)
         if first < trained:
             yield order[: min(used, (trained - first) * batch_size)]
-
-
-def reduced_batches(batches: int, work: float) -> int:
-    """Return ⌈work · batches⌉, the batches that a client trains which does a share of its work.
-
-    Raises:
-        ValueError: the share is not in (0, 1].
-    """
-    if not 0 < work <= 1:
-        raise ValueError(f"work={work} must be in (0, 1]: it is the share of the mini-batches that a client trains")
-    return math.ceil(work * batches)
 
 
 def batch_indices(

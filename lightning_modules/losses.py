@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
-from lightning_modules.modes import evaluating
+from lightning_modules.evaluation import count
+from lightning_modules.nets.net import evaluating
 from pflsim.data.federated import Examples
 
 
@@ -63,8 +63,5 @@ def mean_loss(net: nn.Module, examples: Examples) -> float:
     """
     if not len(examples):
         raise ValueError("a mean loss needs at least one example")
-    total = 0.0
-    with evaluating(net), torch.no_grad():
-        for inputs, labels in examples.in_turn():
-            total += float(functional.cross_entropy(net(inputs), labels, reduction="sum").double())
-    return total / len(examples)
+    with evaluating(net):
+        return count(net, examples)[1] / len(examples)

@@ -121,7 +121,7 @@ def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.Mon
     for by_fx in (False, True):
         monkeypatch.setattr(compiler, "USE_FX", by_fx)
         executor, _ = run(job("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3"), tmp_path / str(by_fx))
-        programs = [step.program for lockstep in executor.host.locksteps.values() for step in lockstep.traces]
+        programs = [step.program for lockstep in executor.host.locksteps.values() for step in lockstep.traces.values()]
         assert programs and all(isinstance(program, FxProgram if by_fx else Program) for program in programs)
         found.append(states(executor))
     assert same(*found)

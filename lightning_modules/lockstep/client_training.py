@@ -1,14 +1,19 @@
-"""One client's training, separate from the module that computes it."""
+"""One client's training, separate from the module that computes it, and the loss terms of a stack of clients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from lightning_modules.base import Terms
 from lightning_modules.phases import Stage
 from pflsim.data.federated import Examples
+
+FLUSH_STEPS = 64
+"""Steps whose terms are kept before they are summed, in one operation instead of one per step."""
 
 
 @dataclass(slots=True)
@@ -46,3 +51,55 @@ class ClientTraining:
     def losses(self) -> dict[str, float]:
         """Mean of each named loss term over the mini-batches."""
         return {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+
+
+class LossMeter:
+    """Sums the named loss terms of one phase for each client of a stack.
+
+    Args:
+        prefix: prepended to the names of the terms.
+        clients: number of clients.
+    """
+
+    def __init__(self, prefix: str, clients: int):
+        self.prefix, self.clients = prefix, clients
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, list[int]] = {}
+        self._names: Sequence[str] = ()
+        self._active = 0
+        self._pending: list[Sequence[Tensor]] = []
+
+    def add_stacked(self, active: int, names: Sequence[str], terms: Sequence[Tensor]) -> None:
+        """Add a step of the first `active` clients: terms [active], or scalars if there is one client."""
+        if active != self._active or len(self._pending) == FLUSH_STEPS:
+            self._flush()
+        self._active, self._names = active, names
+        self._pending.append(terms)
+
+    def add_single(self, row: int, terms: Terms) -> None:
+        """Add a step of one client."""
+        for name, value in terms.items():
+            self._add(name, range(row, row + 1), value, 1)
+
+    def add_to(self, client: ClientTraining, row: int) -> None:
+        """Add the sums of row `row` to those of a client's earlier stages."""
+        self._flush()
+        for name, counts in self.counts.items():
+            if counts[row]:
+                before = client.sums.get(self.prefix + name)
+                sums = self.sums[name][row]
+                client.sums[self.prefix + name] = sums if before is None else before + sums
+                client.counts[self.prefix + name] = client.counts.get(self.prefix + name, 0) + counts[row]
+
+    def _flush(self) -> None:
+        for name, values in zip(self._names, zip(*self._pending, strict=True), strict=False):
+            self._add(name, range(self._active), torch.stack(values).sum(0), len(values))
+        self._pending = []
+
+    def _add(self, name: str, rows: range, value: Tensor, count: int) -> None:
+        if name not in self.sums:
+            self.sums[name] = value.new_zeros(self.clients)
+            self.counts[name] = [0] * self.clients
+        self.sums[name][rows.start : rows.stop] += value
+        for row in rows:
+            self.counts[name][row] += count

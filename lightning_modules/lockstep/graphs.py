@@ -14,11 +14,7 @@ from torch.fx.node import map_arg
 aten = torch.ops.aten
 RESHAPES = (aten.expand.default, aten.view.default, aten._unsafe_view.default)
 ALIASES = (aten.alias.default, aten.detach.default)
-FILLS = {
-    aten.ones_like.default: 1,
-    aten.zeros_like.default: 0,
-    aten.new_zeros.default: 0,
-}
+FILLS = {aten.ones_like.default: 1, aten.zeros_like.default: 0, aten.new_zeros.default: 0}
 """Operations that fill their result with one number."""
 UNDECLARED_VIEWS = (
     operator.getitem,

@@ -14,12 +14,16 @@ from torch.func import functional_call, grad, vmap
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_modules.base import Batch, Terms
+from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.lockstep.compiler import compile_step
+from lightning_modules.lockstep.values import bind_state
+from lightning_modules.phases import Phase
 from pflsim.types import Tensors
 
 BoundStep = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
 """Maps a batch and the learning rate to gradients (empty if the step applied them) and loss terms."""
+MAX_TRACES = 100
+"""Number of traces at which a cache of them is cleared."""
 
 
 class TracedStep:
@@ -97,6 +101,34 @@ class TracedStep:
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=devices):
             return make_fx(flat)(*arguments)
+
+
+def traced_step(
+    traces: dict[object, TracedStep],
+    module: ClientModule,
+    phase: Phase,
+    trainable: tuple[str, ...],
+    values: Tensors,
+    batch: Batch,
+) -> TracedStep:
+    """Return a phase's step for values [n, ...] and a batch [n, B, ...] of these shapes and strides.
+
+    Args:
+        traces: the traced steps of the module so far; a new one is added.
+        module: of the clients' architecture.
+        phase: the phase.
+        trainable: names of the parameters that it trains.
+        values: all parameters and buffers by name, stacked.
+        batch: inputs and labels, stacked.
+    """
+    key = (phase.objective, trainable, tuple((k, v.shape, v.stride()) for k, v in values.items()), batch[0].shape)
+    if key not in traces:
+        if len(traces) == MAX_TRACES:
+            traces.clear()
+        bind_state(module, {name: value[0] for name, value in values.items()})
+        plain = not module.training_settings.momentum and not module.training_settings.weight_decay
+        traces[key] = TracedStep(module, phase.objective, trainable, values, batch, plain)
+    return traces[key]
 
 
 class _Objective(nn.Module):

@@ -6,8 +6,7 @@ import torch
 
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import cross_entropy
-from lightning_modules.modes import evaluating
-from lightning_modules.nets.net import Net
+from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import at_least_one

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, relu
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import cross_entropy, proximal
 from lightning_modules.nets.net import Net
-from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative
@@ -85,3 +84,22 @@ class GPFL(ClientModule):
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the logits of the personal path."""
         return self.decide(self.net.body(inputs).flatten(1))
+
+
+class ConditionalValve(nn.Module):
+    """Computes ReLU((γ + 1)·f + β), where γ and β depend on a condition (eqs. 3, 4).
+
+    γ and β each have their own layers: fully connected, ReLU, layer normalisation.
+
+    Args:
+        width: D, of the features and of the condition.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.gamma = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
+        self.beta = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width))
+
+    def forward(self, features: Tensor, condition: Tensor) -> Tensor:
+        """Map features [B, D] and a condition [D] to [B, D]."""
+        return relu((self.gamma(condition) + 1) * features + self.beta(condition))

@@ -61,9 +61,7 @@ class L2GD(ClientModule):
 
     def aggregation_step(self) -> float:
         """Return ηλ/p of this round."""
-        settings = self.training_settings
-        lr = settings.lr * settings.lr_decay ** (self.round_number - 1)
-        return lr * self.lam / self.p if self.p else 0.0
+        return self.learning_rate(Phase()) * self.lam / self.p if self.p else 0.0
 
     def _check_aggregation_step(self) -> None:
         """Raise SettingsError if ηλ/p exceeds 1 in any round."""

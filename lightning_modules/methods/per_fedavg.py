@@ -12,9 +12,8 @@ from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative, positive
+from pflsim.config.validate import Bounds, non_negative
 from pflsim.data.federated import Shard
-from pflsim.errors import SettingsError
 
 MIN_DELTA = 1e-6
 """Lower bound of the step δ of the finite differences."""
@@ -57,13 +56,8 @@ class PerFedAvg(ClientModule):
         delta: float = 1e-3,
     ):
         super().__init__(net, training)
-        if variant not in ("fo", "hf"):
-            raise SettingsError(f"method.variant={variant!r}: choose one of fo, hf")
-        if positive("method.delta", delta) < MIN_DELTA:
-            raise SettingsError(
-                f"method.delta={delta} must be at least {MIN_DELTA}; below that, single precision loses the difference"
-            )
-        self.alpha, self.delta, self.variant = non_negative("method.alpha", alpha), delta, variant
+        self.alpha, self.delta = non_negative("method.alpha", alpha), Bounds(MIN_DELTA)("method.delta", delta)
+        self.variant = variant
 
     @property
     def smallest_batch(self) -> int:

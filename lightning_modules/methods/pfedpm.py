@@ -11,15 +11,13 @@ from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.losses import cross_entropy
-from lightning_modules.modes import evaluating
-from lightning_modules.nets.net import Net
+from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import class_means, received_means
 from lightning_modules.training import Training
-from pflsim.config.validate import non_negative
+from pflsim.config.validate import Bounds, non_negative
 from pflsim.data.federated import Shard
-from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import NOTHING, Selector
 
@@ -77,9 +75,7 @@ class PFedPM(ClientModule):
         relation_hidden: int = 50,
     ):
         super().__init__(net, training)
-        if not 0 <= a <= 1:
-            raise SettingsError(f"method.a={a} is not in [0, 1]: it is the weight of a client's own features")
-        self.a, self.lam = a, non_negative("method.lam", lam)
+        self.a, self.lam = Bounds(0, 1)("method.a", a), non_negative("method.lam", lam)
         self.distance: Distance = distance
         self.predicts_by, self.alternate = predict, alternate
         self.relation = RelationModule(net.feature_shape, hidden=relation_hidden)

@@ -6,8 +6,9 @@ from collections import OrderedDict
 
 from torch import nn
 
-from lightning_modules.nets.layers import image_size, sizes
+from lightning_modules.nets.layers import image_size
 from lightning_modules.nets.net import Net
+from pflsim.config.validate import layer_widths
 
 
 class AlexNet(Net):
@@ -31,7 +32,7 @@ class AlexNet(Net):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 1024):
         inputs, height, width = image_size("alexnet", input_shape, at_least=16)
-        sizes("alexnet", "hidden", [hidden])
+        layer_widths("model.hidden", [hidden])
         height, width = ((side + 1) // 16 for side in (height, width))  # stride 2 rounds up, then three poolings
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for number, outputs in enumerate((64, 192, 384, 256, 256), start=1):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lightning_modules.nets.layers import Norm, conv_stages, image_size, sizes
+from lightning_modules.nets.layers import Norm, conv_stages, image_size
 from lightning_modules.nets.net import Net
+from pflsim.config.validate import layer_widths
 
 
 class Cnn(Net):
@@ -45,7 +46,7 @@ class Cnn(Net):
         norm: Norm = "none",
     ):
         image = image_size("cnn", input_shape)
-        sizes("cnn", "hidden", [hidden])
+        layer_widths("model.hidden", [hidden])
         stages, maps = conv_stages("cnn", image, channels, kernel=kernel, padding=padding, norm=norm)
         layers = OrderedDict(
             **stages,
@@ -94,7 +95,7 @@ class MapCnn(Net):
         hidden: int = 50,
     ):
         image = image_size("pfedpm_cnn", input_shape)
-        sizes("pfedpm_cnn", "hidden", [hidden])
+        layer_widths("model.hidden", [hidden])
         widths, numbers = [hidden_channels, channels], {"kernel": kernel, "padding": padding}
         stages, maps = conv_stages("pfedpm_cnn", image, widths, **numbers, norm="none", strides=strides)
         head: OrderedDict[str, nn.Module] = OrderedDict(

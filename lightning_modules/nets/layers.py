@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import nn
 
-from pflsim.config.validate import WIDEST
+from pflsim.config.validate import Bounds, layer_widths
 from pflsim.errors import SettingsError
 
 Norm = Literal["none", "batch", "group"]
@@ -35,36 +35,18 @@ def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> 
     return channels, height, width
 
 
-def sizes(model: str, name: str, values: Sequence[int]) -> list[int]:
-    """Return layer widths as a list.
-
-    Raises:
-        SettingsError: a width is not a positive whole number, or is above `WIDEST`.
-    """
-    if any(not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values):
-        raise SettingsError(f"model {model}: {name} must be positive whole numbers, got {list(values)}")
-    if any(v > WIDEST for v in values):
-        raise SettingsError(f"model {model}: {name} must be at most {WIDEST}, got {list(values)}")
-    return list(values)
-
-
-def norm2d(model: str, kind: str, channels: int) -> nn.Module:
+def norm2d(kind: Norm, channels: int) -> nn.Module:
     """Return a normalisation layer for feature maps; for "none" the identity.
 
     The number of groups for "group" is the greatest common divisor of 32 and the channels. It is halved if each group
     would be a single channel, whose variance is 0 on maps of one pixel.
-
-    Raises:
-        SettingsError: `kind` is not one of none, batch and group.
     """
     if kind == "none":
         return nn.Identity()
     if kind == "batch":
         return nn.BatchNorm2d(channels)
-    if kind == "group":
-        groups = math.gcd(32, channels)
-        return nn.GroupNorm(max(groups // 2, 1) if groups == channels else groups, channels)
-    raise SettingsError(f"model {model}: norm={kind!r} is not one of: none, batch, group")
+    groups = math.gcd(32, channels)
+    return nn.GroupNorm(max(groups // 2, 1) if groups == channels else groups, channels)
 
 
 def conv_stages(
@@ -74,7 +56,7 @@ def conv_stages(
     *,
     kernel: int,
     padding: int,
-    norm: str,
+    norm: Norm,
     strides: Sequence[int] = (),
 ) -> tuple[dict[str, nn.Module], tuple[int, int, int]]:
     """Return stages of convolution, normalisation, ReLU and 2x2 max pooling as named layers.
@@ -92,35 +74,29 @@ def conv_stages(
         The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
 
     Raises:
-        SettingsError: a width is not positive, the norm is unknown, or the image shrinks to nothing.
+        SettingsError: a width is not positive, or the image shrinks to nothing.
     """
     if not channels:
         raise SettingsError(f"model {model}: channels needs at least one entry")
-    kernel, *channels = sizes(model, "kernel and channels", [kernel, *channels])
-    strides = sizes(model, "strides", strides or [1] * len(channels))
+    layer_widths("model.kernel", [kernel])
+    channels = layer_widths("model.channels", channels)
+    strides = layer_widths("model.strides", strides or [1] * len(channels))
     if len(strides) != len(channels):
-        raise SettingsError(f"model {model}: strides={strides} must be {len(channels)} numbers, one per convolution")
-    if padding < 0:
-        raise SettingsError(f"model {model}: padding must not be negative, got {padding}")
-    if padding > MAX_PADDING:
-        raise SettingsError(f"model {model}: padding must be at most {MAX_PADDING}, got {padding}")
+        raise SettingsError(f"model {model}: strides={[*strides]} must be {len(channels)} numbers, one per convolution")
+    Bounds(0, MAX_PADDING)("model.padding", padding)
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):
         height, width = (((side + 2 * padding - kernel) // stride + 1) // 2 for side in (height, width))
         if min(height, width) < 1:
-            raise SettingsError(_too_small(model, image, stage, kernel, padding))
+            raise SettingsError(
+                f"model {model}: images of {image[1]}x{image[2]} pixels shrink to nothing at convolution {stage} "
+                f"(kernel={kernel}, padding={padding}, each followed by 2x2 pooling); take larger images, a smaller "
+                f"model.kernel, model.padding={kernel // 2} (which keeps the size until the pooling), or model=mlp"
+            )
         layers[f"conv{stage}"] = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding)
-        layers[f"norm{stage}"] = norm2d(model, norm, outputs)
+        layers[f"norm{stage}"] = norm2d(norm, outputs)
         layers[f"relu{stage}"] = nn.ReLU(inplace=True)
         layers[f"pool{stage}"] = nn.MaxPool2d(2)
         inputs = outputs
     return layers, (inputs, height, width)
-
-
-def _too_small(model: str, image: tuple[int, int, int], stage: int, kernel: int, padding: int) -> str:
-    return (
-        f"model {model}: images of {image[1]}x{image[2]} pixels shrink to nothing at convolution {stage} "
-        f"(kernel={kernel}, padding={padding}, each followed by 2x2 pooling); take larger images, a smaller "
-        f"model.kernel, model.padding={kernel // 2} (which keeps the size until the pooling), or model=mlp"
-    )

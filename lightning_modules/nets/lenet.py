@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lightning_modules.nets.layers import Norm, conv_stages, image_size, sizes
+from lightning_modules.nets.layers import Norm, conv_stages, image_size
 from lightning_modules.nets.net import Net
+from pflsim.config.validate import layer_widths
 
 
 class LeNet(Net):
@@ -50,7 +51,7 @@ class LeNet(Net):
         stages, maps = conv_stages("lenet", image, channels, kernel=kernel, padding=padding, norm=norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(**stages, flatten=nn.Flatten())
         width = math.prod(maps)
-        for number, outputs in enumerate(sizes("lenet", "hidden", hidden), start=1):
+        for number, outputs in enumerate(layer_widths("model.hidden", hidden), start=1):
             layers[f"fc{number}"] = nn.Linear(width, outputs)
             layers[f"relu{len(channels) + number}"] = nn.ReLU(inplace=True)
             width = outputs

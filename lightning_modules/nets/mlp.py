@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from lightning_modules.nets.layers import sizes
 from lightning_modules.nets.net import Net
+from pflsim.config.validate import layer_widths
 
 
 class Mlp(Net):
@@ -30,7 +30,7 @@ class Mlp(Net):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (100,)):
         width = math.prod(input_shape)
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-        for number, outputs in enumerate(sizes("mlp", "hidden", hidden), start=1):
+        for number, outputs in enumerate(layer_widths("model.hidden", hidden), start=1):
             layers[f"fc{number}"] = nn.Linear(width, outputs)
             layers[f"relu{number}"] = nn.ReLU(inplace=True)
             width = outputs

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -35,3 +37,14 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs [B, *input_shape] to logits [B, C]."""
         return self.head(self.body(x))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode inside the block; its former mode is restored afterwards."""
+    before = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(before)

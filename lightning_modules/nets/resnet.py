@@ -9,8 +9,9 @@ from typing import Literal
 
 from torch import nn
 
-from lightning_modules.nets.layers import image_size, norm2d, sizes
+from lightning_modules.nets.layers import image_size, norm2d
 from lightning_modules.nets.net import Net
+from pflsim.config.validate import layer_widths
 from pflsim.errors import SettingsError
 
 Norms = Callable[[int], nn.Module]
@@ -44,12 +45,10 @@ class ResNet18(Net):
         strides: Sequence[int] = (1, 2, 2, 2),
     ):
         channels, _, _ = image_size("resnet18", input_shape, at_least=8)
-        sizes("resnet18", "width", [width])
-        if norm not in ("batch", "group"):
-            raise SettingsError(f"model resnet18: norm={norm!r} is not one of: batch, group")
-        if len(sizes("resnet18", "strides", strides)) != 4:
+        layer_widths("model.width", [width])
+        if len(layer_widths("model.strides", strides)) != 4:
             raise SettingsError(f"model resnet18: strides={list(strides)} must be 4 numbers, one per stage")
-        norms = partial(norm2d, "resnet18", norm)
+        norms = partial(norm2d, norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(channels, width, 3, padding=1, bias=False),
             bn1=norms(width),

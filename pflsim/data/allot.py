@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 from pflsim.errors import SettingsError
@@ -30,15 +32,10 @@ def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Gene
     usable = np.flatnonzero((totals > 0) & (available > 0))
     counts = np.zeros_like(held)
     if len(usable):
-        # Cross multiplication of Python integers compares the fractions T_j / Σ_i D_ij exactly.
-        scarcest = int(usable[0])
-        for j in usable[1:]:
-            if int(available[j]) * int(totals[scarcest]) < int(available[scarcest]) * int(totals[j]):
-                scarcest = int(j)
+        rho = min(Fraction(int(available[j]), int(totals[j])) for j in usable)
         deficit = np.zeros(len(held))
         for j in usable:
-            total = int(available[scarcest]) * int(totals[j]) // int(totals[scarcest])
-            deficit = _round_fairly(counts, held, int(j), total, deficit, rng)
+            deficit = _round_fairly(counts, held, int(j), int(rho * int(totals[j])), deficit, rng)
     for client in np.flatnonzero(counts.sum(axis=1) == 0):
         if not _give_one(counts, held, available, int(client), set()):
             raise SettingsError(

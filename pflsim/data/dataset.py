@@ -61,29 +61,32 @@ def check_dataset(dataset: object, source: str) -> None:
     """
     if not isinstance(dataset, Dataset):
         raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
-    x, y, n = dataset.x, dataset.y, len(dataset.y)
-    problems = {
-        f"x is {_type_and_shape(x)}, expected uint8 or float32 [{n}, ...]": not isinstance(x, np.ndarray)
+    x, y, n, writers = dataset.x, dataset.y, len(dataset.y), dataset.writers
+    if (
+        not isinstance(x, np.ndarray)
         or x.dtype not in (np.uint8, np.float32)
         or x.ndim < 2
         or len(x) != n
-        or not x.size,
-        f"y is {_type_and_shape(y)}, expected int64 [n]": not isinstance(y, np.ndarray)
-        or y.dtype != np.int64
-        or y.ndim != 1,
-        f"train_size={dataset.train_size}, expected 1..{n}": not 1 <= dataset.train_size <= n,
-        f"num_classes={dataset.num_classes}, expected at least 1": dataset.num_classes < 1,
-        f"writers are {_type_and_shape(dataset.writers)}, expected int64 [{n}]": dataset.writers is not None
-        and (dataset.writers.dtype != np.int64 or dataset.writers.shape != (n,)),
-    }
-    for problem, found in problems.items():
-        if found:
-            raise SettingsError(f"{source}: {problem}")
-    if y.min() < 0 or y.max() >= dataset.num_classes:
-        raise SettingsError(f"{source}: labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}")
-    if x.dtype == np.float32 and not np.isfinite(x).all():
-        raise SettingsError(f"{source}: x has values that are NaN or infinite; expected finite numbers")
+        or not x.size
+    ):
+        problem = f"x is {described(x)}, expected uint8 or float32 [{n}, ...]"
+    elif not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1:
+        problem = f"y is {described(y)}, expected int64 [n]"
+    elif not 1 <= dataset.train_size <= n:
+        problem = f"train_size={dataset.train_size}, expected 1..{n}"
+    elif dataset.num_classes < 1:
+        problem = f"num_classes={dataset.num_classes}, expected at least 1"
+    elif writers is not None and (writers.dtype != np.int64 or writers.shape != (n,)):
+        problem = f"writers are {described(writers)}, expected int64 [{n}]"
+    elif y.min() < 0 or y.max() >= dataset.num_classes:
+        problem = f"labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}"
+    elif x.dtype == np.float32 and not np.isfinite(x).all():
+        problem = "x has values that are NaN or infinite; expected finite numbers"
+    else:
+        return
+    raise SettingsError(f"{source}: {problem}")
 
 
-def _type_and_shape(array: object) -> str:
+def described(array: object) -> str:
+    """Return the type and shape of an array for a message, e.g. "float64 [3, 2]"."""
     return f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pflsim.config.validate import at_least_one
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.data.splits import Assign
@@ -54,8 +55,7 @@ def federate(
         SettingsError: clients is below 1 or above the number of examples, or a rule rejects its settings or returns
             an invalid result.
     """
-    if clients < 1:
-        raise SettingsError(f"clients={clients}: expected at least 1")
+    at_least_one("clients", clients)
 
     def assign(labels: np.ndarray, writers: np.ndarray | None) -> list[np.ndarray]:
         if clients > len(labels):
@@ -79,16 +79,11 @@ def _check_partition(partition: Partition, clients: int, examples: int) -> Parti
         raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
     for name in ("train", "val", "test"):
         rows_by_client = getattr(partition, name)
-        if len(rows_by_client) != clients:
+        if len(rows_by_client) != clients or not all(_valid_rows(rows, examples) for rows in rows_by_client):
             raise SettingsError(
-                f"the split rule returned {name} rows of {len(rows_by_client)} clients, expected {clients}"
+                f"the split rule returned invalid {name} rows; expected {clients} arrays of numbers in "
+                f"0..{examples - 1}, one per client"
             )
-        for client, rows in enumerate(rows_by_client):
-            if not _valid_rows(rows, examples):
-                raise SettingsError(
-                    f"the split rule returned invalid {name} rows for client {client}; expected integers in "
-                    f"0..{examples - 1}"
-                )
     empty = [client for client, rows in enumerate(partition.train) if not len(rows)]
     if empty:
         raise SettingsError(f"the split leaves client {empty[0]} without training examples; use fewer clients")
@@ -103,13 +98,12 @@ def _valid_rows(rows: object, examples: int) -> bool:
 
 def _check_assignment(rows_by_client: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
     """Return a partition rule's result if it has N non-empty, disjoint arrays of valid row numbers."""
-    if not isinstance(rows_by_client, list | tuple) or not all(_valid_rows(rows, examples) for rows in rows_by_client):
+    made = isinstance(rows_by_client, list | tuple) and len(rows_by_client) == clients
+    if not made or not all(_valid_rows(rows, examples) for rows in rows_by_client):
         raise SettingsError(
-            f"the partition rule returned invalid rows; expected one array of distinct numbers in 0..{examples - 1} "
-            "per client"
+            f"the partition rule returned invalid rows; expected {clients} arrays of distinct numbers in "
+            f"0..{examples - 1}, one per client"
         )
-    if len(rows_by_client) != clients:
-        raise SettingsError(f"the partition rule returned {len(rows_by_client)} arrays, expected {clients}")
     for client, rows in enumerate(rows_by_client):
         if not len(rows):
             raise SettingsError(f"the partition leaves client {client} without examples; use fewer clients")

@@ -130,5 +130,5 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:
     """Return the number of examples per client and class in a split: [N, C] int64."""
-    rows: tuple[np.ndarray, ...] = {"train": partition.train, "val": partition.val, "test": partition.test}[split]
-    return np.stack([np.bincount(dataset.y[r], minlength=dataset.num_classes) for r in rows]).astype(np.int64)
+    clients = getattr(partition, split)
+    return np.stack([np.bincount(dataset.y[rows], minlength=dataset.num_classes) for rows in clients]).astype(np.int64)

@@ -24,12 +24,10 @@ def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = 
         counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
         title: the figure's title.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     clients, classes = counts["train"].shape
     figure = Figure(figsize=(min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)))
-    FigureCanvasAgg(figure)
     heights = (1, 1.2 + classes / 14)
     grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(60, 1), hspace=0.08, wspace=0.04)
     tiles = figure.add_subplot(grid[1, 0])
@@ -71,7 +69,6 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
         axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
     axes.set_xlim(-0.5, clients - 0.5)
-    axes.set_ylim(-0.5, classes - 0.5)
     if clients <= 60:
         axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
     if classes <= 30:

@@ -8,9 +8,11 @@ examples do not depend on the stored order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
+from pflsim.config.validate import Bounds, at_least_one, chance
 from pflsim.data.allot import own_test_counts
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
@@ -19,10 +21,11 @@ from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray, np.ndarray | None], list[np.ndarray]]
+TestBy = Literal["labels", "writers"]
 
 
 def official(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: float = 0.1, test_by: str = "labels"
+    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: float = 0.1, test_by: TestBy = "labels"
 ) -> Partition:
     """Partition the official training part; draw each client's test examples from the official test part.
 
@@ -44,9 +47,7 @@ def official(
         With partition=by_writer, test_by=labels ignores writers, so most test examples are from other writers.
         Use test_by=writers or split=merged instead.
     """
-    _check_share("validation", validation, low_open=False)
-    if test_by not in ("labels", "writers"):
-        raise SettingsError(f"split.test_by={test_by!r}: expected labels or writers")
+    chance("split.validation", validation)
     pool = _assigned(dataset, content_order(dataset, 0, dataset.train_size), assign)
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
@@ -73,8 +74,8 @@ def merged(
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
     """
-    _check_share("fraction", fraction, low_open=True)
-    _check_share("validation", validation, low_open=False)
+    Bounds(above=0, below=1)("split.fraction", fraction)
+    chance("split.validation", validation)
     train, test = [], []
     for client, rows in enumerate(_assigned(dataset, content_order(dataset), assign)):
         if len(rows) < 2:
@@ -111,9 +112,9 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    _check_share("validation", validation, low_open=False)
-    if train < 1 or test < 1:
-        raise SettingsError(f"split.train={train}, split.test={test}: expected at least 1 each")
+    chance("split.validation", validation)
+    at_least_one("split.train", train)
+    at_least_one("split.test", test)
     trains, tests = [], []
     pool = _assigned(dataset, content_order(dataset), assign)
     short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
@@ -178,9 +179,3 @@ def _finish(
         kept.append(np.sort(rows[~chosen]))
         val.append(np.sort(rows[chosen]))
     return Partition(tuple(kept), tuple(val), tuple(np.sort(rows) for rows in test))
-
-
-def _check_share(name: str, value: float, low_open: bool) -> None:
-    if not (0 < value < 1 or (value == 0 and not low_open)):
-        allowed = "(0, 1)" if low_open else "[0, 1)"
-        raise SettingsError(f"split.{name}={value}: expected a fraction of examples in {allowed}")

@@ -10,19 +10,8 @@ from jaxtyping import Float, Float64, Int, Num, Shaped
 from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
-from pflsim.errors import SettingsError
 from pflsim.fusion.blocks import Workspace, blocks
 from pflsim.fusion.means import weighted_mean
-
-
-def check_groups(groups: int, clients: int) -> None:
-    """Check that there are at most as many client groups as clients.
-
-    Raises:
-        SettingsError: there are more.
-    """
-    if groups > clients:
-        raise SettingsError(f"method.groups={groups}: expected 1 to {clients}, the number of clients that train")
 
 
 def cosine_similarity(gram: Float[Tensor, " K K"]) -> Float[Tensor, " K K"]:

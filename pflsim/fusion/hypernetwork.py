@@ -6,7 +6,7 @@ Each client has its own hypernetwork (pFedLA), or all clients share one and have
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -90,8 +90,8 @@ def draw_common(
     _check_size(1, clients * embedding, embedding, hidden, [s.numel() for s in start])
     v = [torch.randn(embedding, generator=torch_generator(seed, "hypernetwork", client)) for client in range(clients)]
     drawn = _init_layers(torch.stack(v), [torch_generator(seed, "hypernetwork")], hidden, [s.numel() for s in start])
-    heads = tuple(Linear(h.weight, s.reshape(1, -1).clone()) for h, s in zip(drawn.heads, start, strict=True))
-    return Hypernetworks(drawn.embeddings, drawn.hidden, heads)
+    heads = zip(drawn.heads, start, strict=True)
+    return replace(drawn, heads=tuple(Linear(head.weight, bias.reshape(1, -1).clone()) for head, bias in heads))
 
 
 def _check_size(rows: int, embeddings: int, width: int, hidden: Sequence[int], outputs: Sequence[int]) -> None:
@@ -118,8 +118,7 @@ def _init_layers(
 
 def level(nets: Hypernetworks) -> Hypernetworks:
     """Return the hypernetworks with zero weights in their heads, so that each output equals its bias."""
-    heads = tuple(Linear(torch.zeros_like(head.weight), head.bias) for head in nets.heads)
-    return Hypernetworks(nets.embeddings, nets.hidden, heads)
+    return replace(nets, heads=tuple(replace(head, weight=torch.zeros_like(head.weight)) for head in nets.heads))
 
 
 def features(nets: Hypernetworks) -> Tensor:
@@ -140,11 +139,6 @@ def select(nets: Hypernetworks, clients: Sequence[int]) -> Hypernetworks:
     """Return a copy of the hypernetworks of some clients."""
     index = torch.tensor(clients, dtype=torch.int64)
     return rebuilt(nets, [tensor[index] for tensor in tensors(nets)])
-
-
-def see(nets: Hypernetworks, embeddings: Tensor) -> Hypernetworks:
-    """Return a shared hypernetwork with other embeddings, [K, E]."""
-    return Hypernetworks(embeddings, nets.hidden, nets.heads)
 
 
 def parts(head: Linear, width: int = COLUMNS) -> Iterator[slice]:

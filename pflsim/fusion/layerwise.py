@@ -1,4 +1,4 @@
-"""Fuses clients' named tensors unit by unit."""
+"""Fuses clients' named tensors unit by unit (FedAMP, pFedCFR, pFedLA, FedALP)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pflsim.fusion.attentive import mix
+from pflsim.fusion.attentive import attention_weights, mix, squared_distances
 from pflsim.types import Tensors, Unit
 
 
@@ -75,3 +75,66 @@ def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]
         for receiver, tensor in zip(received, mix(zeta, column(weights, key)), strict=True):
             receiver[key] = tensor
     return received
+
+
+def collaborate(
+    weights: Sequence[Tensors], units: Sequence[Unit], *, alpha: float, sigma: float, clamp: bool = False
+) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """Mix each client's units with the same units of all others.
+
+    Args:
+        weights: N mappings with the units' tensors.
+        units: the units to mix; distances are computed per unit over its parameters.
+        alpha: α ≥ 0 of the mixing weights ζ (pFedCFR eq. 10; FedAMP eq. 5), see `attention_weights`.
+        sigma: σ > 0.
+        clamp: set negative self weights to 0 and renormalise the rows instead of raising an error.
+
+    Returns:
+        N mixtures with the units' keys, and ζ [N, N] float64 by unit name, receivers as rows.
+    """
+    mixtures: list[dict[str, Tensor]] = [{} for _ in weights]
+    zetas: dict[str, Tensor] = {}
+    for unit in units:
+        distances = torch.zeros(len(weights), len(weights), dtype=torch.float64)
+        for key in unit.parameters:
+            distances += squared_distances(flat_rows(weights, key))
+        zetas[unit.name] = attention_weights(distances, alpha=alpha, sigma=sigma, clamp=clamp)
+        for mixture, part in zip(mixtures, mix_unit(weights, unit, zetas[unit.name]), strict=True):
+            mixture.update(part)
+    return mixtures, zetas
+
+
+def layer_weights(norms: Float[Tensor, " M L"], beta: float) -> Float[Tensor, " M L"]:
+    """Return the weight of the group's own model in each layer.
+
+    FedALP eq. 8: `Ψ_m = β·δ_m / max(δ_m)`
+
+    Args:
+        norms: δ [M, L], the norm of the group's mean update in each layer (eq. 7).
+        beta: β in [0, 1].
+
+    Returns:
+        Ψ [M, L] float64 in [0, β]; zero for a group without any update (δ_m = 0).
+    """
+    largest = norms.double().amax(1, keepdim=True)
+    return torch.where(largest > 0, beta * norms.double() / largest, torch.zeros((), dtype=torch.float64))
+
+
+def mix_layer(
+    own: Float[Tensor, " M *shape"], common: Float[Tensor, " *shape"], psi: Float[Tensor, " M"]
+) -> Float[Tensor, " M *shape"]:
+    """Mix one tensor of each group's model with the global model's.
+
+    FedALP eq. 9: `W_new,m = Ψ_m·w_m + (1 − Ψ_m)·w_g`
+
+    Args:
+        own: w_m [M, *shape].
+        common: w_g [*shape].
+        psi: Ψ_m [M] of the tensor's layer.
+
+    Returns:
+        [M, *shape] in the dtype of `own`, computed in float64. The result is exact where Ψ is 0 or 1 or both inputs are
+        equal.
+    """
+    weight = psi.double().reshape(-1, *[1] * common.dim())
+    return torch.lerp(common.double().expand_as(own), own.double(), weight).to(own.dtype)

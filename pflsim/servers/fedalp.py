@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one
+from pflsim.config.validate import Bounds, at_least_one
 from pflsim.errors import SettingsError
-from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import blocks
-from pflsim.fusion.clusters import check_groups, cluster_means, cosine_similarity, directions, ward_clusters
-from pflsim.fusion.layerwise import column, flat_rows, stack
+from pflsim.fusion.clusters import cluster_means, cosine_similarity, directions, ward_clusters
+from pflsim.fusion.layerwise import column, flat_rows, layer_weights, mix_layer, stack
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind
@@ -93,13 +92,10 @@ class FedALP(ServerRule[State]):
         delta: Literal["norm", "per_entry"] = "norm",
         onto: Literal["group", "mixture"] = "group",
     ):
-        if not 0 <= beta <= 1:
-            raise SettingsError(f"method.beta={beta}: expected a value in [0, 1]; 0 is FedAvg, 1 is fully personal")
-        if not 0 < warmup < 1:
-            raise SettingsError(f"method.warmup={warmup}: expected a fraction of the rounds in (0, 1)")
         self.groups = at_least_one("method.groups", groups)
-        self.beta, self.warmup, self.unit = float(beta), warmup, unit
-        self.delta, self.onto = delta, onto
+        self.beta = float(Bounds(0, 1)("method.beta", beta))
+        self.warmup = Bounds(above=0, below=1)("method.warmup", warmup)
+        self.unit, self.delta, self.onto = unit, delta, onto
 
     def warmup_rounds(self, rounds: int) -> int:
         """Return T_pre: the fraction of the rounds, rounded half up, within 1 to rounds − 1."""
@@ -112,7 +108,7 @@ class FedALP(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""
         clients, rounds = len(federation.clients), federation.rounds
-        check_groups(self.groups, clients)
+        Bounds(1, clients)("method.groups", self.groups)
         if rounds < 2:
             raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]

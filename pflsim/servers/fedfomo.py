@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one, non_negative
-from pflsim.errors import SettingsError
+from pflsim.config.validate import Bounds, at_least_one, non_negative
 from pflsim.messages import Message, Uplink, packed, unpacked
 from pflsim.params import snapshot
 from pflsim.seeding import numpy_generator
@@ -55,9 +54,7 @@ class FedFomo(ServerRule[State]):
     """
 
     def __init__(self, *, models: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05):
-        if not 0 <= epsilon <= 1:
-            raise SettingsError(f"method.epsilon={epsilon}: expected a probability in [0, 1]")
-        self.models, self.epsilon = at_least_one("method.models", models), epsilon
+        self.models, self.epsilon = at_least_one("method.models", models), Bounds(0, 1)("method.epsilon", epsilon)
         self.epsilon_decay = non_negative("method.epsilon_decay", epsilon_decay)
 
     def init(self, federation: Federation) -> State:

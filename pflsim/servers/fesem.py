@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one
-from pflsim.fusion.clusters import centre_distances, check_groups, cluster_means, nearest
+from pflsim.config.validate import Bounds, at_least_one
+from pflsim.fusion.clusters import centre_distances, cluster_means, nearest
 from pflsim.fusion.layerwise import column, flat_rows, stack
 from pflsim.messages import Message, Uplink, packed
 from pflsim.seeding import torch_generator
@@ -61,7 +61,7 @@ class FeSEM(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model as each centre and random clusters."""
         clients = len(federation.clients)
-        check_groups(self.groups, clients)
+        Bounds(1, clients)("method.groups", self.groups)
         groups = torch.empty(clients, dtype=torch.int64)
         order = torch.randperm(clients, generator=torch_generator(federation.seed, "groups"))
         groups[order] = torch.arange(clients) % self.groups

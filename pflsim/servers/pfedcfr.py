@@ -10,8 +10,7 @@ from torch import Tensor
 
 from pflsim.errors import SettingsError
 from pflsim.fusion.attentive import check_self_weight
-from pflsim.fusion.collaboration import Attention, collaborate
-from pflsim.fusion.layerwise import column
+from pflsim.fusion.layerwise import collaborate, column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
 from pflsim.params import UnitKind, resolve_threshold, snapshot
@@ -67,14 +66,13 @@ class PFedCFR(ServerRule[State]):
         unit: UnitKind = "module",
         clamp: bool = False,
     ):
-        self.attention = Attention(alpha, sigma, clamp)
-        self.r = r
-        self.unit = unit
+        self.alpha, self.sigma, self.clamp = alpha, sigma, clamp
+        self.r, self.unit = r, unit
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model and the units on both sides of the threshold."""
         clients = len(federation.clients)
-        check_self_weight(clients, self.attention.alpha, self.attention.sigma, self.attention.clamp)
+        check_self_weight(clients, self.alpha, self.sigma, self.clamp)
         layout = federation.layouts[self.unit]
         threshold = resolve_threshold(self.r, layout)
         if self.r == "body" and threshold == 0:
@@ -101,7 +99,7 @@ class PFedCFR(ServerRule[State]):
             return state
         table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         weights = list(table.values())
-        mixtures, zeta = collaborate(weights, state.mixed, self.attention)
+        mixtures, zeta = collaborate(weights, state.mixed, alpha=self.alpha, sigma=self.sigma, clamp=self.clamp)
         mean = {key: uniform_mean(column(weights, key)) for unit in state.common for key in unit.keys}
         by_client = dict(zip(table, mixtures, strict=True))
         return State(state.clients, state.initial, state.mixed, state.common, table, by_client, mean, zeta)

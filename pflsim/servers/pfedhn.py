@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from pflsim.config.validate import at_least_one, chance, layer_widths, non_negative
-from pflsim.fusion.hypernetwork import (
-    Hypernetworks,
-    draw_common,
-    features,
-    part_of,
-    parts,
-    pull_back,
-    rebuilt,
-    see,
-    tensors,
-)
+from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, features, part_of, parts, pull_back, rebuilt, tensors
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import weighted_mean
 from pflsim.messages import Message, Uplink
@@ -118,7 +108,7 @@ class PFedHN(ServerRule[State]):
         if not uplinks:
             return state
         clients, nets, after = [u.client for u in uplinks], state.nets, [u.weights for u in uplinks]
-        x = features(see(nets, nets.embeddings[torch.tensor(clients)]))
+        x = features(replace(nets, embeddings=nets.embeddings[torch.tensor(clients)]))
 
         def negative_update(number: int, part: slice) -> Tensor:  # −Δ of a part of one tensor, [K, part]
             trained = [tensor.reshape(-1)[part] for tensor in column(after, state.names[number])]
@@ -143,7 +133,7 @@ class PFedHN(ServerRule[State]):
 
 def generated(state: State, embeddings: Tensor) -> list[dict[str, Tensor]]:
     """Return h(v; φ) for embeddings [K, E] by tensor name. No two tensors share memory."""
-    x = features(see(state.nets, embeddings))
+    x = features(replace(state.nets, embeddings=embeddings))
     made: list[dict[str, Tensor]] = [{} for _ in embeddings]
     for name, shape, head in zip(state.names, state.shapes, state.nets.heads, strict=True):
         for weights in made:

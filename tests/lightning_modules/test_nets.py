@@ -263,7 +263,7 @@ def test_cnn_norms() -> None:
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (512, 32), (32, 16), (20, 4), (7, 1), (1, 1)])
 def test_group_norm_groups(channels: int, groups: int) -> None:
-    norm = norm2d("cnn", "group", channels)
+    norm = norm2d("group", channels)
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
 
@@ -277,24 +277,21 @@ def test_mlp_without_hidden_layers_is_softmax_regression() -> None:
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        ("mlp", {"hidden": [0]}, r"mlp: hidden must be positive whole numbers, got \[0\]"),
-        ("mlp", {"hidden": [1.5]}, "hidden must be positive"),
+        ("mlp", {"hidden": [0]}, "model.hidden=0: expected a number >= 1"),
         ("cnn", {"channels": []}, "channels needs at least one entry"),
-        ("cnn", {"channels": [8, -1]}, "channels must be positive"),
-        ("cnn", {"kernel": 0}, "kernel and channels must be positive"),
-        ("cnn", {"padding": -1}, "padding must not be negative"),
-        ("cnn", {"hidden": 0}, "hidden must be positive"),
-        ("cnn", {"norm": "layer"}, "norm='layer' is not one of: none, batch, group"),
+        ("cnn", {"channels": [8, -1]}, "model.channels=.*: expected a number >= 1"),
+        ("cnn", {"kernel": 0}, "model.kernel=0: expected"),
+        ("cnn", {"padding": -1}, "model.padding=-1: expected a number >= 0"),
+        ("cnn", {"hidden": 0}, "model.hidden=.*: expected a number >= 1"),
         ("lenet", {"channels": []}, "lenet: channels needs at least one entry"),
-        ("lenet", {"hidden": [120, 0]}, "lenet: hidden must be positive"),
-        ("resnet18", {"norm": "none"}, "norm='none' is not one of: batch, group"),
-        ("resnet18", {"width": 0}, "width must be positive"),
-        ("alexnet", {"hidden": -3}, "hidden must be positive"),
-        ("pfedpm_cnn", {"hidden_channels": 0}, "channels must be positive"),
+        ("lenet", {"hidden": [120, 0]}, "model.hidden=0: expected"),
+        ("resnet18", {"width": 0}, "model.width=0: expected"),
+        ("alexnet", {"hidden": -3}, "model.hidden=.*: expected a number >= 1"),
+        ("pfedpm_cnn", {"hidden_channels": 0}, "model.channels=.*: expected a number >= 1"),
         ("pfedpm_cnn", {"strides": [1]}, r"strides=\[1\] must be 2 numbers, one per convolution"),
-        ("pfedpm_cnn", {"strides": [1, 0]}, "strides must be positive"),
+        ("pfedpm_cnn", {"strides": [1, 0]}, "model.strides=0: expected"),
         ("resnet18", {"strides": [1, 2, 2]}, r"strides=\[1, 2, 2\] must be 4 numbers, one per stage"),
-        ("resnet18", {"strides": [1, 2, 2, 0]}, "strides must be positive"),
+        ("resnet18", {"strides": [1, 2, 2, 0]}, "model.strides=0: expected"),
     ],
 )
 def test_settings_out_of_range(model: str, settings: dict[str, Any], message: str) -> None:

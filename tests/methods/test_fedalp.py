@@ -248,11 +248,11 @@ def test_the_server_changes_nothing_it_was_given() -> None:
     [
         ({"groups": 0}, "method.groups=0.*1"),
         ({"groups": 5}, "method.groups=5: expected 1 to 4"),
-        ({"beta": -0.1}, r"method.beta=-0.1.*\[0, 1\]"),
-        ({"beta": 1.5}, r"method.beta=1.5.*\[0, 1\]"),
+        ({"beta": -0.1}, "method.beta=-0.1: expected a number >= 0 and <= 1"),
+        ({"beta": 1.5}, "method.beta=1.5: expected"),
         ({"beta": float("nan")}, "method.beta=nan"),
-        ({"warmup": 0.0}, "method.warmup=0.0.*fraction"),
-        ({"warmup": 1.0}, "method.warmup=1.0.*fraction"),
+        ({"warmup": 0.0}, "method.warmup=0.0: expected a number > 0 and < 1"),
+        ({"warmup": 1.0}, "method.warmup=1.0: expected"),
         ({"warmup": float("nan")}, "method.warmup=nan"),
     ],
 )

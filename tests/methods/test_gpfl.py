@@ -13,9 +13,8 @@ import pytest
 import torch
 from support import World, dataset, states, world
 
-from lightning_modules.methods.gpfl import GPFL
+from lightning_modules.methods.gpfl import GPFL, ConditionalValve
 from lightning_modules.nets.cnn import MapCnn
-from lightning_modules.nets.valve import ConditionalValve
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples, Partition, Shard

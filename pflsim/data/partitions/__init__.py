@@ -7,10 +7,8 @@ depend on the stored order of rows.
 
 from pflsim.data.partitions.basic import by_writer, iid
 from pflsim.data.partitions.by_class import classes_per_client, dominant_classes, listed_classes, one_class
-from pflsim.data.partitions.by_client import dirichlet_by_client
-from pflsim.data.partitions.dirichlet_rule import dirichlet
-from pflsim.data.partitions.lognormal import label_lognormal
-from pflsim.data.partitions.shots import n_way_k_shot
+from pflsim.data.partitions.dirichlet_rule import dirichlet, dirichlet_by_client
+from pflsim.data.partitions.lognormal import label_lognormal, n_way_k_shot
 
 __all__ = [
     "by_writer",

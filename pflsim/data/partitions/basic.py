@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pflsim.config.validate import at_least_one
 from pflsim.errors import SettingsError
 
 
@@ -15,15 +16,10 @@ def iid(
     Args:
         labels: [n] int.
         num_classes: C.
-        clients: N.
+        clients: N, at most n.
         rng: shuffles the examples.
         writers: unused.
-
-    Raises:
-        SettingsError: there are more clients than examples.
     """
-    if clients > len(labels):
-        raise SettingsError(f"clients={clients} exceeds the {len(labels)} examples; set clients to at most that")
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
@@ -55,14 +51,12 @@ def by_writer(
             "use data=femnist, or another partition"
         )
     names = np.unique(writers)
-    if writers_per_client is not None and writers_per_client < 1:
-        raise SettingsError(f"partition.writers_per_client={writers_per_client}: expected at least 1")
-    wanted = clients * (writers_per_client or 1)
-    if wanted > len(names):
+    each = 1 if writers_per_client is None else at_least_one("partition.writers_per_client", writers_per_client)
+    if clients * each > len(names):
         raise SettingsError(
-            f"clients={clients} with {writers_per_client or 1} writer(s) each need {wanted} writers, but there are "
-            f"{len(names)}: set clients to at most {len(names) // (writers_per_client or 1)}"
+            f"clients={clients} with {each} writer(s) each need {clients * each} writers, but there are "
+            f"{len(names)}: set clients to at most {len(names) // each}"
         )
     shuffled = rng.permutation(names)
-    groups = np.array_split(shuffled if writers_per_client is None else shuffled[:wanted], clients)
+    groups = np.array_split(shuffled if writers_per_client is None else shuffled[: clients * each], clients)
     return [np.flatnonzero(np.isin(writers, group)) for group in groups]

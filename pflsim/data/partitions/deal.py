@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from pflsim.errors import SettingsError
@@ -108,13 +106,3 @@ def check_classes(name: str, value: int, labels: np.ndarray, num_classes: int) -
             f"{name}={value}: expected 1 to {len(present)} classes, the number of classes in the data set"
         )
     return present
-
-
-def check_alpha(alpha: float) -> None:
-    """Check the concentration of a Dirichlet distribution.
-
-    Raises:
-        SettingsError: it is not a positive number.
-    """
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise SettingsError(f"partition.alpha={alpha} is not a positive number; usual values are 0.01 to 100")

@@ -1,4 +1,4 @@
-"""A few labels per client and lognormal sizes, as in the generators of FedProx, Ditto and pFedMe."""
+"""A few labels per client and random sizes: lognormal as in FedProx, Ditto and pFedMe, or normal as in FedProto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from pflsim.data.partitions.deal import apportion, check_classes, class_sizes, deal
+from pflsim.config.validate import at_least_one, non_negative
+from pflsim.data.partitions.deal import apportion, check_classes, choose_classes, class_sizes, deal
 from pflsim.errors import SettingsError
 
 
@@ -77,3 +78,55 @@ def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
     # Reserve one example per holder and scale the rest, so that the floors never exceed the available examples.
     factor = ((available - holders)[short] / (total - holders)[short]).min()
     return np.where(requested > 0, 1 + np.floor((requested - 1) * factor).astype(np.int64), 0)
+
+
+def n_way_k_shot(
+    labels: np.ndarray,
+    num_classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    writers: np.ndarray | None,
+    *,
+    n: int = 3,
+    k: int = 100,
+    std: float = 2.0,
+) -> list[np.ndarray]:
+    """Give client i n_i classes with k_i examples each; n_i and k_i are normal around n and k with deviation `std`.
+
+    The heterogeneity of FedProto (Tan et al. 2022, arXiv:2105.00243, section 5.1) and of pFedPM (section V-A).
+
+    Args:
+        labels: [n] int.
+        num_classes: C.
+        clients: N.
+        rng: draws n_i, k_i, the classes and the examples.
+        writers: unused.
+        n: mean number of classes per client.
+        k: mean number of examples per class of a client.
+        std: standard deviation of n_i and of k_i (classes, examples).
+
+    Raises:
+        SettingsError: n exceeds the number of classes, k < 1, std < 0, or a class has too few examples.
+
+    Notes:
+        n_i is rounded and clipped to min(2, n)..C; public code also uses at least two classes. It draws classes
+        independently; here all classes are used equally often, so that k does not depend on an unlucky draw.
+    """
+    present = check_classes("partition.n", n, labels, num_classes)
+    at_least_one("partition.k", k)
+    std = abs(non_negative("partition.std", std))  # -0.0 is possible
+    ways = np.clip(np.rint(rng.normal(n, std, clients)).astype(np.int64), min(2, n), len(present))
+    shots = np.maximum(np.rint(rng.normal(k, std, clients)).astype(np.int64), 1)
+    held = choose_classes(ways, present, rng)
+    counts = np.zeros((clients, num_classes), dtype=np.int64)
+    counts[:, : held.shape[1]] = held * shots[:, None]
+    available, requested = class_sizes(labels, num_classes), counts.sum(axis=0)
+    if (requested > available).any():
+        c = int(np.argmax(requested - available))
+        holders = int((counts[:, c] > 0).sum())
+        raise SettingsError(
+            f"n_way_k_shot with k={k}: {holders} of {clients} clients need {requested[c]} examples of class {c}, which "
+            f"has {available[c]}; set partition.k to at most {max(int(available[c] // holders - std), 1)}, or use "
+            "fewer clients"
+        )
+    return deal(labels, counts, rng)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
-from pflsim.data.sources.cifar_batches import read_batches
-from pflsim.data.sources.common import download as run_download
-from pflsim.data.sources.common import finished, has_file, joined, not_found
+from pflsim.data.sources.cifar_batches import has_batches, load_batches
+from pflsim.data.sources.common import finished, has_file
 
 
 def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
@@ -26,21 +25,9 @@ def load(*, root: str = "data", download: bool = False, standardize: bool = Fals
     Raises:
         SettingsError: files are missing or invalid.
     """
-    folder = Path(root) / "cifar-10-batches-py"
-    train, test = [folder / f"data_batch_{i}" for i in range(1, 6)], [folder / "test_batch"]
-    packed = Path(root) / "cifar10.npz"
-    complete = all(has_file(f) for f in train + test)
-    if not complete and has_file(packed):
+    folder, packed = Path(root) / "cifar-10-batches-py", Path(root) / "cifar10.npz"
+    parts = [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]
+    if not has_batches(folder, parts) and has_file(packed):
         return dataclasses.replace(npz.load(path=str(packed), num_classes=10, standardize=standardize), name="cifar10")
-    if not complete and download:
-
-        def fetch() -> object:
-            from torchvision.datasets import CIFAR10
-
-            return CIFAR10(root, download=True)
-
-        run_download("cifar10", fetch, folder)
-    elif not complete:
-        raise not_found("cifar10", folder, ["data_batch_1 to data_batch_5", f"test_batch (or {packed})"])
-    parts = read_batches(train, "labels", 10), read_batches(test, "labels", 10)
-    return finished(joined("cifar10", *parts, 10), standardize)
+    expected = ["data_batch_1 to data_batch_5", f"test_batch (or {packed})"]
+    return finished(load_batches("cifar10", folder, parts, "labels", 10, download, expected), standardize)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.cifar_batches import read_batches
-from pflsim.data.sources.common import download as run_download
-from pflsim.data.sources.common import finished, has_file, joined, not_found
+from pflsim.data.sources.cifar_batches import load_batches
+from pflsim.data.sources.common import finished
 
 
 def load(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
@@ -25,17 +24,6 @@ def load(*, root: str = "data", download: bool = False, coarse: bool = False, st
     Raises:
         SettingsError: files are missing or invalid.
     """
-    folder = Path(root) / "cifar-100-python"
-    if not all(has_file(folder / part) for part in ("train", "test")):
-        if not download:
-            raise not_found("cifar100", folder, ["train", "test"])
-
-        def fetch() -> object:
-            from torchvision.datasets import CIFAR100
-
-            return CIFAR100(root, download=True)
-
-        run_download("cifar100", fetch, folder)
+    folder, parts = Path(root) / "cifar-100-python", (["train"], ["test"])
     key, classes = ("coarse_labels", 20) if coarse else ("fine_labels", 100)
-    train, test = (read_batches([folder / part], key, classes) for part in ("train", "test"))
-    return finished(joined("cifar100", train, test, classes), standardize)
+    return finished(load_batches("cifar100", folder, parts, key, classes, download, ["train", "test"]), standardize)

@@ -1,16 +1,16 @@
-"""Reads CIFAR batch files: pickled dictionaries with rows of 3,072 bytes."""
+"""Loads CIFAR batch files: pickled dictionaries with rows of 3,072 bytes."""
 
 from __future__ import annotations
 
 import pickle
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pflsim.data.sources.common import reason
+from pflsim.data.dataset import Dataset, described
+from pflsim.data.sources.common import checked_labels, fetch, has_file, joined, reason
 from pflsim.errors import SettingsError
 
 # Functions that unpickling NumPy arrays requires.
@@ -20,11 +20,6 @@ ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
 }
-BROKEN = (
-    OSError, EOFError, pickle.UnpicklingError, LookupError, TypeError, ValueError, AttributeError, ImportError,
-    ArithmeticError, MemoryError, RecursionError, AssertionError, struct.error,
-)  # fmt: skip
-"""Errors of the unpickler for invalid bytes."""
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -46,42 +41,53 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def read_batches(files: Sequence[Path], label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [n, 3, 32, 32] uint8 and labels [n] int64 from batch files.
+def has_batches(folder: Path, parts: tuple[Sequence[str], Sequence[str]]) -> bool:
+    """Return whether a folder has all files of the training and the test part."""
+    return all(has_file(folder / file) for files in parts for file in files)
+
+
+def load_batches(
+    name: str,
+    folder: Path,
+    parts: tuple[Sequence[str], Sequence[str]],
+    label_key: str,
+    num_classes: int,
+    download: bool,
+    expected: Sequence[str],
+) -> Dataset:
+    """Load images [n, 3, 32, 32] uint8 and labels from batch files.
 
     Args:
-        files: in order.
+        name: the data set's name; in capitals, torchvision's class.
+        folder: of the files, in torchvision's folder of data sets.
+        parts: the files of the training and of the test part, in order.
         label_key: "labels" (CIFAR-10), "fine_labels" or "coarse_labels" (CIFAR-100).
         num_classes: C.
+        download: download the files if missing.
+        expected: the files, for the message if they are missing.
 
     Raises:
-        SettingsError: a file is not a CIFAR batch.
+        SettingsError: files are missing or invalid, or the download failed.
     """
-    xs, ys = [], []
-    for path in files:
-        x, y = _read(path, label_key)
-        if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072 or len(x) != len(y) or not len(y):
-            raise SettingsError(f"{path}: 'data' is {x.dtype} {x.shape} with {len(y)} labels, expected uint8 [n, 3072]")
-        if y.min() < 0 or y.max() >= num_classes:
-            raise SettingsError(f"{path}: labels {y.min()}..{y.max()} in {label_key!r}, expected 0..{num_classes - 1}")
-        xs.append(x.reshape(-1, 3, 32, 32))
-        ys.append(y)
-    return np.concatenate(xs), np.concatenate(ys)
+    if not has_batches(folder, parts):
+        fetch(name, name.upper(), str(folder.parent), folder, expected, download)
+    train, test = ([_read(folder / file, label_key, num_classes) for file in files] for files in parts)
+    return joined(name, _concatenated(train), _concatenated(test), num_classes)
 
 
-def _read(path: Path, label_key: str) -> tuple[np.ndarray, np.ndarray]:
+def _concatenated(batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([x for x, _ in batches]), np.concatenate([y for _, y in batches])
+
+
+def _read(path: Path, label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="latin1").load()
-        data, labels = batch["data"], batch[label_key]
-    except BROKEN as error:
+        x, y = np.asarray(batch["data"]), np.asarray(batch[label_key])
+    except Exception as error:  # the unpickler raises various errors for invalid bytes
         raise SettingsError(
             f"{path} is not a CIFAR batch with 'data' and {label_key!r} ({reason(error)}); fetch it again"
         ) from error
-    if not isinstance(data, np.ndarray):
-        raise SettingsError(f"{path}: 'data' is a {type(data).__name__}, expected an array of uint8 [n, 3072]")
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        return data, labels.astype(np.int64)
-    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**63 for label in labels):
-        raise SettingsError(f"{path}: {label_key!r} is not a list of integers")
-    return data, np.array(labels, dtype=np.int64)
+    if x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
+        raise SettingsError(f"{path}: 'data' is {described(x)}, expected uint8 [n, 3072]")
+    return x.reshape(-1, 3, 32, 32), checked_labels(f"{path}: {label_key!r}", y, len(x), num_classes)

@@ -1,50 +1,48 @@
-"""Helpers of the sources: file lookup, joining parts, a fixed train/test split, standardisation, downloads."""
+"""Helpers of the sources: file lookup, downloads, checks, joining parts, a fixed train/test split, standardisation."""
 
 from __future__ import annotations
 
 import dataclasses
 import stat
-import tarfile
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from pflsim.config.names import shortened
 from pflsim.data.content import content_order
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import Dataset, described
 from pflsim.errors import SettingsError
 
 MAX_CLASSES = 100_000
 """Limit on labels, to detect invalid files."""
 
 
-def has_file(path: Path, setting: str = "data.root") -> bool:
+def has_file(path: Path) -> bool:
     """Return whether a path is a regular file.
 
     Raises:
         SettingsError: the path cannot be read, e.g. for lack of permission.
     """
-    return _has_type(path, stat.S_ISREG, setting)
+    return stat.S_ISREG(_mode(path))
 
 
-def has_folder(path: Path, setting: str = "data.root") -> bool:
+def has_folder(path: Path) -> bool:
     """Return whether a path is a folder.
 
     Raises:
         SettingsError: as for `has_file`.
     """
-    return _has_type(path, stat.S_ISDIR, setting)
+    return stat.S_ISDIR(_mode(path))
 
 
-def _has_type(path: Path, kind: Callable[[int], bool], setting: str) -> bool:
+def _mode(path: Path) -> int:
     try:
-        return kind(path.stat().st_mode)
+        return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return 0
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SettingsError(f"{setting}: {shortened(str(path))} cannot be read: {reason(error)}") from error
+        raise SettingsError(f"{shortened(str(path))} cannot be read: {reason(error)}") from error
 
 
 def entries(folder: Path) -> list[Path]:
@@ -65,25 +63,43 @@ def reason(error: BaseException) -> str:
     return (system_message or str(error) or type(error).__name__).partition("\n")[0]
 
 
+def checked_labels(where: str, y: np.ndarray, examples: int, num_classes: int, first: int = 0) -> np.ndarray:
+    """Return labels as int64 that start at 0.
+
+    Args:
+        where: file and name of the labels, for messages.
+        y: [n] labels as stored.
+        examples: the number of examples that they belong to.
+        num_classes: C.
+        first: the stored label of class 0.
+
+    Raises:
+        SettingsError: they are not [n] integers from `first` to `first` + C − 1, or there are none.
+    """
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise SettingsError(f"{where} is {described(y)}, expected integer labels [n]")
+    if len(y) != examples or not examples:
+        raise SettingsError(f"{where} has {len(y)} labels for {examples} examples; expected equal numbers, at least 1")
+    if y.min() < first or y.max() >= first + num_classes:
+        raise SettingsError(f"{where} holds labels {y.min()}..{y.max()}, expected {first}..{first + num_classes - 1}")
+    return y.astype(np.int64) - first
+
+
 def joined(
     name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], num_classes: int
 ) -> Dataset:
-    """Concatenate the official training and test parts, (x, y) each."""
-    x = np.concatenate([train[0], test[0]])
-    y = np.concatenate([train[1], test[1]]).astype(np.int64)
-    return Dataset(name, x, y, num_classes, len(train[1]))
-
-
-def check_together(one: Path, x: np.ndarray, other: Path, x_other: np.ndarray) -> None:
-    """Check that the examples of two files have the same shape.
+    """Concatenate the official training and test parts, (x, y) each.
 
     Raises:
-        SettingsError: they differ.
+        SettingsError: the examples of the parts differ in type or shape.
     """
-    if x.shape[1:] != x_other.shape[1:]:
+    (x, y), (x_test, y_test) = train, test
+    if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
         raise SettingsError(
-            f"{other} holds examples of shape {list(x_other.shape[1:])}, expected {list(x.shape[1:])} as in {one}"
+            f"{name}: the test part has {x_test.dtype} examples of shape {list(x_test.shape[1:])}, expected {x.dtype} "
+            f"{list(x.shape[1:])} as in the training part"
         )
+    return Dataset(name, np.concatenate([x, x_test]), np.concatenate([y, y_test]), num_classes, len(y))
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
@@ -113,11 +129,13 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
     )
 
 
-def standardized(dataset: Dataset) -> Dataset:
-    """Add the mean and standard deviation per channel (or feature) of the scaled training part.
+def finished(dataset: Dataset, standardize: bool) -> Dataset:
+    """Return the data set, with the mean and deviation per channel (or feature) of the scaled training part if wanted.
 
     A constant channel has the deviation 1.
     """
+    if not standardize:
+        return dataset
     x = dataset.x[: dataset.train_size]
     axes = (0, *range(2, x.ndim))
     if x.dtype == np.uint8 and x.ndim > 2:
@@ -132,11 +150,6 @@ def standardized(dataset: Dataset) -> Dataset:
     return dataclasses.replace(dataset, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
 
 
-def finished(dataset: Dataset, standardize: bool) -> Dataset:
-    """Return the data set, with standardisation if requested."""
-    return standardized(dataset) if standardize else dataset
-
-
 def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool = True) -> SettingsError:
     """Return the error for missing files, with the expected files and remedies."""
     remedy = f"put them there, or set data.root=DIR to their folder (looked in {folder.absolute()})"
@@ -145,16 +158,30 @@ def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool 
     return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {remedy}")
 
 
-def download(name: str, fetch: Callable[[], object], folder: Path) -> None:
-    """Run a torchvision download.
+def fetch(
+    name: str, target: str, root: str, folder: Path, files: Sequence[str], download: bool, **options: str
+) -> None:
+    """Download a data set with torchvision.
+
+    Args:
+        name: the data set's name.
+        target: torchvision's class of it.
+        root: torchvision's folder of data sets.
+        folder: the folder in it where the files belong.
+        files: the missing files.
+        download: whether the download is allowed.
+        options: further arguments of the class.
 
     Raises:
-        SettingsError: it failed.
+        SettingsError: the download is not allowed, or failed.
     """
+    if not download:
+        raise not_found(name, folder, files)
+    import torchvision.datasets
+
     try:
-        fetch()
-    except (OSError, EOFError, RuntimeError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
-        # URLError is an OSError; torchvision raises RuntimeError; the archive may be damaged
+        getattr(torchvision.datasets, target)(root, download=True, **options)
+    except Exception as error:  # of the network, of the file system, or of a damaged archive
         raise SettingsError(
             f"the download of {name} into {folder.absolute()} failed ({reason(error)}); "
             "check the network, or put the files there by hand"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+from typing import Literal
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
-from pflsim.data.sources.mnist_family import load_idx
-from pflsim.errors import SettingsError
+from pflsim.data.sources.idx import load_idx
 
+Part = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
-def load(*, root: str = "data", download: bool = False, split: str = "balanced", standardize: bool = False) -> Dataset:
+def load(*, root: str = "data", download: bool = False, split: Part = "balanced", standardize: bool = False) -> Dataset:
     """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, torchvision's folder.
 
     Args:
@@ -26,22 +26,8 @@ def load(*, root: str = "data", download: bool = False, split: str = "balanced",
         x [n, 1, 28, 28] uint8, upright (the files store transposed images). Labels start at 0, also those of letters.
 
     Raises:
-        SettingsError: the split is unknown, or files are missing or invalid.
+        SettingsError: files are missing or invalid.
     """
-    if split not in CLASSES:
-        raise SettingsError(f"data.split={split!r} is not one of: {', '.join(CLASSES)}")
-
-    def fetch() -> object:
-        from torchvision.datasets import EMNIST
-
-        return EMNIST(root, split=split, download=True)
-
-    dataset = load_idx(
-        f"emnist_{split}",
-        Path(root) / "EMNIST" / "raw",
-        (f"emnist-{split}-train", f"emnist-{split}-test"),
-        CLASSES[split],
-        fetch if download else None,
-        first_label=1 if split == "letters" else 0,
-    )
+    stems, first_label = (f"emnist-{split}-train", f"emnist-{split}-test"), int(split == "letters")
+    dataset = load_idx(f"emnist_{split}", "EMNIST", root, download, stems, CLASSES[split], first_label, split=split)
     return finished(dataclasses.replace(dataset, x=dataset.x.transpose(0, 1, 3, 2).copy()), standardize)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, has_folder, joined, not_found, reason
+from pflsim.data.dataset import Dataset, described
+from pflsim.data.sources.common import checked_labels, entries, finished, has_folder, joined, not_found, reason
 from pflsim.errors import SettingsError
 
 CLASSES = 62
@@ -40,11 +39,10 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     folder = next((p for p in folders if all(_json_files(p / part) for part in ("train", "test"))), None)
     if folder is None:
         raise not_found("femnist", folders[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
-    parts = {part: _read_part(folder / part) for part in ("train", "test")}
-    numbers = {name: i for i, name in enumerate(sorted({u for users, _, _ in parts.values() for u in users}))}
-    writers = np.array([numbers[u] for users, _, _ in parts.values() for u in users], dtype=np.int64)
-    (_, x_train, y_train), (_, x_test, y_test) = parts["train"], parts["test"]
-    dataset = joined("femnist", (x_train, y_train), (x_test, y_test), CLASSES)
+    (users, x, y), (test_users, x_test, y_test) = (_read_part(folder / part) for part in ("train", "test"))
+    dataset = joined("femnist", (x, y), (x_test, y_test), CLASSES)
+    numbers = {name: i for i, name in enumerate(sorted({*users, *test_users}))}
+    writers = np.array([numbers[user] for user in users + test_users], dtype=np.int64)
     dataset = dataclasses.replace(dataset, x=_as_bytes(dataset.x).reshape(-1, 1, 28, 28), writers=writers)
     return finished(dataset, standardize)
 
@@ -66,44 +64,31 @@ def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     return users, np.concatenate(xs), np.concatenate(ys)
 
 
-def _read_file(path: Path) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+def _read_file(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise SettingsError(f"{path} is not a readable JSON file ({reason(error)})") from error
-    if not isinstance(content, dict) or not {"users", "user_data"} <= content.keys():
-        raise SettingsError(f"{path} is not in LEAF's format: expected the keys users and user_data")
-    users, data = content["users"], content["user_data"]
-    if not isinstance(users, list) or not all(isinstance(user, str) for user in users) or not isinstance(data, dict):
-        raise SettingsError(f"{path} is not in LEAF's format: expected users as a list of names, user_data by name")
-    missing = [user for user in users if user not in data]
-    if missing:
-        raise SettingsError(f"{path}: user {missing[0]!r} is listed in users, but not in user_data")
-    return {user: _examples(path, user, data[user]) for user in users}
+    try:
+        found = {str(user): content["user_data"][user] for user in content["users"]}
+    except (LookupError, TypeError) as error:
+        raise SettingsError(
+            f"{path} is not in LEAF's format ({error!r}): expected users, a list of names, and user_data of each"
+        ) from error
+    return {user: _examples(f"{path}: user {user!r}", data) for user, data in found.items()}
 
 
-def _examples(path: Path, user: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
+def _examples(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         with np.errstate(over="ignore"):
             x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(
-            f"{path}: user_data of {user!r} needs x (lists of {PIXELS} numbers) and y ({reason(error)})"
-        ) from error
+        raise SettingsError(f"{where} needs x (lists of {PIXELS} numbers) and y ({reason(error)})") from error
     if y.shape == (0,) and not x.size:
         return np.empty((0, PIXELS), dtype=np.float32), np.empty(0, dtype=np.int64)
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise SettingsError(
-            f"{path}: y of user {user!r} is {y.dtype} {list(y.shape)}, expected a list of integers 0..61"
-        )
-    if x.shape != (len(y), PIXELS) or not np.isfinite(x).all():
-        raise SettingsError(
-            f"{path}: x of user {user!r} has shape {x.shape}, expected finite numbers [{len(y)}, {PIXELS}] for "
-            f"its {len(y)} labels"
-        )
-    if y.min() < 0 or y.max() >= CLASSES:
-        raise SettingsError(f"{path}: y of user {user!r} is {y.dtype} {y.min()}..{y.max()}, expected integers 0..61")
-    return x, y.astype(np.int64)
+    if x.ndim != 2 or x.shape[1] != PIXELS or not np.isfinite(x).all():
+        raise SettingsError(f"{where}: x is {described(x)}, expected finite numbers [n, {PIXELS}]")
+    return x, checked_labels(f"{where}: y", y, len(x), CLASSES)
 
 
 def _as_bytes(x: np.ndarray) -> np.ndarray:

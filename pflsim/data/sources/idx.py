@@ -1,24 +1,64 @@
-"""The IDX format of the MNIST family, plain or gzipped."""
+"""Loads data sets of four IDX files, plain or gzipped: MNIST, Fashion-MNIST and EMNIST."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
 
-from pflsim.data.sources.common import has_file, reason
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import checked_labels, fetch, has_file, joined, reason
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
 
-def find(folders: Sequence[Path], name: str) -> Path | None:
-    """Return the path of `name` or `name`.gz in the first folder that has it, or None."""
-    return next((f for folder in folders for f in (folder / name, folder / f"{name}.gz") if has_file(f)), None)
+def load_idx(
+    name: str,
+    target: str,
+    root: str,
+    download: bool,
+    stems: tuple[str, str] = ("train", "t10k"),
+    num_classes: int = 10,
+    first_label: int = 0,
+    **options: str,
+) -> Dataset:
+    """Load the training and test parts from `<stem>-images-idx3-ubyte` and `<stem>-labels-idx1-ubyte` (or .gz).
+
+    Args:
+        name: the data set's name.
+        target: torchvision's class, which is also its folder in `root`; the files are in `raw` or `raw/gzip` below it.
+        root: folder of data sets.
+        download: download the files if missing.
+        stems: file name prefixes of the training and the test part.
+        num_classes: C.
+        first_label: label of class 0 in the files.
+        options: further arguments of torchvision's class.
+
+    Raises:
+        SettingsError: files are missing or invalid, or the download failed.
+    """
+    folder = Path(root) / target / "raw"
+    names = [f"{stem}-{kind}-ubyte" for stem in stems for kind in ("images-idx3", "labels-idx1")]
+
+    def look() -> list[Path]:
+        choices = [
+            [at / f"{file}{suffix}" for at in (folder, folder / "gzip") for suffix in ("", ".gz")] for file in names
+        ]
+        return [path for paths in choices if (path := next(filter(has_file, paths), None)) is not None]
+
+    files = look()
+    if len(files) < 4:
+        fetch(name, target, root, folder, [f"{file}(.gz)" for file in names], download, **options)
+        files = look()
+    parts = []
+    for images, labels in (files[:2], files[2:]):
+        x, y = read(images, 3), read(labels, 1)
+        parts.append((x[:, None], checked_labels(str(labels), y, len(x), num_classes, first_label)))
+    return joined(name, parts[0], parts[1], num_classes)
 
 
 def read(path: Path, dims: int) -> np.ndarray:
@@ -59,15 +99,3 @@ def _read(path: Path, file: IO[bytes], dims: int) -> tuple[tuple[int, ...], byte
         f"{path}, whose header says {shape},", math.prod(shape), "fetch it again, or use a machine with more memory"
     )
     return shape, file.read(math.prod(shape) + 1)
-
-
-def read_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [n, 1, h, w] uint8 and labels [n] int64 from their files.
-
-    Raises:
-        SettingsError: a file cannot be read, or the numbers of images and labels differ.
-    """
-    x, y = read(images, 3), read(labels, 1)
-    if len(x) != len(y) or not len(y):
-        raise SettingsError(f"{images} holds {len(x)} images and {labels} {len(y)} labels; expected equal numbers")
-    return x[:, None], y.astype(np.int64)

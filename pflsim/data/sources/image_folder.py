@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, has_file, has_folder, joined, reason
 from pflsim.errors import SettingsError
@@ -36,26 +37,23 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
-    if not 1 <= size <= MAX_SIZE:
-        raise SettingsError(f"data.size={size}: expected 1 to {MAX_SIZE} pixels")
+    Bounds(1, MAX_SIZE)("data.size", size)
     folder = Path(root)
     if not has_folder(folder):
         raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
-    name = Path(os.path.abspath(folder)).name
-    if has_folder(folder / "train") and has_folder(folder / "test"):
-        classes = _class_names(folder / "train")
-        extra = sorted(set(_class_names(folder / "test")) - set(classes))
-        if extra:
-            raise SettingsError(f"{folder / 'test'} has classes that {folder / 'train'} lacks: {', '.join(extra)}")
-        listed = [_list(folder / part, classes) for part in ("train", "test")]
-        _check_all_there(folder / "train", classes, listed[0])
-        train, test = (_read(files, size, grayscale) for files in listed)
-        return finished(joined(name, train, test, len(classes)), standardize)
-    classes = _class_names(folder)
-    files = _list(folder, classes)
-    _check_all_there(folder, classes, files)
-    x, y = _read(files, size, grayscale)
-    return finished(fixed_split(Dataset(name, x, y, len(classes), len(y))), standardize)
+    name, parts = Path(os.path.abspath(folder)).name, [folder / "train", folder / "test"]
+    if not all(map(has_folder, parts)):
+        classes = _class_names(folder)
+        x, y = _read(_list(folder, classes, needed=classes), size, grayscale)
+        return finished(fixed_split(Dataset(name, x, y, len(classes), len(y))), standardize)
+    classes, tested = map(_class_names, parts)
+    extra = sorted(set(tested) - set(classes))
+    if extra:
+        raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
+    train, test = (
+        _read(_list(part, classes, needed), size, grayscale) for part, needed in zip(parts, (classes, []), strict=True)
+    )
+    return finished(joined(name, train, test, len(classes)), standardize)
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -65,24 +63,21 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _list(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
-    """Return the images of a part with their labels, sorted by class and file name."""
+def _list(folder: Path, classes: list[str], needed: list[str]) -> list[tuple[Path, int]]:
+    """Return the images of a part with their labels, sorted by class and file name; `needed` classes must have some."""
     files: list[tuple[Path, int]] = []
+    empty: list[str] = []
     for label, name in enumerate(classes):
-        if has_folder(folder / name):
-            files += [(f, label) for f in entries(folder / name) if f.suffix.lower() in SUFFIXES]
-    if not files:
-        raise SettingsError(f"{folder} has no images: looked for {', '.join(SUFFIXES)} in {folder}/CLASS/")
-    return files
-
-
-def _check_all_there(folder: Path, classes: list[str], files: list[tuple[Path, int]]) -> None:
-    empty = [folder / classes[c] for c in sorted({*range(len(classes))} - {label for _, label in files})]
-    if empty:
+        inside = entries(folder / name) if has_folder(folder / name) else []
+        images = [(file, label) for file in inside if file.suffix.lower() in SUFFIXES]
+        files += images
+        empty += [] if images else [name]
+    if not files or any(name in needed for name in empty):
         raise SettingsError(
-            f"{empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take the folder out "
-            f"(empty: {len(empty)} of {len(classes)} classes)"
+            f"{folder / empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take the folder "
+            f"out (empty: {len(empty)} of {len(classes)} classes)"
         )
+    return files
 
 
 def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:

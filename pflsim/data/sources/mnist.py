@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
-from pflsim.data.sources.mnist_family import load_idx
+from pflsim.data.sources.idx import load_idx
 
 
 def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
@@ -23,12 +21,4 @@ def load(*, root: str = "data", download: bool = False, standardize: bool = Fals
     Raises:
         SettingsError: files are missing or invalid.
     """
-
-    def fetch() -> object:
-        from torchvision.datasets import MNIST
-
-        return MNIST(root, download=True)
-
-    folder = Path(root) / "MNIST" / "raw"
-    dataset = load_idx("mnist", folder, ("train", "t10k"), 10, fetch if download else None)
-    return finished(dataset, standardize)
+    return finished(load_idx("mnist", "MNIST", root, download), standardize)

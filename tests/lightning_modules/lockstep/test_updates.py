@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_modules.lockstep.compiler import copy_inputs, descend_in_place
 from lightning_modules.lockstep.graphs import simplify
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.updates import copy_inputs, descend_in_place
 
 
 def test_a_gradient_that_is_another_parameter_is_its_value_before_the_step() -> None:

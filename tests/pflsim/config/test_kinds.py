@@ -170,7 +170,7 @@ def test_what_a_loader_returns(made: object, says: str) -> None:
         ([np.arange(2), np.array([2.5, 3])], "distinct numbers"),
         ([np.arange(2), np.array([[2, 3]])], "distinct numbers"),
         ([np.arange(2), np.array([-1])], "distinct numbers"),
-        ([np.arange(2)], "returned 1 arrays, expected 2"),
+        ([np.arange(2)], "returned invalid rows; expected 2 arrays"),
         ([np.arange(2), np.arange(0)], "leaves client 1 without examples"),
     ],
 )
@@ -183,10 +183,10 @@ def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
     ("rows", "says"),
     [
         (3, "the split rule returned a int, expected a Partition"),
-        (Partition((Y,), (Y,), (Y,)), "train rows of 1 clients, expected 2"),
+        (Partition((Y,), (Y,), (Y,)), "invalid train rows; expected 2 arrays"),
         (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "leaves client 1 without training examples"),
-        (Partition((Y, Y), (Y, Y), (Y, Y + 9)), "test rows for client 1"),
-        (Partition((Y, Y), (Y, [1]), (Y, Y)), "val rows for client 1"),  # type: ignore[list-item]
+        (Partition((Y, Y), (Y, Y), (Y, Y + 9)), "invalid test rows"),
+        (Partition((Y, Y), (Y, [1]), (Y, Y)), "invalid val rows"),  # type: ignore[list-item]
     ],
 )
 def test_what_a_split_rule_returns(rows: object, says: str) -> None:

@@ -205,24 +205,33 @@ def npy_header(descr: str, shape: str) -> bytes:
     [
         (
             npz_bytes(x_train=np.full((6, 3, 4), 1e300)),
-            "x_train has 72 values that are NaN, infinite or beyond float32",
+            "x_train has values that are NaN, infinite or beyond float32",
         ),
-        (npz_bytes(x_train=np.zeros((6, 3, 4), complex)), "x_train is complex128, expected uint8"),
-        (npz_bytes(x_train=np.zeros((6, 3, 4), bool)), "x_train is bool, expected uint8"),
-        (npz_bytes(x_train=np.zeros(6, [("a", "u1")])), "x_train is not a plain array"),
-        (npz_bytes(x_train=np.float32(3)), r"x_train has shape \(\)"),
+        (npz_bytes(x_train=np.zeros((6, 3, 4), complex)), r"x_train is complex128 \[6, 3, 4\], expected uint8"),
+        (npz_bytes(x_train=np.zeros((6, 3, 4), bool)), r"x_train is bool \[6, 3, 4\], expected uint8"),
+        (npz_bytes(x_train=np.zeros(6, [("a", "u1")])), r"x_train is \[\('a', 'u1'\)\] \[6\], expected uint8"),
+        (npz_bytes(x_train=np.float32(3)), r"x_train is float32 \[\], expected \[n, H, W\]"),
         (npz_bytes(y_train=np.full(6, 2**64 - 1, np.uint64)), "y_train holds labels 18446744073709551615.."),
         (npz_bytes(y_train=np.full(6, 10**12)), r"y_train holds labels 1000000000000.*expected 0\.\.99999"),
         (npz_bytes(y_train=np.full(6, True)), "y_train is bool"),
         (npz_bytes(y_train=np.array(["a"] * 6)), "y_train is <U1"),
-        (npz_bytes(y_train=np.array(3)), r"y_train is int64 \(\)"),
-        (npz_bytes(y_train=np.array([{}] * 6)), "y_train is not a plain array"),
-        (member("x_train.npy", b"hello"), "x_train is not a NumPy array"),
-        (member("x_train.npy", b""), "x_train is not a NumPy array"),
-        (member("x_train.npy", npy_header("'|u1'", "(9999999999999, 9, 9)")), r"x_train is damaged: .* 80999\d* bytes"),
-        (member("x_train.npy", npy_header("'|u1'", "(-1, 9, 9)")), "x_train is damaged"),
-        (member("x_train.npy", npy_header("'|O'", "(6,)") + pickle.dumps([1] * 6)), "x_train is not a plain array"),
-        (member("x_train.npy", npy_header("'|u1'", "().__class__")), "x_train is not a NumPy array"),
+        (npz_bytes(y_train=np.array(3)), r"y_train is int64 \[\]"),
+        (npz_bytes(y_train=np.array([{}] * 6)), "y_train is not a readable array of numbers .Object arrays"),
+        (member("x_train.npy", b"hello"), "x_train is not a readable array of numbers"),
+        (member("x_train.npy", b""), "x_train is not a readable array of numbers"),
+        (
+            member("x_train.npy", npy_header("'|u1'", "(9999999999999, 9, 9)")),
+            "x_train is not a readable array of numbers .Unable to allocate",
+        ),
+        (
+            member("x_train.npy", npy_header("'|u1'", "(-1, 9, 9)")),
+            "x_train is not a readable array of numbers .negative dimensions",
+        ),
+        (
+            member("x_train.npy", npy_header("'|O'", "(6,)") + pickle.dumps([1] * 6)),
+            "x_train is not a readable array of numbers .Object arrays",
+        ),
+        (member("x_train.npy", npy_header("'|u1'", "().__class__")), "x_train is not a readable array of numbers"),
         (b"", "not a readable .npz archive"),
         (pickle.dumps([1]), "not a readable .npz archive"),
     ],
@@ -247,7 +256,10 @@ def test_an_npz_may_be_written_in_fortran_order_or_compressed(tmp_path: Path) ->
 def test_npz_number_of_classes(tmp_path: Path, classes: int) -> None:
     (tmp_path / "mine.npz").write_bytes(npz_bytes())
     refuses(
-        f"data.num_classes={classes}: expected a whole", npz.load, path=str(tmp_path / "mine.npz"), num_classes=classes
+        f"data.num_classes={classes}: expected a number >= 1 and <= 100000",
+        npz.load,
+        path=str(tmp_path / "mine.npz"),
+        num_classes=classes,
     )
 
 
@@ -293,9 +305,9 @@ def test_a_bomb_is_read_no_further_than_its_header_says(tmp_path: Path) -> None:
         (
             "t10k-images-idx3-ubyte",
             idx_bytes(np.ones((4, 5, 4))),
-            r"t10k-images.* shape \[1, 5, 4\], expected \[1, 4, 5\]",
+            r"fashion_mnist: the test part .* shape \[1, 5, 4\], expected uint8 \[1, 4, 5\]",
         ),
-        ("t10k-labels-idx1-ubyte", idx_bytes(np.ones(3)), "holds 4 images and .* 3 labels"),
+        ("t10k-labels-idx1-ubyte", idx_bytes(np.ones(3)), "t10k-labels.* has 3 labels for 4 examples"),
         ("t10k-labels-idx1-ubyte", idx_bytes(np.array([1, 2, 3, 10])), r"t10k-labels.* holds labels 1\.\.10"),
     ],
 )
@@ -320,17 +332,16 @@ class Evil:
         (Evil(os.mkdir, "made_by_a_pickle"), r"it asks for posix.mkdir"),
         (Evil(eval, "1"), "it asks for builtins.eval"),
         (Evil(np.load, "x"), "it asks for numpy.load"),
-        (cifar_batch([0.5, 1]), "'labels' is not a list of integers"),
-        (cifar_batch([True, 1]), "'labels' is not a list of integers"),
-        (cifar_batch(3), "'labels' is not a list of integers"),
-        (cifar_batch([[0], [1]]), "'labels' is not a list of integers"),
-        (cifar_batch([0, 2**70]), "'labels' is not a list of integers"),
-        (cifar_batch(np.array([0, 1.5])), "'labels' is not a list of integers"),
-        (cifar_batch(np.array([[0, 1]])), "'labels' is not a list of integers"),
-        (cifar_batch([0, 10]), r"labels 0\.\.10 in 'labels', expected 0\.\.9"),
+        (cifar_batch([0.5, 1]), r"'labels' is float64 \[2\], expected integer labels"),
+        (cifar_batch(3), r"'labels' is int64 \[\]"),
+        (cifar_batch([[0], [1]]), r"'labels' is int64 \[2, 1\]"),
+        (cifar_batch([0, 2**70]), "'labels' is object"),
+        (cifar_batch(np.array([0, 1.5])), "'labels' is float64"),
+        (cifar_batch(np.array([[0, 1]])), r"'labels' is int64 \[1, 2\]"),
+        (cifar_batch([0, 10]), r"'labels' holds labels 0\.\.10, expected 0\.\.9"),
         (cifar_batch([-1, 1]), r"labels -1\.\.1"),
-        (cifar_batch([0, 1, 2]), "with 3 labels, expected uint8"),
-        (cifar_batch([0, 1], [[0] * 3072] * 2), "'data' is a list"),
+        (cifar_batch([0, 1, 2]), "has 3 labels for 2 examples"),
+        (cifar_batch([0, 1], [[0] * 3072] * 2), r"'data' is int64 \[2, 3072\], expected uint8"),
         (cifar_batch([0, 1], np.zeros((2, 3072))), "'data' is float64"),
         (cifar_batch([0, 1], np.array([None, None])), "'data' is object"),
         (cifar_batch(key="fine_labels"), "is not a CIFAR batch with 'data' and 'labels'"),
@@ -359,16 +370,16 @@ def test_a_pickle_of_python_2_is_read_and_one_with_another_codec_is_not(tmp_path
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"users": 3, "user_data": {}}, "expected users as a list of names"),
-        ({"users": [["a"]], "user_data": {}}, "expected users as a list of names"),
-        ({"users": ["a"], "user_data": ["a"]}, "user_data by name"),
-        ({"users": ["a"], "user_data": {"a": 3}}, "user_data of 'a' needs x"),
-        (leaf(y=3), r"y of user 'a' is int64 \[\]"),
-        (leaf(y=["a"]), r"y of user 'a' is <U1"),
-        (leaf(y=[[3]]), r"y of user 'a' is int64 \[1, 1\]"),
-        (leaf(y=[True]), "y of user 'a' is bool"),
-        (leaf(y=[2**70]), "y of user 'a' is object"),
-        (leaf(y=[]), r"y of user 'a' is float64 \[0\]"),
+        ({"users": 3, "user_data": {}}, "expected users, a list of names"),
+        ({"users": [["a"]], "user_data": {}}, "expected users, a list of names"),
+        ({"users": ["a"], "user_data": ["a"]}, "user_data of each"),
+        ({"users": ["a"], "user_data": {"a": 3}}, "user 'a' needs x"),
+        (leaf(y=3), r"user 'a': y is int64 \[\]"),
+        (leaf(y=["a"]), r"user 'a': y is <U1"),
+        (leaf(y=[[3]]), r"user 'a': y is int64 \[1, 1\]"),
+        (leaf(y=[True]), "user 'a': y is bool"),
+        (leaf(y=[2**70]), "user 'a': y is object"),
+        (leaf(y=[]), r"user 'a': y is float64 \[0\]"),
         (leaf(x=[["a"] * 784]), "needs x"),
         (leaf(x=[[10**400] * 784]), "needs x"),
         (leaf(x=[[1e300] * 784]), "expected finite numbers"),
@@ -395,7 +406,7 @@ def test_image_folders(tmp_path: Path) -> None:
     (tmp_path / "a" / "emu" / "folder.png").rmdir()
     os.mkfifo(tmp_path / "a" / "emu" / "pipe.png")
     refuses("pipe.png cannot be read as an image .it is no file", image_folder.load, root=root)
-    refuses("data.size=1000000000: expected 1 to 4096", image_folder.load, root=root, size=10**9)
+    refuses("data.size=1000000000: expected a number >= 1 and <= 4096", image_folder.load, root=root, size=10**9)
     refuses("good.png: no such folder", image_folder.load, root=str(tmp_path / "a" / "cat" / "good.png"))
 
 
@@ -431,7 +442,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, load: Callable[..., Datas
 
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
-    refuses("is a folder, expected an .npz file", npz.load, path=str(tmp_path))
+    refuses("is no file .* expected an .npz file", npz.load, path=str(tmp_path))
     idx_family(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").mkdir()

@@ -265,10 +265,9 @@ def test_validation_is_stratified():
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        (partial(splits.official, validation=1.0), r"split.validation=1.0.* \[0, 1\)"),
+        (partial(splits.official, validation=1.0), "split.validation=1.0: expected a number >= 0 and < 1"),
         (partial(splits.official, validation=-0.1), "split.validation=-0.1"),
-        (partial(splits.official, test_by="names"), "test_by='names': .*labels.*writers"),
-        (partial(splits.merged, fraction=0.0), r"split.fraction=0.0.* \(0, 1\)"),
+        (partial(splits.merged, fraction=0.0), "split.fraction=0.0: expected a number > 0 and < 1"),
         (partial(splits.merged, fraction=1.0), "split.fraction=1.0"),
         (partial(splits.merged, validation=float("nan")), "split.validation=nan"),
         (partial(splits.counts, train=0), "split.train=0"),
@@ -286,7 +285,7 @@ def test_merged_names_the_client_with_one_example():
         federate(make(8, 2), partitions.iid, splits.merged, 10, 0)
 
 
-@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0: .*at least 1"), (801, "at most 800")])
+@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0: expected a number >= 1"), (801, "at most 800")])
 def test_federate_checks_the_number_of_clients(clients, says):
     with pytest.raises(SettingsError, match=says):
         federate(make(), partitions.iid, splits.official, clients, 0)
@@ -295,7 +294,7 @@ def test_federate_checks_the_number_of_clients(clients, says):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ([[0, 1]], "returned 1 arrays, expected 2"),
+        ([[0, 1]], "returned invalid rows; expected 2 arrays"),
         ([[0, 1], []], "leaves client 1 without examples"),
         ([[0, 1], [1, 2]], "disjoint"),
         ([[0, 1], [800]], r"distinct numbers in 0\.\.799"),

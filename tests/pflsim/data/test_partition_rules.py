@@ -245,8 +245,7 @@ def test_by_writer_keeps_writers_whole():
 @pytest.mark.parametrize(
     ("rule", "clients", "options", "says"),
     [
-        ("iid", 601, {}, "clients=601 exceeds the 600"),
-        ("dirichlet", 5, {"alpha": 0.0}, "alpha=0.0 is not a positive"),
+        ("dirichlet", 5, {"alpha": 0.0}, "partition.alpha=0.0: expected a number > 0"),
         ("dirichlet", 5, {"alpha": -1.0}, "alpha=-1.0"),
         ("dirichlet", 5, {"alpha": float("nan")}, "alpha=nan"),
         ("dirichlet", 5, {"alpha": float("inf")}, "alpha=inf"),

@@ -81,8 +81,6 @@ def test_emnist_letters_count_from_zero_and_stand_upright(tmp_path):
     assert data.name == "emnist_letters" and data.num_classes == 26
     assert data.y.tolist() == [0, 1, 2, 3, 4, 25, 25, 0, 1, 2]
     assert np.array_equal(data.x[0, 0], images[0][0].T)
-    with pytest.raises(SettingsError, match="data.split='letter' is not one of: byclass, .*letters"):
-        emnist.load(root=str(tmp_path), split="letter")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,7 @@ def test_broken_idx_files_are_named(tmp_path):
         mnist.load(root=str(tmp_path))
     images.write_bytes(good)
     write_idx(labels, np.array([0, 1]))
-    with pytest.raises(SettingsError, match="holds 6 images and .*train-labels.* 2 labels"):
+    with pytest.raises(SettingsError, match="train-labels.* has 2 labels for 6 examples"):
         mnist.load(root=str(tmp_path))
     write_idx(labels, np.array([0, 1, 2, 3, 4, 10]))
     with pytest.raises(SettingsError, match=r"train-labels.* holds labels 0\.\.10, expected 0\.\.9"):
@@ -207,7 +205,7 @@ class Harmful:
             pickle.dumps({"data": cifar_rows(2)[:, :99], "fine_labels": [1, 2]}, protocol=2),
             r"expected uint8 \[n, 3072\]",
         ),
-        (pickle.dumps({"data": cifar_rows(2), "fine_labels": [1]}, protocol=2), "with 1 labels"),
+        (pickle.dumps({"data": cifar_rows(2), "fine_labels": [1]}, protocol=2), "has 1 labels for 2 examples"),
         (pickle.dumps({"data": cifar_rows(2), "fine_labels": [1, 100]}, protocol=2), r"labels 1\.\.100"),
     ],
 )

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pflsim.fusion.adaptive import layer_weights, mix_layer
 from pflsim.fusion.blocks import COLUMNS
 from pflsim.fusion.clusters import (
     centre_distances,
@@ -17,6 +16,7 @@ from pflsim.fusion.clusters import (
     nearest,
     ward_clusters,
 )
+from pflsim.fusion.layerwise import layer_weights, mix_layer
 
 
 def gram(vectors: np.ndarray) -> Tensor:

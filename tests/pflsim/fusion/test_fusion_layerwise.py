@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from pflsim.fusion.attentive import attention_weights, squared_distances
-from pflsim.fusion.collaboration import Attention, collaborate
-from pflsim.fusion.layerwise import flat_rows, mix_unit, stack
+from pflsim.fusion.layerwise import collaborate, flat_rows, mix_unit, stack
 from pflsim.types import Unit
 
 UNIT = Unit("bn", ("bn.weight", "bn.scale"), ("bn.mean",))
@@ -75,7 +74,7 @@ def test_mix_golden() -> None:
 def test_buffers_do_not_move_the_weights() -> None:
     weights = clients()
     moved = [w | {"bn.mean": w["bn.mean"] + n} for n, w in enumerate(weights)]
-    zetas = [collaborate(w, [UNIT], Attention(2.0, 9.0))[1]["bn"] for w in (weights, moved)]
+    zetas = [collaborate(w, [UNIT], alpha=2.0, sigma=9.0)[1]["bn"] for w in (weights, moved)]
     assert torch.equal(*zetas)
     torch.testing.assert_close(zetas[0], attention_weights(distances(weights), alpha=2.0, sigma=9.0))
 
