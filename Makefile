@@ -32,7 +32,7 @@ soak: .venv/.installed  ## 300 rounds with processes killed at random, the resul
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 docs: .venv/.installed  ## writes docs/reference.md from signatures and docstrings
-	$(BIN)/python -m pflsim.config.reference
+	$(BIN)/python docs/make_reference.py
 
 check: .venv/.installed  ## style and types
 	$(BIN)/ruff check .

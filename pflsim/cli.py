@@ -11,13 +11,16 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
+from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.exit_status import exit_status
 from pflsim.terminal.streams import detach_if_closed
 
 RESUME = "resume="
@@ -30,11 +33,13 @@ ANALYSIS = {
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Call `main`, then detach from closed output streams.
+    """Call `main` with output streams that print `?` for unknown characters and may be closed by their reader.
 
     Returns:
         The exit status.
     """
+    for stream in (sys.stdout, sys.stderr):
+        cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)
     for stream in (sys.stdout, sys.stderr):
         detach_if_closed(stream)
@@ -59,26 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(usage(folders), flush=True)
         return 0
     options.overrides = [_quoted(text) for text in options.overrides]
+    return exit_status(lambda: _execute(options, folders))
+
+
+def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
     asked = [text for text in options.overrides if text.startswith(RESUME)]
-    try:
-        if asked:
-            return _resume(asked, options, folders)
-        jobs, found = configs(options.overrides, options.multirun, folders)
-        if options.cfg:
-            for config in found:
-                print(as_yaml(config, options.resolve), end="")
-            return 0
-        return _run(jobs, [plain(config) for config in found])
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        stopped = isinstance(error, Stopped)
-        print(error if stopped else f"error: {error}", file=sys.stderr)
-        return 128 + error.signum if isinstance(error, Stopped) else 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    if asked:
+        return _resume(asked, options, folders)
+    jobs, found = configs(options.overrides, options.multirun, folders)
+    if options.cfg:
+        for config in found:
+            print(as_yaml(config, options.resolve), end="")
+        return 0
+    return _run(jobs, [plain(config) for config in found])
 
 
 def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.analysis.exit_status import exit_status
+from pflsim.terminal.exit_status import exit_status
 
 IMPLEMENTATION = "ray_actors.export.models"
 """Imported by name when the command runs, because pflsim does not import ray_actors."""

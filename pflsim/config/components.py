@@ -7,15 +7,15 @@ method is a pair: `client` and `server` each name a target, and the settings of 
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from pflsim.config.names import unknown_key
-from pflsim.config.signatures import Parameter, find, find_source, signature_of, unknown_target
+from pflsim.config.signatures import Parameter, find, signature_of, unknown_target
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
@@ -125,11 +125,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     """
     if find(target) is None:
         raise SettingsError(unknown_target(target, key))
-    parts = target.split(".")
-    length = next(n for n in range(len(parts) - 1, 0, -1) if find_source(".".join(parts[:n])) is not None)
-    found: Any = importlib.import_module(".".join(parts[:length]))
-    for name in parts[length:]:
-        found = getattr(found, name)
+    found: Any = pkgutil.resolve_name(target)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:

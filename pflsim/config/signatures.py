@@ -96,7 +96,9 @@ def find_source(module: str) -> Source | None:
     for part in module.split("."):
         if not part.isidentifier():
             return None
-        spec = PathFinder.find_spec(part, folders) or (_other_finders(part) if folders is None else None)
+        # Editable installs have finders of their own for top-level names.
+        finders = [PathFinder] if folders is not None else [PathFinder, *sys.meta_path]
+        spec = next(filter(None, (finder.find_spec(part, folders) for finder in finders)), None)
         if spec is None:
             return None
         folders, path = list(spec.submodule_search_locations or ()), spec.origin
@@ -118,15 +120,6 @@ def unknown_target(target: str, key: str = "_target_") -> str:
         return f"{key}={target}: expected package.module.Name of a module outside the standard library"
     modules = [p.stem for p in parent.path.parent.glob("*.py") if p.stem != "__init__"]
     return f"{key}={target}: there is no module {last!r} in {package}; {nearest(last, modules)}"
-
-
-def _other_finders(part: str) -> Any:
-    """Ask the other finders for a top-level name, without importing it: editable installs have their own finder."""
-    for finder in sys.meta_path:
-        spec = finder.find_spec(part, None) if finder is not PathFinder else None
-        if spec is not None:
-            return spec
-    return None
 
 
 @lru_cache(maxsize=256)

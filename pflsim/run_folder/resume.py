@@ -15,16 +15,8 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG, last_run
 
 CHANGEABLE = (
-    "placement",
-    "checkpoint",
-    "executor",
-    "ray_address",
-    "on_client_error",
-    "on_nonfinite",
-    "progress",
-    "tracking",
-    "data.root",
-    "data.path",
+    *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite", "progress", "tracking"),
+    *("data.root", "data.path"),
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path."""
@@ -49,10 +41,9 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
 
         return download(asked, root)
     folder = last_run(root) if asked == "last" else Path(asked)
-    if not folder.is_dir():
-        raise SettingsError(f"resume={asked}: there is no such folder; expected a run folder, a URL or last")
     if not (folder / CONFIG).is_file():
-        raise SettingsError(f"resume={asked}: {folder} is not a run folder, because {CONFIG} is missing")
+        what = f"{folder} is not a run folder, because {CONFIG} is missing" if folder.is_dir() else "no such folder"
+        raise SettingsError(f"resume={asked}: {what}; expected a run folder, a URL or last")
     return folder
 
 

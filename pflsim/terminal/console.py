@@ -11,10 +11,10 @@ from typing import Literal, TextIO, cast
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import RunMeta, Summary
-from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds
+from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.live import Live, Status
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
-from pflsim.terminal.streams import IgnoreClosedPipe, can_print
+from pflsim.terminal.streams import IgnoreClosedPipe
 
 Progress = Literal["auto", "live", "plain", "quiet"]
 LIVE_LINES = 20
@@ -46,14 +46,13 @@ class Console:
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
-        self.dash = "—" if can_print("—", self.stream) else "-"
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._reported = Scope(meta.reported_model, "test", meta.phase(meta.reported_model))
         self._round_seconds: list[float] = []
         self._status = Status(meta.rounds)
         self._best: tuple[float, int, float] | None = None
         self._live: Live | None = None
-        self._last_slot: int | None = None
+        self._last_line = 0
         self._remote = ""
 
     def start(self, folder: Path, done: int | None = None, kept_at: str | None = None) -> None:
@@ -125,9 +124,9 @@ class Console:
             self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")
         rich = Rich(file=self.stream, width=self.width, force_terminal=self.terminal, highlight=False)
         with rich.capture() as captured:
-            rich.print(accuracy_table(summary, self.dash))
+            rich.print(accuracy_table(summary))
         self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
-        for line in result_lines(summary, rates or {}, self._round_seconds, self.dash):
+        for line in result_lines(summary, rates or {}, self._round_seconds):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
         self._print(f"run folder   {folder}{self._remote}")
@@ -147,9 +146,7 @@ class Console:
         forms = (
             (head, own, others, *loss, f"up {format_bytes(up):<7}  down {format_bytes(down):<7}", took, eta),
             (head, own, others, *loss, f"traffic {format_bytes(up + down):<7}", took, eta),
-            (head, own, others, *loss, took, eta),
             (head, own, others, took, eta),
-            (head, own, others, eta),
             (head, own, eta),
             (head, own),
         )
@@ -159,18 +156,15 @@ class Console:
     def _accuracy(self, metrics: RoundMetrics, model: Model, worst: bool = False) -> str:
         stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))
         if stats is None:
-            return f"{model} {self.dash}".ljust(len(model) + (19 if worst else 6))
+            return f"{model} {NONE}".ljust(len(model) + (19 if worst else 6))
         return f"{model} {stats.mean:.3f}" + (f" (worst {stats.worst_decile:.2f})" if worst else "")
 
     def _is_printed(self, metrics: RoundMetrics) -> bool:
-        """Return whether a live display prints this round: the first evaluated one in each slot, and the last."""
+        """Return whether a live display prints this round."""
         every = max(self.meta.rounds // LIVE_LINES, 1)
-        slot = metrics.round // every
-        if self._last_slot is None:
-            self._last_slot = (metrics.round - 1) // every
-        if metrics.round < self.meta.rounds and (slot == self._last_slot or not metrics.accuracy):
+        if metrics.round < self.meta.rounds and (metrics.round < self._last_line + every or not metrics.accuracy):
             return False
-        self._last_slot = slot
+        self._last_line = metrics.round
         return True
 
     def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pflsim.run_folder.summary import Choice
 
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+NONE = "—"
+"""Stands for a missing value."""
 WIDTH = 110
 """Maximum number of characters in a printed line, except in lines that end with a path."""
 CHOSEN: dict[Choice, str] = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from pflsim.run_folder.environment import JOB
 from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Figure, RunMeta, Summary
-from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
+from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,8 +22,8 @@ MAX_CLIENTS = 3
 """Number of best and of worst clients in the list."""
 
 
-def accuracy_table(summary: Summary, dash: str) -> Table:
-    """Return the accuracy of both models in the rounds that matter; `dash` stands for missing values."""
+def accuracy_table(summary: Summary) -> Table:
+    """Return the accuracy of both models in the rounds that matter."""
     from rich import box
     from rich.table import Table
 
@@ -38,36 +38,35 @@ def accuracy_table(summary: Summary, dash: str) -> Table:
     for model in get_args(Model):
         figures, name = summary.figures(model), model + (" *" if model == meta.reported_model else "")
         if figures["last"] is None:
-            table.add_row(name, *[dash] * 5)
+            table.add_row(name, *[NONE] * 5)
         else:
             for number, (choice, label) in enumerate(CHOSEN.items()):
-                table.add_row("" if number else name, label, *_cells(figures[choice], dash))
+                table.add_row("" if number else name, label, *_cells(figures[choice]))
         table.add_section()
     return table
 
 
-def _cells(figure: Figure | None, dash: str) -> list[str]:
+def _cells(figure: Figure | None) -> list[str]:
     if figure is None:
-        return [dash] * 4
+        return [NONE] * 4
     stats = figure.stats
     return [str(figure.round), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
 
 
-def result_lines(summary: Summary, rates: Mapping[int, float], round_seconds: list[float], dash: str) -> Iterator[str]:
+def result_lines(summary: Summary, rates: Mapping[int, float], round_seconds: list[float]) -> Iterator[str]:
     """Yield the lines below the table.
 
     Args:
         summary: the run's summary.
         rates: every client's test accuracy in the last evaluation.
         round_seconds: wall seconds of the rounds of this session.
-        dash: stands for missing values.
     """
     meta = summary.meta
     yield from _best_and_worst(rates)
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
         stats = (summary.newcomers.received, summary.newcomers.trained)
-        received, trained = (dash if each is None else f"{each.mean:.4f}" for each in stats)
+        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in stats)
         yield (
             f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"

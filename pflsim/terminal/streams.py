@@ -1,19 +1,10 @@
-"""Output streams with limited encodings and closed readers."""
+"""Output streams with closed readers."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from typing import Any, TextIO
-
-
-def can_print(text: str, stream: TextIO) -> bool:
-    """Return whether a stream's encoding has all characters of a text."""
-    try:
-        text.encode(stream.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def detach_if_closed(stream: TextIO) -> None:

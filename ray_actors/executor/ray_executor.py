@@ -84,7 +84,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self.states = {}
         self.server.start()
         self.actor_group.start()
-        self.server.wait_until_ready()
+        self.server.call()
         self.actor_group.wait_until_ready()
         if self._elastic is not None:
             logger.info(whereabouts(self.layout.specs))

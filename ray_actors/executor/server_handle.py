@@ -50,10 +50,6 @@ class ServerActor:
         """Have the actor build the server in the state `state`, without waiting for it."""
         self._built = self.actor.build.remote(*self._arguments, self.state)
 
-    def wait_until_ready(self) -> None:
-        """Wait until the server is built."""
-        self.call()
-
     def change(self, method: str, *arguments: Any) -> Any:
         """Call a method that returns a value and a new state; store the state and return the value."""
         value, state = self.call(method, *arguments, returns=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -79,8 +80,8 @@ def _checked(host: ClientHost, task: ClientTask | EvalRequest, client: int, resu
 
 def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
     """Return which losses and values of an uplink are not finite; prototypes of missing classes are ignored."""
-    found = [f"loss {name} is {value}" for name, value in losses.items() if not _finite(value)]
-    found += [f"number {name} is {value}" for name, value in uplink.numbers.items() if not _finite(value)]
+    found = [f"loss {name} is {value}" for name, value in losses.items() if not isfinite(value)]
+    found += [f"number {name} is {value}" for name, value in uplink.numbers.items() if not isfinite(value)]
     tensors = {**uplink.weights, **uplink.extra}
     if uplink.prototypes is not None:
         tensors["prototypes"] = uplink.prototypes.means[uplink.prototypes.counts > 0]
@@ -89,7 +90,3 @@ def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
             count = int((~torch.isfinite(tensor)).sum())
             found.append(f"{count} of {tensor.numel()} values of {name} are not finite")
     return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0

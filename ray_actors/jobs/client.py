@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
-from urllib.parse import urlsplit
 
 from pflsim.errors import RunError, SettingsError
 
@@ -107,14 +106,6 @@ def connect(asked: str | None) -> Cluster:
     address = checked_address(asked)
     with patch.dict(os.environ, dict.fromkeys(ADDRESS_VARIABLES, address)):  # Ray prefers them to its argument
         client = _connected(address)
-    import ray
-
-    theirs = getattr(client, "_server_ray_version", None)
-    if theirs and theirs != ray.__version__:
-        print(
-            f"warning: the cluster runs Ray {theirs} and this machine {ray.__version__}; jobs use the cluster's",
-            file=sys.stderr,
-        )
     return Cluster(client, address, given=asked is not None)
 
 
@@ -127,12 +118,7 @@ def checked_address(asked: str | None) -> str:
     named = [os.environ.get(name, "") for name in ADDRESS_VARIABLES]
     named = [value for value in named if value.startswith(("http://", "https://"))]
     address = asked if asked is not None else (named or [DEFAULT_ADDRESS])[0]
-    try:
-        split = urlsplit(address)
-        valid = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
+    if not re.match(r"https?://[\w\[]", address):
         raise SettingsError(
             f"--address {address}: expected the address of the cluster's dashboard, --address http://HOST:8265; the "
             "addresses of Ray Client (ray://) and of nodes (auto, HOST:6379) are others"

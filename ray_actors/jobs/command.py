@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pflsim.config.settings import Settings
-from pflsim.errors import RunError, SettingsError
+from pflsim.terminal.exit_status import exit_status
 from ray_actors.jobs.client import DEFAULT_ADDRESS, Cluster, connect
 from ray_actors.jobs.fetch import fetch
 from ray_actors.jobs.follow import follow
@@ -41,21 +41,9 @@ def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
     """
     command = arguments[0]
     options = parser(command).parse_intermixed_args(arguments[1:])
-    try:
-        if command == "submit":
-            return _submit(options, root, composed)
-        return _query(command, options, connect(options.address))
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of the output has closed it
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    if command == "submit":
+        return exit_status(lambda: _submit(options, root, composed))
+    return exit_status(lambda: _query(command, options, connect(options.address)))
 
 
 def parser(command: str) -> argparse.ArgumentParser:
@@ -92,13 +80,13 @@ def _add_submit(made: argparse.ArgumentParser) -> None:
     add("--id", metavar="ID", help="id of the job (default: pflsim-<date-time>-<method>-...)")
     add("--home", metavar="DIR", help=f"folder for runs/ on the driver's node (default: {DEFAULT_HOMES}/ID)")
     add("--home-of", metavar="ID", help="use the home folder and the node of another job")
-    add("--driver-cpus", type=_amount, default=1, metavar="N", help="CPUs that the driver requests (default: 1)")
+    add("--driver-cpus", type=float, default=1, metavar="N", help="CPUs that the driver requests (default: 1)")
     add("--driver-resource", type=_resource, metavar="NAME=AMOUNT", **repeated,
         help="another resource that the driver requests, to choose its node; may be repeated")  # fmt: skip
     add("--exclude", metavar="PATTERN", **repeated,
         help="names or paths that are not uploaded, such as '*.ipynb' or 'notes/old'; may be repeated")  # fmt: skip
     add("--python", default="python", metavar="PATH", help="Python on the cluster's nodes (default: python)")
-    add("--stop-wait", type=_seconds, default=600, metavar="SECONDS",
+    add("--stop-wait", type=int, default=600, metavar="SECONDS",
         help="time for the driver to save its state when it is stopped (default: 600)")  # fmt: skip
 
 
@@ -137,25 +125,11 @@ def _query(command: str, options: argparse.Namespace, cluster: Cluster) -> int:
     return 0
 
 
-def _amount(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-def _seconds(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
 def _resource(text: str) -> tuple[str, float]:
     name, _, amount = text.partition("=")
     if not name or name in ("CPU", "memory"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=AMOUNT; for CPUs use --driver-cpus")
     try:
-        return name, _amount(amount)
+        return name, float(amount)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=AMOUNT, such as big=1") from None

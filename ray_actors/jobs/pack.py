@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -49,11 +49,6 @@ class Package:
     def bytes(self) -> int:
         """Total size of the files."""
         return sum(self.sizes.values())
-
-    def holds(self, folder: Path) -> bool:
-        """Return whether any file in a folder below `root` is sent."""
-        name = folder.resolve().relative_to(self.root).as_posix()
-        return name == "." or any(file.startswith(f"{name}/") for file in self.sizes)
 
 
 def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = ()) -> Package:
@@ -101,10 +96,8 @@ def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = ())
     if package.bytes > MAX_BYTES:
         raise SettingsError(
             f"the working directory has {mib(package.bytes)} in {len(package.sizes)} files; at most {mib(MAX_BYTES)} "
-            "can be sent. The largest files:\n"
-            + "\n".join(_largest(package.sizes))
-            + "\nExclude what a run does not need with --exclude PATTERN, which may be repeated. Keep data sets out of "
-            "the working directory and set data.root to their folder on the cluster"
+            f"can be sent. The largest files: {_largest(package.sizes)}. Exclude what a run does not need with "
+            "--exclude PATTERN. Keep data sets elsewhere and set data.root to their folder on the cluster"
         )
     return package
 
@@ -132,9 +125,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(sorted(names)[:MAX_LISTED]) + more
 
 
-def _largest(sizes: Mapping[str, int]) -> Iterator[str]:
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name))[:MAX_LISTED]:
-        yield f"  {mib(sizes[name]):>10}  {name}"
+def _largest(sizes: Mapping[str, int]) -> str:
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))[:MAX_LISTED]
+    return ", ".join(f"{name} ({mib(sizes[name])})" for name in names)
 
 
 def mib(count: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
+from pflsim.config.validate import Bounds, at_least_one
 from pflsim.errors import SettingsError
 from pflsim.run_folder.environment import CODE, JOB, code
 from ray_actors.jobs.client import KIND, RUN, Cluster
@@ -90,8 +91,7 @@ def packed(request: Request, root: Path, runs: Sequence[Settings]) -> Package:
     """
     package = select(root, [Path(path) for run in runs for path in data_paths(run).values()], request.exclude)
     for folder in request.config_dir:
-        _inside(folder, package.root)
-        if not package.holds(Path(folder)):
+        if not any(name.startswith(f"{_inside(folder, package.root)}/") for name in package.sizes):
             raise SettingsError(f"--config-dir {folder} is excluded from the upload: move it, or change --exclude")
     return package
 
@@ -102,9 +102,13 @@ def check_request(request: Request, root: Path, runs: Sequence[Settings]) -> Non
     Raises:
         SettingsError: an option or a setting cannot work there.
     """
+    Bounds(0)("--driver-cpus", request.driver_cpus)
+    at_least_one("--stop-wait", request.stop_wait)
+    for name, amount in request.driver_resource:
+        Bounds(0)(f"--driver-resource {name}", amount)
     if request.id is not None and not ID.fullmatch(request.id):
         raise SettingsError(f"--id {request.id}: expected letters, digits, and after the first also _ . -")
-    if request.home is not None and not (request.home.startswith(("/", "~/")) or request.home == "~"):
+    if request.home is not None and not (request.home.startswith(("/", "~/"))):
         raise SettingsError(f"--home {request.home}: expected a path on the driver's node that begins with / or ~/")
     if request.home is not None and request.home_of is not None:
         raise SettingsError("--home and --home-of both set the home folder: give only one of them")
@@ -157,8 +161,6 @@ def arguments(request: Request, runs: Sequence[Settings]) -> list[str]:
 
 def shell_path(path: str) -> str:
     """Quote a path for the shell of the job; `~` stands for the home folder of its user."""
-    if path == "~":
-        return '"$HOME"'
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 

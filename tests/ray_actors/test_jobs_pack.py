@@ -124,16 +124,15 @@ def test_too_much_is_refused_and_the_largest_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pack, "MAX_BYTES", total - 1)
     with pytest.raises(SettingsError) as refused:
         select(root)
-    lines = str(refused.value).splitlines()
-    assert "in 13 files" in lines[0] and "--exclude PATTERN" in lines[-1]
-    assert [line.split()[-1] for line in lines[1:-1]] == [f"file{n:02d}.bin" for n in range(11, 1, -1)]
+    assert "in 13 files" in str(refused.value) and "--exclude PATTERN" in str(refused.value)
+    assert re.findall(r"file\d+\.bin", str(refused.value)) == [f"file{n:02d}.bin" for n in range(11, 1, -1)]
     assert select(root, exclude=("file11.bin",)).bytes < total
 
 
 def test_the_limit_is_80_mib_of_content(tmp_path: Path) -> None:
     with (tree(tmp_path, "launch.py") / "zeros").open("wb") as file:
         file.truncate(80 * 2**20)  # that would shrink to nothing
-    with pytest.raises(SettingsError, match=r"80\.0 MiB  zeros"):
+    with pytest.raises(SettingsError, match=r"zeros \(80\.0 MiB\)"):
         select(tmp_path)
 
 

@@ -23,7 +23,6 @@ from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.environment import code
-from ray_actors.jobs import client as clients
 from ray_actors.jobs import command
 from ray_actors.jobs.client import Cluster, checked_address, connect
 from ray_actors.jobs.submit import ID, Request, check_request, entrypoint, new_id, packed, shell_path
@@ -209,6 +208,7 @@ WRONG = [
     "--driver-resource=CPU=1",
     "--stop-wait=0",
     "--driver-resource=big",
+    "--driver-resource=big=nan",
     "--driver-cpus=nan",
     "--bogus",
 ]
@@ -216,9 +216,11 @@ WRONG = [
 
 @pytest.mark.parametrize("option", WRONG)
 def test_options_that_are_none(root: Path, client: FakeClient, option: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["submit", *option.split("=", 1)])
-    assert ended.value.code == 2 and not client.submitted
+    try:
+        status = cli.main(["submit", *option.split("=", 1)])
+    except SystemExit as ended:  # of argparse
+        status = ended.code
+    assert status == 2 and not client.submitted
 
 
 def test_data_that_need_no_place_or_fetch_themselves(root: Path) -> None:
@@ -238,8 +240,7 @@ def test_ids_are_unique_and_safe() -> None:
 
 
 def test_places_for_a_shell() -> None:
-    assert [shell_path(p) for p in ("~", "~/a b", "/a'b", "python")] == [
-        '"$HOME"',
+    assert [shell_path(p) for p in ("~/a b", "/a'b", "python")] == [
         "\"$HOME\"/'a b'",
         "'/a'\"'\"'b'",
         "python",
@@ -336,8 +337,6 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         ("auto", "and of nodes"),
         ("head", "--address http://HOST:8265"),
         ("http://", "expected the address"),
-        ("http://h:x", "expected the address"),
-        ("http://h:99999", "expected the address"),
     ],
 )
 def test_addresses_of_another_kind(address: str, said: str) -> None:
@@ -361,13 +360,6 @@ def test_something_else_is_there(monkeypatch: pytest.MonkeyPatch, raised: Except
     monkeypatch.setattr(ray.job_submission.JobSubmissionClient, "__init__", refuse)
     with pytest.raises(RunError, match="http://h:1 is not a Ray dashboard"):
         connect("http://h:1")
-
-
-def test_another_version_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    client = type("Client", (), {"_server_ray_version": "2.1.0"})()
-    monkeypatch.setattr(clients, "_connected", lambda address: client)
-    connect("http://h:1")
-    assert "Ray 2.1.0" in capsys.readouterr().err
 
 
 def test_an_upload_that_fails(

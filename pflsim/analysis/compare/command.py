@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.analysis.exit_status import exit_status
 from pflsim.errors import SettingsError
+from pflsim.terminal.exit_status import exit_status
 
 EXAMPLES = """examples:
   python launch.py compare 'runs/20261122-*'                      all folders that match a pattern
@@ -83,7 +83,7 @@ def _compare(options: argparse.Namespace) -> None:
     for objection in objections:
         print(f"warning: {objection}", file=sys.stderr)
     comparison = compare(groups, options.at, options.target, options.reference, objections)
-    _put(render(comparison, kind, None if options.out else sys.stdout), options.out)
+    _put(render(comparison, kind), options.out)
     if options.curves:
         draw(comparison, options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
@@ -103,7 +103,7 @@ def _beside_the_paper(options: argparse.Namespace) -> None:
         except SettingsError as error:  # the others are compared
             print(f"warning: {error}", file=sys.stderr)
     found = paper_table(options.experiment, runs, options.anyway)
-    _put(render_paper(found, kind, None if options.out else sys.stdout), options.out)
+    _put(render_paper(found, kind), options.out)
 
 
 def _put(rendered: str, out: Path | None) -> None:

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
@@ -16,37 +16,21 @@ from pflsim.analysis.compare.comparison import Comparison
 from pflsim.analysis.compare.tables import Table, records, tables
 from pflsim.errors import SettingsError
 from pflsim.terminal.formats import WIDTH
-from pflsim.terminal.streams import can_print
 
 Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
 LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
-ASCII = str.maketrans({"±": "+-", "–": "-", "—": "-", **GREEK})
 
 
-def render(comparison: Comparison, kind: Format, stream: TextIO | None = None) -> str:
-    """Return a comparison in one of the formats, without a final line break.
-
-    Args:
-        comparison: the groups.
-        kind: the format.
-        stream: where the text is printed; characters that its encoding lacks are replaced.
-    """
-    return printable(as_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind, stream), stream)
+def render(comparison: Comparison, kind: Format) -> str:
+    """Return a comparison in one of the formats, without a final line break."""
+    return as_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind)
 
 
-def drawn(made: Sequence[Table], kind: Format, stream: TextIO | None = None) -> str:
-    """Return tables below each other; symbols are replaced by ASCII if the stream cannot print them."""
-    write = {"text": text, "markdown": markdown, "latex": latex}[kind]
-    plain = stream is not None and not can_print("".join(map(chr, ASCII)), stream)
-    return "\n\n".join(write(_ascii(table) if plain else table) for table in made)
-
-
-def printable(rendered: str, stream: TextIO | None) -> str:
-    """Replace characters that the stream's encoding lacks by question marks."""
-    encoding = "utf-8" if stream is None else stream.encoding or "utf-8"
-    return rendered.encode(encoding, "replace").decode(encoding)
+def drawn(made: Sequence[Table], kind: Format) -> str:
+    """Return tables below each other."""
+    return "\n\n".join(map({"text": text, "markdown": markdown, "latex": latex}[kind], made))
 
 
 def text(table: Table, width: int = WIDTH) -> str:
@@ -135,9 +119,3 @@ def _latex(text: str) -> str:
 def _typeset(escaped: str) -> str:
     """Replace symbols by LaTeX commands and the hyphens of negative numbers by minus signs."""
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped.translate(LATEX))
-
-
-def _ascii(table: Table) -> Table:
-    rows = tuple(tuple(cell.translate(ASCII) for cell in row) for row in table.rows)
-    notes = tuple(note.translate(ASCII) for note in table.notes)
-    return Table(table.title.translate(ASCII), table.headers, rows, notes)

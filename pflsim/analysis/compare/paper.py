@@ -27,10 +27,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pflsim.analysis.compare.comparison import Spread
-from pflsim.analysis.compare.formats import Format, as_csv, drawn, printable
+from pflsim.analysis.compare.formats import Format, as_csv, drawn
 from pflsim.analysis.compare.tables import CHOSEN, NONE, Table, numbers, span
 from pflsim.analysis.results import Run
 from pflsim.analysis.results.run import run_settings, settings_by_key
@@ -142,24 +142,22 @@ def paper_table(name: str, runs: Sequence[Run], anyway: bool = False, configs: P
             command = f"python launch.py {row.published.command} data.root=DIR"
             missing.setdefault(command, []).append(row.published.label)
     notes = (*_notes(published, rows), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
-    headers = ("row", "paper", "ours", "difference", "round\n(oracle)" if _oracle(published) else "round", "seeds")
+    oracle = "\n(oracle)" * (published.round == "best_test_oracle")
+    headers = ("row", "paper", "ours", "difference", f"round{oracle}", "seeds")
     return PaperTable(Table(published.title, headers, tuple(cells), (*notes, *_unused(rows, anyway))), missing)
 
 
-def render_paper(found: PaperTable, kind: Format, stream: TextIO | None = None) -> str:
-    """Return the table as text, Markdown, LaTeX or CSV, in characters that the stream can print.
-
-    Text and Markdown also list the commands for rows without a run.
-    """
+def render_paper(found: PaperTable, kind: Format) -> str:
+    """Return the table as text, Markdown, LaTeX or CSV; the first two list the commands for rows without a run."""
     if kind == "csv":
         headers = [header.replace("\n", " ") for header in found.table.headers]
-        return printable(as_csv([dict(zip(headers, row, strict=True)) for row in found.table.rows]), stream)
-    lines = [drawn([found.table], kind, stream)]
+        return as_csv([dict(zip(headers, row, strict=True)) for row in found.table.rows])
+    lines = [drawn([found.table], kind)]
     if found.missing and kind != "latex":
         fence = ["```"] if kind == "markdown" else []
         commands = [line for command, labels in found.missing.items() for line in (f"# {'; '.join(labels)}", command)]
         lines += ["", "rows without a run:", *fence, *commands, *fence]
-    return printable("\n".join(lines), stream)
+    return "\n".join(lines)
 
 
 def differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -224,10 +222,6 @@ def _spread(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _oracle(published: Published) -> bool:
-    return published.round == "best_test_oracle"
-
-
 def _notes(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
     """Yield what the values are."""
     yield "accuracy in percent: mean over clients, of the method's reported model or the one that the row names"
@@ -236,7 +230,7 @@ def _notes(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
         yield "± of ours: sample standard deviation over seeds"
     every = {run.folder.name: run_settings(run)["eval.every"] for row in rows for run in row.runs.values()}
     sparse = ", ".join(f"{name}: every {n} rounds" for name, n in every.items() if n > 1)
-    if _oracle(published) and sparse:
+    if published.round == "best_test_oracle" and sparse:
         yield f"ours chooses among evaluated rounds only ({sparse})"
     yield from published.notes
 

@@ -44,7 +44,7 @@ def comparisons(folders: Sequence[Path]) -> str:
     for members in sets if paired else [groups]:
         # Group again: labels show what differs within the set.
         again = group_runs(run for group in members for run in (*group.runs, *group.left_out))
-        texts.append(render(compare(again, objections=check_comparable(again), paired=paired), "text", sys.stdout))
+        texts.append(render(compare(again, objections=check_comparable(again), paired=paired), "text"))
     return "\n\n\n".join(texts)
 
 

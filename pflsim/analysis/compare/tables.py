@@ -12,9 +12,7 @@ from pflsim.analysis.results import Run
 from pflsim.analysis.results.run import run_settings
 from pflsim.config.names import written
 from pflsim.run_folder.summary import Choice
-from pflsim.terminal.formats import byte_unit, plural
-
-NONE = "—"
+from pflsim.terminal.formats import NONE, byte_unit, plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.analysis.exit_status import exit_status
 from pflsim.analysis.results import find_runs
 from pflsim.errors import SettingsError
 from pflsim.run_folder.files import write_atomically
+from pflsim.terminal.exit_status import exit_status
 
 NAME = "report.html"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
 from pflsim.data.sources.cifar_batches import has_batches, load_batches
-from pflsim.data.sources.common import finished, has_file
+from pflsim.data.sources.common import finished
 
 
 def load(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
@@ -27,7 +27,7 @@ def load(*, root: str = "data", download: bool = False, standardize: bool = Fals
     """
     folder, packed = Path(root) / "cifar-10-batches-py", Path(root) / "cifar10.npz"
     parts = [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]
-    if not has_batches(folder, parts) and has_file(packed):
+    if not has_batches(folder, parts) and packed.is_file():
         return dataclasses.replace(npz.load(path=str(packed), num_classes=10, standardize=standardize), name="cifar10")
     expected = ["data_batch_1 to data_batch_5", f"test_batch (or {packed})"]
     return finished(load_batches("cifar10", folder, parts, "labels", 10, download, expected), standardize)

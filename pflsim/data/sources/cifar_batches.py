@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.data.dataset import Dataset, described
-from pflsim.data.sources.common import checked_labels, fetch, has_file, joined, reason
+from pflsim.data.sources.common import checked_labels, fetch, joined, reason
 from pflsim.errors import SettingsError
 
 # Functions that unpickling NumPy arrays requires.
@@ -43,7 +43,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 def has_batches(folder: Path, parts: tuple[Sequence[str], Sequence[str]]) -> bool:
     """Return whether a folder has all files of the training and the test part."""
-    return all(has_file(folder / file) for files in parts for file in files)
+    return all((folder / file).is_file() for files in parts for file in files)
 
 
 def load_batches(

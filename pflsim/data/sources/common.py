@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from pflsim.config.names import shortened
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset, described
 from pflsim.errors import SettingsError
@@ -18,43 +16,9 @@ MAX_CLASSES = 100_000
 """Limit on labels, to detect invalid files."""
 
 
-def has_file(path: Path) -> bool:
-    """Return whether a path is a regular file.
-
-    Raises:
-        SettingsError: the path cannot be read, e.g. for lack of permission.
-    """
-    return stat.S_ISREG(_mode(path))
-
-
-def has_folder(path: Path) -> bool:
-    """Return whether a path is a folder.
-
-    Raises:
-        SettingsError: as for `has_file`.
-    """
-    return stat.S_ISDIR(_mode(path))
-
-
-def _mode(path: Path) -> int:
-    try:
-        return path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise SettingsError(f"{shortened(str(path))} cannot be read: {reason(error)}") from error
-
-
 def entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder sorted by name, without hidden ones.
-
-    Raises:
-        SettingsError: the folder cannot be read.
-    """
-    try:
-        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        raise SettingsError(f"{folder} cannot be listed: {reason(error)}") from error
+    """Return the entries of a folder sorted by name, without hidden ones."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.data.dataset import Dataset, described
-from pflsim.data.sources.common import checked_labels, entries, finished, has_folder, joined, not_found, reason
+from pflsim.data.sources.common import checked_labels, entries, finished, joined, not_found, reason
 from pflsim.errors import SettingsError
 
 CLASSES = 62
@@ -48,7 +48,7 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
 
 
 def _json_files(folder: Path) -> list[Path]:
-    return [path for path in entries(folder) if path.suffix == ".json"] if has_folder(folder) else []
+    return [path for path in entries(folder) if path.suffix == ".json"] if folder.is_dir() else []
 
 
 def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:

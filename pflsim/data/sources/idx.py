@@ -11,7 +11,7 @@ from typing import IO, cast
 import numpy as np
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import checked_labels, fetch, has_file, joined, reason
+from pflsim.data.sources.common import checked_labels, fetch, joined, reason
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
@@ -48,7 +48,7 @@ def load_idx(
         choices = [
             [at / f"{file}{suffix}" for at in (folder, folder / "gzip") for suffix in ("", ".gz")] for file in names
         ]
-        return [path for paths in choices if (path := next(filter(has_file, paths), None)) is not None]
+        return [path for paths in choices if (path := next(filter(Path.is_file, paths), None)) is not None]
 
     files = look()
     if len(files) < 4:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, fixed_split, has_file, has_folder, joined, reason
+from pflsim.data.sources.common import entries, finished, fixed_split, joined, reason
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
@@ -39,10 +39,10 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
     Bounds(1, MAX_SIZE)("data.size", size)
     folder = Path(root)
-    if not has_folder(folder):
+    if not folder.is_dir():
         raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
     name, parts = Path(os.path.abspath(folder)).name, [folder / "train", folder / "test"]
-    if not all(map(has_folder, parts)):
+    if not all(map(Path.is_dir, parts)):
         classes = _class_names(folder)
         x, y = _read(_list(folder, classes, needed=classes), size, grayscale)
         return finished(fixed_split(Dataset(name, x, y, len(classes), len(y))), standardize)
@@ -57,7 +57,7 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
 
 
 def _class_names(folder: Path) -> list[str]:
-    names = [entry.name for entry in entries(folder) if has_folder(entry)]
+    names = [entry.name for entry in entries(folder) if entry.is_dir()]
     if not names:
         raise SettingsError(f"{folder} has no class folders: expected {folder}/CLASS/* with images of each class")
     return names
@@ -68,7 +68,7 @@ def _list(folder: Path, classes: list[str], needed: list[str]) -> list[tuple[Pat
     files: list[tuple[Path, int]] = []
     empty: list[str] = []
     for label, name in enumerate(classes):
-        inside = entries(folder / name) if has_folder(folder / name) else []
+        inside = entries(folder / name) if (folder / name).is_dir() else []
         images = [(file, label) for file in inside if file.suffix.lower() in SUFFIXES]
         files += images
         empty += [] if images else [name]
@@ -93,7 +93,7 @@ def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np
 def _image(path: Path, size: int, grayscale: bool) -> np.ndarray:
     from PIL import Image
 
-    if not has_file(path):
+    if not path.is_file():
         raise SettingsError(f"{path} cannot be read as an image (it is no file); repair it or take it out")
     try:
         with Image.open(path) as image:

@@ -11,7 +11,7 @@ from numpy.lib import format as npy
 
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset, described
-from pflsim.data.sources.common import MAX_CLASSES, checked_labels, finished, has_file, joined, reason
+from pflsim.data.sources.common import MAX_CLASSES, checked_labels, finished, joined, reason
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
 
@@ -55,7 +55,7 @@ def load(
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    if not has_file(path):
+    if not path.is_file():
         raise SettingsError(
             f"data.path={path} is no file (looked for {path.absolute()}); expected an .npz file with {', '.join(KEYS)}"
         )

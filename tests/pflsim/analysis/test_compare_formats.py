@@ -154,17 +154,6 @@ def test_differing_seeds_have_a_column(runs: list[Run]) -> None:
     assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
 
 
-def test_a_terminal_without_the_characters(runs: list[Run], comparison: Comparison) -> None:
-    class Old(io.StringIO):
-        encoding = "ascii"  # type: ignore[assignment]
-
-    written = render(compare(group_runs(runs), target=0.99, objections=["déjà vu"]), "text", Old())
-    assert written.isascii() and "0.825 +- 0.035" in written and "CAUTION: d?j? vu" in written
-    lines = written.splitlines()
-    assert {len(line) for line in lines[3:6]} == {len(lines[4])}  # in line
-    assert render(comparison, "text", io.StringIO()) == render(comparison, "text")
-
-
 @pytest.mark.parametrize(
     ("values", "said"), [((0,), "0"), ((0, 1), "0,1"), ((0, 1, 2, 5, 7, 8, 9), "0–2,5,7–9"), ((3, 5), "3,5")]
 )

@@ -43,15 +43,6 @@ class Terminal(io.StringIO):
         return True
 
 
-class Ascii(io.TextIOWrapper):
-    def __init__(self):
-        super().__init__(io.BytesIO(), encoding="ascii")
-
-    def getvalue(self):
-        self.flush()
-        return self.buffer.getvalue().decode("ascii")  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def run(stream, accuracy=FULL, width=None, meta=META, complete=True, folder=Path("runs/x")):
     console = Console(meta, stream, width)
     history = [metrics(number, accuracy) for number in range(1, meta.rounds + 1)]
@@ -116,11 +107,6 @@ def test_no_escape_codes_without_a_terminal_even_when_colour_is_forced(monkeypat
     assert "\x1b" not in run(io.StringIO())
     monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b" in run(Terminal())
-
-
-def test_a_stream_that_knows_only_ascii_gets_only_ascii():
-    text = run(Ascii(), accuracy={PERSONAL: stats(0.9)})
-    assert "global -  " in text
 
 
 def test_a_method_without_a_global_model_has_one_row_of_dashes():

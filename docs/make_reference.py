@@ -1,4 +1,4 @@
-"""Writes docs/reference.md, the table of all settings and components: `python -m pflsim.config.reference`.
+"""Writes docs/reference.md, the table of all settings and components: `make docs`.
 
 Everything on the page comes from dataclasses, signatures, docstrings and YAML files.
 """
@@ -19,7 +19,7 @@ from pflsim.config.help import documented
 from pflsim.config.names import written
 from pflsim.config.settings import Settings
 
-PAGE = CONFIGS.parent / "docs" / "reference.md"
+PAGE = Path(__file__).with_name("reference.md")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
 INTRODUCTION = """# Reference
 
