@@ -16,6 +16,10 @@ WIDEST = 1_000_000
 """Largest width of a layer."""
 
 Number = TypeVar("Number", int, float)
+LARGEST = 2**31 - 1
+"""Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
+UNIONS = (typing.Union, types.UnionType)
+WORDS = {bool: "true or false", str: "text", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +104,6 @@ def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     for value in values:
         Bounds(1, WIDEST)(name, value)
     return tuple(values)
-
-
-LARGEST = 2**31 - 1
-"""Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
-UNIONS = (typing.Union, types.UnionType)
-WORDS = {bool: "true or false", str: "text", type(None): "null"}
 
 
 def checked(key: str, annotation: Any, value: Any) -> Any:

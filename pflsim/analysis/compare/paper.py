@@ -41,6 +41,11 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Choice
 
+IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
+"""Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
+MAX_DIFFERENCES = 4
+"""How many differences between a run and its row a note names."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
@@ -85,12 +90,6 @@ def _published(file: dict, section: dict) -> Published:
     notes = (*file.get("notes", []), *section.get("notes", []))
     title = f"{file['paper']}; {section['where']}"
     return Published(title, file["round"], tuple(PublishedRow(**row) for row in rows), notes)
-
-
-IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
-"""Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
-MAX_DIFFERENCES = 4
-"""How many differences between a run and its row a note names."""
 
 
 @dataclass(frozen=True, slots=True)

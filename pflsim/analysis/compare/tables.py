@@ -14,6 +14,13 @@ from pflsim.config.names import written
 from pflsim.run_folder.summary import Choice
 from pflsim.terminal.formats import NONE, byte_unit, plural
 
+CHOSEN: dict[Choice, str] = {
+    "best_val": "each seed's best by mean validation accuracy",
+    "last": "the last evaluated round",
+    "best_test_oracle": "each seed's best by mean test accuracy; this ORACLE selects on test data and overestimates "
+    "the accuracy",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -151,14 +158,6 @@ def _mean_bytes(spread: Spread | None, scale: float) -> str:
 def _signed(value: float) -> str:
     text = f"{value:+.4f}"
     return "0.0000" if float(text) == 0 else text
-
-
-CHOSEN: dict[Choice, str] = {
-    "best_val": "each seed's best by mean validation accuracy",
-    "last": "the last evaluated round",
-    "best_test_oracle": "each seed's best by mean test accuracy; this ORACLE selects on test data and overestimates "
-    "the accuracy",
-}
 
 
 def title(comparison: Comparison) -> str:

@@ -20,6 +20,8 @@ from pflsim.terminal.formats import plural
 
 SIZE = (4.9, 3.1)
 """Width and height of a chart in inches."""
+MAX_WITH_GAPS = 60
+"""With more clients, bars are drawn without gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,6 @@ def matrix_pictures(groups: Sequence[Group]) -> list[Picture]:
             alt = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
             pictures.append(Picture(to_png(draw_heatmaps(matrices), dpi=100), alt, f"{what}.", len(matrices) > 1))
     return sorted(pictures, key=lambda picture: not picture.wide)
-
-
-MAX_WITH_GAPS = 60
-"""With more clients, bars are drawn without gaps."""
 
 
 def draw_clients(

@@ -18,6 +18,9 @@ from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 
+MAX_NAMES = 5
+"""Longer lists of methods are replaced by their number."""
+
 
 def page(folders: Sequence[Path], anyway: bool = False) -> str:
     """Return the report on run folders as HTML.
@@ -142,10 +145,6 @@ def _size(value: Spread | float | None) -> str:
 
 def _duration(value: Spread) -> str:
     return format_seconds(value.mean)
-
-
-MAX_NAMES = 5
-"""Longer lists of methods are replaced by their number."""
 
 
 def sentences(comparison: Comparison) -> list[str]:

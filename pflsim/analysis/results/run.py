@@ -23,6 +23,15 @@ from pflsim.run_folder.history import RoundMetrics, read_history
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
 
+PER_CLIENT = "per_client.csv"
+IGNORED = (
+    "seed", "names", "run_dir", "data.root", "data.path", "data.download",
+    "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
+    "eval.batch_size", "eval.received",
+)  # fmt: skip
+"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
+(which change at most the last bits of a result), and what is recorded."""
+
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:
     """Return the run folders that paths and patterns name, each once, in the order given.
@@ -50,9 +59,6 @@ def _runs(path: Path) -> list[Path]:
     if (path / CONFIG).is_file():
         return [path]
     return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
-
-
-PER_CLIENT = "per_client.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +213,6 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
-
-
-IGNORED = (
-    "seed", "names", "run_dir", "data.root", "data.path", "data.download",
-    "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
-    "eval.batch_size", "eval.received",
-)  # fmt: skip
-"""Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
-(which change at most the last bits of a result), and what is recorded."""
 
 
 def run_settings(run: Run) -> dict[str, Any]:
