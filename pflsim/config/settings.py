@@ -22,7 +22,7 @@ class Placement:
     """Where clients run. Only `threads`, `device` and `cpu_actors` can change the last bits of a result."""
 
     clients_per_actor: Literal["auto"] | Count = "auto"
-    """Clients per actor; auto: one while CPUs or GPUs last, then evenly by work."""
+    """Clients per actor; auto: one stack per actor while CPUs or GPUs suffice, then balanced by mini-batches."""
     actors: Count | None = None
     """Number of client actors, instead of clients_per_actor."""
     cpus: Count | None = None

@@ -41,7 +41,7 @@ class Console:
         joined: bool = False,
     ):
         self.meta = meta
-        self.memory_of = "driver without actors" if joined else "all processes"
+        self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
         self.terminal = self.stream.isatty()
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH

@@ -18,7 +18,7 @@ PHASES = {
     "downlink": "sending",
     "train": "training",
     "fuse": "fusing",
-    "trace": "writing messages",
+    "trace": "writing trace",
     "evaluate": "evaluating",
     "checkpoint": "saving",
 }

@@ -89,7 +89,7 @@ def _time(summary: Summary, round_seconds: list[float]) -> str:
     total = format_seconds(summary.seconds)
     if summary.resumed_after:
         return f"{total} in all sessions; rounds of this session {format_seconds(rounds)}{each}"
-    name = "start and waiting" if summary.actor_restarts else "start"
+    name = "startup and restarts" if summary.actor_restarts else "startup"
     return f"{total}: {name} {format_seconds(max(summary.seconds - rounds, 0))}, rounds {format_seconds(rounds)}{each}"
 
 

@@ -43,7 +43,7 @@ class JoinedRay(AbstractContextManager["JoinedRay"]):
     def pool(self, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
         """End the actors that a run does not need; return the pool for its actors."""
         del store_mb  # the cluster has its object store already
-        self._pool.patience_s = placement.wait_s
+        self._pool.wait_s = placement.wait_s
         self._pool.trim(layout.specs)
         return self._pool
 

@@ -30,11 +30,11 @@ class ActorPool:
     """Starts actors, and returns a running one where its resources fit: starting an actor takes seconds.
 
     Args:
-        patience_s: how long Ray may take to reserve resources on nodes of a cluster.
+        wait_s: how long Ray may take to reserve resources on nodes of a cluster.
     """
 
-    def __init__(self, patience_s: float = 10.0) -> None:
-        self.patience_s = patience_s
+    def __init__(self, wait_s: float = 10.0) -> None:
+        self.wait_s = wait_s
         self._hosts: list[_Host] = []
         self._server: Any = None
 
@@ -62,7 +62,7 @@ class ActorPool:
                 spare.remove(kept)
             chosen.append(kept)
         missing = [spec for spec, host in zip(specs, chosen, strict=True) if host is None]
-        groups = reserve([spec for spec in missing if spec.node], self.patience_s)
+        groups = reserve([spec for spec in missing if spec.node], self.wait_s)
         try:
             for at, spec in enumerate(specs):
                 if chosen[at] is None:

@@ -45,7 +45,7 @@ class FailurePolicy:
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
                 raise _final(failure, "set on_nonfinite=drop to continue without it")
-            logger.warning(f"{text}; left out of this round")
+            logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
         if self.on_error.rule == "drop":
@@ -54,7 +54,7 @@ class FailurePolicy:
             return tuple(client for client in failure.group if client not in suspects)
         repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
         if tries < self.on_error.tries and not repeated:
-            self.log(f"{text}; another try, {tries + 1} of {self.on_error.tries}", failure.trace)
+            self.log(f"{text}; retry {tries + 1} of {self.on_error.tries}", failure.trace)
             return failure.group
         self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
         raise _final(failure, "set on_client_error=drop to continue without it")
@@ -63,7 +63,7 @@ class FailurePolicy:
         """Return whether a call of several groups that failed as a whole is repeated group by group, and log it."""
         if self.on_error.rule != "drop":
             return False
-        self.log(f"{failure.error}; tried again one by one", failure.trace)
+        self.log(f"{failure.error}; retrying its clients one at a time", failure.trace)
         return True
 
     def record_kept(self, nonfinite: Mapping[int, str]) -> None:

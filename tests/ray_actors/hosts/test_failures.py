@@ -61,7 +61,7 @@ def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: 
         set_trap(traps, trap)
         agree(outcome(executor, tmp_path), straight)
         text = take_log(tmp_path)
-        assert text.count("another try, 1 of 1") == 1 and text.count("ValueError: a trap") >= 1
+        assert text.count("retry 1 of 1") == 1 and text.count("ValueError: a trap") >= 1
         assert executor.faults.restarts == 0
 
 
@@ -79,7 +79,7 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
         told, written = capsys.readouterr().err, take_log(tmp_path)
         for text in (told, written):
             assert text.count("Traceback") == shown and "traps.py" in text
-            assert text.count("another try") == (rule == "retry(3)") == text.count("the same error twice")
+            assert text.count("; retry ") == (rule == "retry(3)") == text.count("the same error twice")
         if not isinstance(executor, InlineExecutor):
             assert "client actor" in told and "process" in told and "node" in told
 

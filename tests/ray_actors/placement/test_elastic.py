@@ -234,7 +234,7 @@ class FakePool:
     """Has client actors with these specs."""
 
     def __init__(self, *specs: ActorSpec):
-        self.specs, self.patience_s, self.calls = specs, 10.0, list[Any]()
+        self.specs, self.wait_s, self.calls = specs, 10.0, list[Any]()
 
     def trim(self, specs: Any) -> None:
         self.calls.append(("trim", tuple(specs)))
@@ -264,7 +264,7 @@ def test_a_pool_is_trimmed_to_what_a_run_asks_for(fake_ray: SimpleNamespace, mon
     layout = Layout(((0,), (1,)), (ActorSpec(1.0, 0.0, "1"), ActorSpec(1.0, 0.0, "2")))
     with JoinedRay("auto") as cluster:
         found: Any = cluster.pool(Placement(wait_s=7.5), layout, 100)
-        assert found is pool and pool.patience_s == 7.5
+        assert found is pool and pool.wait_s == 7.5
         assert pool.calls == [("trim", layout.specs)]
     assert pool.calls[-1] == "close" and fake_ray.calls == ["shutdown"]
 

@@ -78,10 +78,10 @@ def test_what_is_reserved_is_missing_until_it_is_released(node: str) -> None:
     release(groups)  # nothing is left to give back
 
 
-@pytest.mark.parametrize("patience_s", [0.0, 0.5, 1.0])
-def test_what_is_free_is_had_however_little_patience_there_is(patience_s: float, node: str) -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.5, 1.0])
+def test_free_resources_are_reserved_whatever_the_timeout(wait_s: float, node: str) -> None:
     cpus = free("CPU")
-    release(reserve([ActorSpec(CPU, 0.0, node)], patience_s))
+    release(reserve([ActorSpec(CPU, 0.0, node)], wait_s))
     until(lambda: free("CPU") > cpus - 1e-6)
 
 
@@ -185,7 +185,7 @@ def test_actors_that_cannot_be_had_start_nothing_and_leave_the_others(
     monkeypatch.setattr(pools.ray, "kill", lambda actor: None)
     spec, before = ActorSpec(CPU, 0.0, node), reserved_now()
     (kept,) = made.hosts([spec])
-    made.patience_s = 0.2
+    made.wait_s = 0.2
     with pytest.raises(SettingsError, match="cannot be met"):
         made.hosts([spec, ActorSpec(CPU, 0.0), spec, ActorSpec(99.0, 0.0, node)])
     assert started == [spec] and made.specs == (spec,) and made.hosts([spec]) == [kept]
