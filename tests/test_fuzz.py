@@ -206,7 +206,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         names = {word for key in named for word in (key, key.partition(".")[0], key.rpartition(".")[2])}
         names |= {f"{part}.{key}" for part, o in chosen.items() for key in KNOWN[part, o]}  # or another to change
         assert isinstance(plainly, str) or any(name in ready for name in names), (named, ready)
-    elif choose.random() < 0.3 and max(ready.work) <= 100 and chosen["method"] not in ("pfedme", "fedrep"):
+    elif choose.random() < 0.3 and max(ready.batches_per_round) <= 100 and chosen["method"] not in ("pfedme", "fedrep"):
         run(ready, tmp_path_factory.mktemp("run"))
 
 
@@ -214,14 +214,14 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
     ("key", "value", "says"),
     [
         ("clients", 10**9, "clients=1000000000: expected a whole number .*<= 1000000"),
-        ("clients", 10**6, "clients=1000000 is more than the 120 examples"),
+        ("clients", 10**6, "clients=1000000 exceeds the 120 examples"),
         ("rounds", 10**9, "rounds=1000000000: expected a whole number .*<= 100000"),
         ("local_epochs", 10**9, "local_epochs=1000000000: expected a whole number"),
         ("batch_size", 10**18, "batch_size=1000000000000000000: expected a whole number"),
         ("seed", 2**63, "seed=9223372036854775808: expected a whole number >= 0"),
         ("seed", "0", "seed='0': expected a whole number"),
         ("model.hidden", [10**9], "model.hidden=1000000000: expected a number .*<= 1000000"),
-        ("model.hidden", [10**6, 10**6], "model=mlp: a client's state would take .* GiB of memory"),
+        ("model.hidden", [10**6, 10**6], "model=mlp: a client's state would need .* GiB of memory"),
         (
             "partition",
             {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import write_checkpoint
 
 from benchmarks import soak
 from benchmarks.soak import (

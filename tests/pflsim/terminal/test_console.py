@@ -95,7 +95,7 @@ def test_the_end_says_all_of_it_in_80_columns():
         assert part in text
     assert "* pfedcfr reports its personal model, after local training" in text
     assert "up 20 B, down 20 B" in text
-    assert "20 s: start 4.0 s, rounds 16 s, 0.8 s per round" in text
+    assert "20 s: startup 4.0 s, rounds 16 s, 0.8 s per round" in text
     assert "512 MB" in text
     assert "run folder   runs/x" in text
     assert text.rstrip().endswith("--logdir runs/x")

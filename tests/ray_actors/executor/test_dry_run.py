@@ -21,6 +21,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
+from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import run
 from ray_actors.cluster import deployment
@@ -153,19 +154,16 @@ def test_a_few_batches_and_one_evaluation_and_the_largest_counts(monkeypatch: py
     made = world(FedAvg, FedAvgServer(), sizes=(12, 7, 40, 9), eval_batch_size=2, model=dropout_mlp)
     steps, reported = [], []
 
-    def train(self: ClientHost, *args: Any, **more: Any) -> Any:
-        replies = plainly(self, *args, **more)
-        steps.extend(report.steps for report in replies[1])
-        return replies
+    def run(self: ClientHost, task: Any, messages: Any) -> Any:
+        results = original(self, task, messages)
+        if isinstance(task, TrainTask):
+            steps.extend(reply.report.steps for reply in results.values())
+        else:
+            reported.extend(row.total for rows in results.values() for row in rows)
+        return results
 
-    def evaluate(self: ClientHost, *args: Any) -> Any:
-        rows = plainly_judged(self, *args)
-        reported.extend(row.total for row in rows)
-        return rows
-
-    plainly, plainly_judged = ClientHost.train, ClientHost.evaluate
-    monkeypatch.setattr(ClientHost, "train", train)
-    monkeypatch.setattr(ClientHost, "evaluate", evaluate)
+    original = ClientHost.run
+    monkeypatch.setattr(ClientHost, "run", run)
     memory, drawn, rows = Pretended([300 * MIB, 100 * MIB], GIB), torch.get_rng_state(), deepcopy(made.partition)
     tried = [Trial((2,), (2,), 3 / 10), Trial((1,), (1,), 1.0)]
     found = measure(made.factory, made.dataset, made.partition, made.rule, made.federation, tried, memory)

@@ -120,7 +120,7 @@ def test_the_example_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture
     example = tmp_path / "out of it" / "example.py"
     assert main([str(folder), "--client", "2,3", "--out", str(example.parent)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"python '{example}'"
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     done = [
         subprocess.run([sys.executable, example, *a], capture_output=True, text=True, env={"PYTHONPATH": root})
         for a in ([], ["3"])
