@@ -47,7 +47,7 @@ def method_params(without: Collection[str] = ()) -> list[Any]:
 
 
 METHOD_PARAMS = method_params()
-RUN_PARAMS = slow_except({"fedavg", "fedfcd", "pfedcfr"}, METHODS)
+RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
 """For tests of whole runs through the command line, which take seconds each."""
 
 

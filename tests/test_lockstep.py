@@ -97,7 +97,7 @@ def test_momentum_and_weight_decay(method: str, double: None, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("method", "together"),
     slow_except(
-        [("fedbn", 1), ("fedfcd", 3)],
+        [("fedbn", 1)],
         product(["fedavg", "fedbn", "ditto", "fedfcd", "r_pfedpm", "gpfl", "fedfomo"], [1, 3]),
     ),
 )
@@ -180,7 +180,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_host, "ClientTraining", slow_training)
 
 
-@pytest.mark.parametrize("method", slow_except(["fedfcd", "pfedcfr"], sorted({*METHODS} - ONE_BY_ONE)))
+@pytest.mark.parametrize("method", slow_except(["pfedcfr"], sorted({*METHODS} - ONE_BY_ONE)))
 def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that do a share of their work, in a stack with others, end as they do alone."""
     made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")

@@ -247,7 +247,7 @@ def test_the_server_changes_nothing_it_was_given() -> None:
     ("settings", "message"),
     [
         ({"groups": 0}, "method.groups=0.*1"),
-        ({"groups": 5}, "method.groups=5: expected 1 to 4"),
+        ({"groups": 5}, "method.groups=5: .* <= 4"),
         ({"beta": -0.1}, "method.beta=-0.1: expected a number >= 0 and <= 1"),
         ({"beta": 1.5}, "method.beta=1.5: expected"),
         ({"beta": float("nan")}, "method.beta=nan"),

@@ -323,7 +323,7 @@ def job(*overrides: str) -> Any:
     return prepare(settings)
 
 
-@pytest.mark.parametrize("method", ["pfedpm", "r_pfedpm"])
+@pytest.mark.parametrize("method", ["pfedpm", pytest.param("r_pfedpm", marks=pytest.mark.slow)])
 def test_clients_with_different_models_work_together(method: str) -> None:
     """Their features meet at the server; λ=0 is Local here as well."""
     made, alone = job(f"method={method}", "method.lam=0.0"), job("method=local")

@@ -53,6 +53,7 @@ def test_a_table_for_each_partition(sweep: Callable[..., str]) -> None:
     assert "partition.alpha" not in said.replace("alpha=0.5,", "")  # not in the labels: it is in the titles
 
 
+@pytest.mark.slow
 def test_one_method_on_several_partitions_is_one_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local", "partition=dirichlet", "partition.alpha=0.5,5.0")
     assert said.count("Test accuracy on") == 1 and "Differences" not in said

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from displaced import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, bare, files, go, said
-from support import Records, World, dropout_mlp, states, world
+from support import Records, World, dropout_mlp, slow_except, states, world
 from traps import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -166,7 +166,7 @@ def test_something_is_lost_again_while_a_checkpoint_is_read(keeps: bool, straigh
     assert found.executor.log.count("restore") == 2
 
 
-@pytest.mark.parametrize("every", EVERY.values(), ids=EVERY)
+@pytest.mark.parametrize("every", slow_except([2], EVERY.values()))
 @pytest.mark.parametrize("losses", [[Loss("train", 5)], [Loss("fuse", 3, after=True), Loss("store", 1, after=True)]])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
 def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
@@ -203,7 +203,7 @@ def resumed(folder: Path) -> Callable[[Shaky], object]:
     return lambda executor: executor.inner.restore(server, clients)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "l2gd", "fedfcd"])
+@pytest.mark.parametrize("method", slow_except(["l2gd"], ["fedavg", "l2gd", "fedfcd"]))
 @pytest.mark.parametrize("losses", [[Loss("train", 1)], [Loss("train", 2)], [Loss("finetune", 1)]])
 def test_a_session_that_was_taken_up(method: str, losses: list[Loss], straight: Any, tmp_path: Path) -> None:
     """What it was taken up from is what it goes back to, and its own rounds are gone through again."""

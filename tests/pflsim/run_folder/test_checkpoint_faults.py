@@ -145,7 +145,9 @@ def test_whatever_the_disk_refuses_leaves_the_checkpoints_before_it(tmp_path: Pa
     assert all(returned == (newest == 3) for newest, returned in outcomes)
 
 
-@pytest.mark.parametrize("number", [3, 2], ids=["new", "of the same round"])
+@pytest.mark.parametrize(
+    "number", [pytest.param(3, id="new"), pytest.param(2, id="of the same round", marks=pytest.mark.slow)]
+)
 def test_a_process_that_dies_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, number: int) -> None:
     outcomes = attempts(tmp_path, Killed, dies=True, number=number)
     assert len(outcomes) > 20 and outcomes[0] == (2, False) and outcomes[-1] == (number, True)

@@ -116,6 +116,7 @@ def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, po
         assert sum(name == "evaluate" and due == done == 6 for name, due, done in counted) == 3
 
 
+@pytest.mark.slow
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: ActorPool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
     alone = inline(made)

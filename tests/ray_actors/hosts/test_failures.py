@@ -97,6 +97,7 @@ def test_drop_goes_on_without_it(traps: Path, pool: ActorPool, tmp_path: Path) -
             assert [faults for _, faults in found[4]] == [{}, dict.fromkeys(clients, "error"), {}]
 
 
+@pytest.mark.slow
 def test_drop_in_an_evaluation_leaves_its_rows_out(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     made = made_with(traps)
     straight = outcome(inline(made), tmp_path)
@@ -189,6 +190,7 @@ def test_a_plan_without_faults_has_none() -> None:
     assert [drawn.absent(t) + drawn.slow(t) for t in (1, 2)] == [(), ()]
 
 
+@pytest.mark.slow
 def test_a_fusion_can_be_gone_back_on(traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     """Until it is confirmed: to the states before, also of clients that had not trained before."""
     made = made_with(traps)
