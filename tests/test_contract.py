@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning import Trainer
-from support import METHOD_PARAMS, METHODS, Records, rounds, same, states
+from support import METHOD_PARAMS, METHODS, RUN_PARAMS, Records, rounds, same, states
 
 from lightning_modules.base import ClientModule
 from lightning_modules.loop import batch_indices, train
@@ -232,6 +232,7 @@ def batch_norm_job(method: str, buffers: str) -> PreparedRun:
         return prepare(plain(composed([f"method={method}", *small, *model, f"buffers={buffers}"], [CONFIGS])))
 
 
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     made = job(method)
     executor = RayExecutor(
@@ -251,6 +252,7 @@ def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     assert equal(executor.server_state(), alone.server_state())
 
 
+@pytest.mark.parametrize("method", RUN_PARAMS)
 def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
     made = job(method, "eval.holdout_clients=1")
