@@ -104,11 +104,11 @@ class Node:
             _ip(*plug, "down")
         with suppress(psutil.NoSuchProcess):
             one = psutil.Process(self.process.pid)
-            everyone = [one, *one.children(recursive=True)]
-            for process in everyone:
+            processes = [one, *one.children(recursive=True)]
+            for process in processes:
                 with suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(everyone, timeout=30)
+            psutil.wait_procs(processes, timeout=30)
         self.process.wait()
         self.process = None
         if cut:

@@ -122,9 +122,9 @@ def choose_processes(kill: Kill, by_role: Mapping[str, Sequence[psutil.Process]]
     if kill.kind in ("client", "again"):
         return [clients[int(kill.draw * len(clients))]] if clients else []
     if kill.kind == "several":
-        everyone = [*clients, *servers]
-        random.Random(kill.draw).shuffle(everyone)
-        return everyone[: max(2, round(kill.draw * len(everyone)))]
+        processes = [*clients, *servers]
+        random.Random(kill.draw).shuffle(processes)
+        return processes[: max(2, round(kill.draw * len(processes)))]
     return list(by_role.get(kill.kind, ()))
 
 
@@ -204,15 +204,15 @@ class Soak:
         """Kill processes; return the kind if it ends the run, else None."""
         time.sleep(kill.moment * self.quiet)
         self._settle_up(time.monotonic(), count)
-        everyone = _descendants(driver)
-        self._seen.update(everyone)
+        processes = _descendants(driver)
+        self._seen.update(processes)
         if kill.kind in ("killed", "terminated"):
             hit: list[psutil.Process] = [driver]
             driver.send_signal(signal.SIGKILL if kill.kind == "killed" else signal.SIGTERM)
         else:
-            hit = _kill(choose_processes(kill, _by_role(everyone)))
+            hit = _kill(choose_processes(kill, _by_role(processes)))
             if kill.kind == "again" and hit:
-                hit += _kill(self._next(driver, set(everyone)))
+                hit += _kill(self._next(driver, set(processes)))
         if not hit:
             return None
         self.tally.kills[kill.kind] += 1

@@ -61,8 +61,8 @@ def _watch(process: subprocess.Popen[bytes], sampler: MemorySampler, until: floa
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that still runs, and its children."""
     if process.poll() is None:
-        everyone = [*psutil.Process(process.pid).children(recursive=True), process]
-        for one in everyone:
+        processes = [*psutil.Process(process.pid).children(recursive=True), process]
+        for one in processes:
             try:
                 one.kill()
             except psutil.Error:

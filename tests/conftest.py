@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run all tests with Ray in one process, one after the other; pytest-xdist spreads the rest."""
     for item in items:

@@ -58,7 +58,7 @@ def make_run(
         down: and gets.
         seconds: what a round takes.
         digest: the partition's hash; by default the same for runs of a seed.
-        judged: model and phase.
+        evaluated: model and phase.
         complete: whether all rounds were done.
         names: what parts were called.
         parts: further settings of parts.

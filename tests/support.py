@@ -138,7 +138,7 @@ def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 
 
 
 def plan(clients: int, count: int, **settings: Any) -> RunPlan:
-    """A plan in which everyone takes part."""
+    """A plan in which all clients take part."""
     return RunPlan("test", tuple(tuple(range(clients)) for _ in range(count)), clients, **settings)
 
 

@@ -41,7 +41,7 @@ from ray_actors.hosts.threads import torch_threads
 from ray_actors.prepare import PreparedRun, prepare
 
 SMALL = ["data=digits", "clients=5", "rounds=6", "batch_size=32", "model.hidden=[8]", "lr=0.05", "lockstep=false"]
-EVERYONE = tuple(range(5))
+ALL = tuple(range(5))
 ROUNDS = 6
 """FedALP's groups are made after the third; with L2GD's default p and this seed 3 and 4 are aggregation rounds."""
 COUNTERS = {"fused", "rounds", "fusions"}
@@ -56,14 +56,14 @@ def job(method: str) -> PreparedRun:
         return prepare(plain(composed([f"method={method}", "executor=inline", *SMALL], [CONFIGS])))
 
 
-def start(method: str, initial_round: Collection[int] = EVERYONE) -> InlineExecutor:
-    """A federation, opened by some clients if the method has an opening."""
+def start(method: str, initial_round: Collection[int] = ALL) -> InlineExecutor:
+    """A federation; these clients reply in the initial round, if the method has one."""
     made = job(method)
     executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     executor.start()
     if made.rule.initial_round:
         executor.server.fuse(
-            [up for up in replies(executor.run(ReplyTask(), Sent.nothing(EVERYONE))) if up.client in initial_round]
+            [up for up in replies(executor.run(ReplyTask(), Sent.nothing(ALL))) if up.client in initial_round]
         )
     return executor
 
@@ -72,9 +72,9 @@ def replies(trained: Any) -> list[Uplink]:
     return [up for handle in trained.uplinks for up in handle]
 
 
-def go(executor: InlineExecutor, t: int, report: Collection[int] = EVERYONE, away: Collection[int] = ()) -> list[int]:
+def go(executor: InlineExecutor, t: int, report: Collection[int] = ALL, away: Collection[int] = ()) -> list[int]:
     """Round t, in which some report, some are away, and what the others reply is lost; returns whose arrived."""
-    sent = executor.send(EVERYONE)
+    sent = executor.send(ALL)
     for message in sent.downlinks.values():
         check_message(executor, message)  # type: ignore[arg-type]
     reached = Sent({c: m for c, m in sent.downlinks.items() if c not in away}, sent.down_bytes)
@@ -111,16 +111,16 @@ def check(executor: InlineExecutor, t: int) -> None:
     assert finite(plain_state(executor.server.state)) and finite(dict(executor.server_numbers()))
     assert all(finite(state) for state in states(executor).values())
     for message in (
-        *executor.server.downlinks(EVERYONE).values(),
+        *executor.server.downlinks(ALL).values(),
         *executor.server.downlinks([5], joining=True).values(),
     ):
         check_message(executor, message)
     for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
-        rows = executor.evaluate(EvalRequest(model, phase, EVERYONE, ("test",), t))  # type: ignore[arg-type]
+        rows = executor.evaluate(EvalRequest(model, phase, ALL, ("test",), t))  # type: ignore[arg-type]
         assert all(np.isfinite(row.loss) for row in rows)
-        assert {row.client for row in rows} in ({*EVERYONE}, set() if model == "global" else {*EVERYONE})
-    newcomers = EvalRequest("personal", "received", EVERYONE, ("test",), t, joining=True)  # as if they were new
-    assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.send(EVERYONE, joining=True)))
+        assert {row.client for row in rows} in ({*ALL}, set() if model == "global" else {*ALL})
+    newcomers = EvalRequest("personal", "received", ALL, ("test",), t, joining=True)  # as if they were new
+    assert all(np.isfinite(row.loss) for row in executor.evaluate(newcomers, executor.send(ALL, joining=True)))
 
 
 def kept(executor: InlineExecutor) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def equal(a: Any, b: Any) -> bool:
 
 def downlinks(executor: InlineExecutor) -> Any:
     """What every client would be sent."""
-    return {client: plain_state(message) for client, message in executor.server.downlinks(EVERYONE).items()}
+    return {client: plain_state(message) for client, message in executor.server.downlinks(ALL).items()}
 
 
 def empty_round(executor: InlineExecutor, method: str, t: int, away: Collection[int]) -> None:
@@ -168,25 +168,25 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_client_may_be_missing(method: str, seed: int) -> None:
-    """Fates by chance, in the opening too; one round has a single report. Then a round with everyone."""
+    """Fates by chance, in the initial round too; one round has a single report. Then a round with all clients."""
     rng = np.random.default_rng(seed)
     executor = start(method, initial_round=rng.choice(5, size=2, replace=False).tolist())
     check(executor, 0)
     for t in range(1, ROUNDS):
         fates = rng.choice(["reports", "lost", "away"], size=5, p=[0.5, 0.25, 0.25])
-        report = [1 + seed] if t == 4 else [c for c in EVERYONE if fates[c] == "reports"]
-        away = [c for c in EVERYONE if fates[c] == "away" and c not in report]
+        report = [1 + seed] if t == 4 else [c for c in ALL if fates[c] == "reports"]
+        away = [c for c in ALL if fates[c] == "away" and c not in report]
         before = states(executor)
         go(executor, t, report, away)
         after = states(executor)
         assert all(equal(before[c], after[c]) for c in away)
         check(executor, t)
-    everyone_again(executor, ROUNDS)
+    all_clients_again(executor, ROUNDS)
 
 
-def everyone_again(executor: InlineExecutor, t: int) -> None:
+def all_clients_again(executor: InlineExecutor, t: int) -> None:
     """A round in which all report."""
-    assert go(executor, t) == [*EVERYONE]
+    assert go(executor, t) == [*ALL]
     check(executor, t)
 
 
@@ -199,25 +199,25 @@ def test_a_round_without_reports(method: str, gap: int) -> None:
         if t == gap:
             empty_round(executor, method, t, away=(0, 1))
         else:
-            everyone_again(executor, t)
+            all_clients_again(executor, t)
 
 
 def test_nothing_ever_arrives(method: str) -> None:
-    """Neither the opening nor six rounds: the server is where it began. Then a round with everyone."""
+    """Neither the initial round nor six rounds: the server is where it began. Then a round with all clients."""
     executor = start(method, initial_round=())
     first = kept(executor)
     for t in range(1, ROUNDS + 1):
-        empty_round(executor, method, t, away=EVERYONE if t % 3 == 0 else EVERYONE[:t])
+        empty_round(executor, method, t, away=ALL if t % 3 == 0 else ALL[:t])
     assert equal(kept(executor), first)
     assert all(count == ROUNDS + job(method).rule.initial_round for count in counters(executor).values())
-    everyone_again(executor, ROUNDS + 1)
+    all_clients_again(executor, ROUNDS + 1)
 
 
 def test_the_same_message_twice(method: str) -> None:
     """A client whose replies are lost is sent what it was sent before, while others were never reached."""
     executor = start(method, initial_round=(0,))
     go(executor, 1, report=(0, 1), away=(4,))
-    sent = Sent({c: m for c, m in executor.send(EVERYONE).downlinks.items() if c in (1, 2, 3)}, {})
+    sent = Sent({c: m for c, m in executor.send(ALL).downlinks.items() if c in (1, 2, 3)}, {})
     before = {c: plain_state(m) for c, m in sent.downlinks.items()}
     for t in (2, 3):
         executor.run(TrainTask(t), sent)
@@ -225,7 +225,7 @@ def test_the_same_message_twice(method: str) -> None:
         check(executor, t)
     assert equal(before, {c: plain_state(m) for c, m in sent.downlinks.items()})
     for t in (4, 5):
-        everyone_again(executor, t)
+        all_clients_again(executor, t)
 
 
 def test_stragglers_of_every_method(method: str) -> None:
@@ -373,7 +373,7 @@ def test_pfedpm_and_fedproto_average_the_classes_of_those_present() -> None:
 
 
 def test_fedfcd_trains_its_head_on_the_classes_of_those_present() -> None:
-    """The opening brings one report, round 1 none, round 2 two; the order of round 2 is that of a run without a gap."""
+    """The initial round has one report, round 1 none, round 2 two; round 2's order is that of a run without a gap."""
     lr, size = 0.3, 2
     made = job("fedfcd")
     rule = FedFCDServer(server_lr=lr, server_epochs=2, server_batch=size, feature_alignment=True, decision_fusion=True)

@@ -89,7 +89,7 @@ def test_light_and_dark(browser: Browser, report: str) -> None:
     assert contrast(found["light"][0], found["dark"][0]) > 10
 
 
-def test_a_report_is_a_page_for_everyone(browser: Browser, report: str) -> None:
+def test_a_report_is_accessible(browser: Browser, report: str) -> None:
     with opened(browser, report) as seen:
         assert attributes(seen.page, "html", "lang") == ["en"]
         levels = seen.page.eval_on_selector_all("h1, h2, h3", "found => found.map(each => +each.tagName[1])")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from traps import set_trap
+from failing_clients import set_trap
 
 from benchmarks.loopback import Cluster
 
@@ -112,7 +112,7 @@ def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -
         set_trap(there.tmp / "traps", f"raise_train_{client}_2")
     mine = cluster.head.home / "mine" / "method"
     mine.mkdir(parents=True)
-    targets = "client:\n  _target_: traps.Endangered\nserver:\n  _target_: traps.EndangeredServer\n"
+    targets = "client:\n  _target_: failing_clients.Endangered\nserver:\n  _target_: failing_clients.EndangeredServer\n"
     (mine / "endangered.yaml").write_text(targets)
     given = ["--config-dir", "mine", "method=endangered", "method.traps=/tmp/traps", *SMALL[1:]]
     run = cluster.launch(*given, "on_client_error=drop", f"ray_address={cluster.address}", "run_dir=run")

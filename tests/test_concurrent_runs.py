@@ -65,11 +65,11 @@ def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
-def test_without_ray_the_run_ends_in_words_and_can_be_taken_up(name: str, tmp_path: Path) -> None:
+def test_without_ray_the_run_ends_with_a_message_and_can_be_resumed(name: str, tmp_path: Path) -> None:
     run = launched(tmp_path, [*LONG, "method=fedavg"])
     wait_for(run, "round      4/")
-    everyone = psutil.Process(run.pid).children(recursive=True)
-    (needed,) = [one for one in everyone if one.name() == name]
+    processes = psutil.Process(run.pid).children(recursive=True)
+    (needed,) = [one for one in processes if one.name() == name]
     needed.kill()
     out, err = run.communicate(timeout=120)
     assert run.returncode == 1
@@ -77,12 +77,12 @@ def test_without_ray_the_run_ends_in_words_and_can_be_taken_up(name: str, tmp_pa
     assert len(said) == 1 and said[0].startswith(f"error: Ray's {name} (process {needed.pid}) has ended")
     assert "Traceback" not in err and "resume with  python launch.py resume=run" in out
     assert (tmp_path / "run" / "checkpoints").is_dir()
-    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    assert not psutil.wait_procs(processes, timeout=30)[1]
     assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]
 
 
 def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
-    """kill -9 of an actor twice, then of the whole run, which is taken up and told to stop."""
+    """kill -9 of an actor twice, then of the whole run, which is resumed and stopped."""
     run = launched(tmp_path, [*LONG, "method=fedavg"])
     for rounds in (4, 6):
         wait_for(run, f"round {rounds:6}/")
@@ -91,11 +91,11 @@ def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
         ]
         actor.kill()
     wait_for(run, "round     12/")
-    everyone = psutil.Process(run.pid).children(recursive=True)
+    processes = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text(), run.communicate()
     run.communicate()
-    assert not psutil.wait_procs(everyone, timeout=30)[1]
+    assert not psutil.wait_procs(processes, timeout=30)[1]
     again = launched(tmp_path, ["resume=run"])
     wait_for(again, "round")
     os.kill(again.pid, signal.SIGTERM)

@@ -163,7 +163,7 @@ def test_evaluation_changes_nothing(method: str) -> None:
 
 
 def rounds_from(executor: InlineExecutor, t: int) -> None:
-    """Round t with everyone."""
+    """Round t with all clients."""
     trained = executor.run(TrainTask(t), executor.send(range(4)))
     executor.fuse(trained)
 

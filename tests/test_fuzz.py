@@ -1,4 +1,4 @@
-"""Nonsense for every setting that there is: it runs, or is refused in words that name the key.
+"""Random values for every setting: the run works, or is refused with a message that names the key.
 
 Found on disk and in the signatures, so a new part, and a new setting, is held to it at once.
 """
@@ -131,7 +131,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
 
 
 def refusal(config: Mapping[str, Any]) -> str | PreparedRun:
-    """What is said against a config, or the run made ready."""
+    """The error of a config, or the prepared run."""
     try:
         made = settings_from(config)
         check(made)
@@ -144,7 +144,7 @@ def refusal(config: Mapping[str, Any]) -> str | PreparedRun:
 
 
 def run(job: PreparedRun, folder: Path) -> None:
-    """A round, which may fail in words."""
+    """A round, which may fail with a message."""
     executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     plan, clients_done = replace(job.plan, cohorts=job.plan.cohorts[:1]), Records()
     try:

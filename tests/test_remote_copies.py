@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from stores import Asked, contents, local_contents, nothing, register
+from fake_filesystems import Asked, contents, local_contents, nothing, register
 from test_resume import SMALL, agree, left, stop_after
 
 from lightning_modules.base import ClientModule
@@ -171,14 +171,14 @@ def test_a_place_that_goes_away(straight: Path, capsys: pytest.CaptureFixture[st
 
 KILLED = """
 import os, sys, itertools
-import stores
+import fake_filesystems
 from pflsim import cli
-stores.register()
+fake_filesystems.register()
 count = itertools.count(1)
 def ask(what, path):
     if "probe" not in path and "round_0003" in path and next(count) == 3:
         os._exit(9)
-stores.Asked.ask = staticmethod(ask)
+fake_filesystems.Asked.ask = staticmethod(ask)
 cli.main(sys.argv[1:])
 """
 

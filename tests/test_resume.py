@@ -1,4 +1,4 @@
-"""A run that was stopped and taken up again leaves what a straight one leaves, to the bit, for every method."""
+"""A run that was stopped and resumed leaves what an uninterrupted one leaves, to the bit, for every method."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def agree(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)
-def test_stopped_and_taken_up_again(
+def test_stopped_and_resumed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [f"method={method}", *SMALL]

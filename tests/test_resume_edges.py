@@ -129,8 +129,8 @@ def test_a_run_that_fails_is_saved_first(
         patch.setattr(ClientModule, name, broken)
         failed = [*RUN, "checkpoint.every=0", "on_client_error=retry(1)", f"run_dir={tmp_path / 'failed'}"]
         assert cli.main(failed) == 1
-    told = capsys.readouterr()
-    assert "not mended yet" in told.err and f"resume={tmp_path / 'failed'}" in told.out
+    output = capsys.readouterr()
+    assert "not mended yet" in output.err and f"resume={tmp_path / 'failed'}" in output.out
     assert [path.name for path in (tmp_path / "failed" / "checkpoints").glob("round_*")] == ["round_0002"]
     assert cli.main([f"resume={tmp_path / 'failed'}", "checkpoint.every=3"]) == 0
     agree(left(tmp_path / "failed"), left(tmp_path / "straight"))

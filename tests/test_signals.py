@@ -1,4 +1,4 @@
-"""Runs as processes of their own, stopped by signals and killed: nothing is left behind, and they can be taken up."""
+"""Runs as processes of their own, stopped by signals and killed: nothing is left behind, and they can be resumed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
     assert run.gone() and not leftovers(run.process.pid)
 
 
-def test_a_driver_that_is_killed_is_taken_up_from_its_last_checkpoint(straight: Path, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_is_resumed_from_its_last_checkpoint(straight: Path, tmp_path: Path) -> None:
     run = start(tmp_path / "run", "round  18")
     run.process.kill()
     run.end()

@@ -55,7 +55,6 @@ def composing(folders: Sequence[Path]) -> Iterator[None]:
     for folder in folders:
         if not folder.is_dir():
             raise SettingsError(f"--config-dir {folder}: there is no such folder")
-    _composed_files.cache_clear()
     with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
         yield
 
@@ -182,7 +181,7 @@ def _compose(
     of_groups = [o.key_or_group in groups or o.package is not None for o in overrides]
     chosen = tuple(str(o.input_line) for o, of_group in zip(overrides, of_groups, strict=True) if of_group)
     try:
-        found = _composed_files(chosen, tuple(folders[1:]))
+        found = _composed_files(chosen, tuple(folders), _stamps(folders))
         config = deepcopy(found)
         for override, of_group in zip(overrides, of_groups, strict=True):
             if not of_group:
@@ -195,10 +194,19 @@ def _compose(
     return content, found.hydra.runtime.choices
 
 
+def _stamps(folders: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Return the time and size of every config file."""
+    found = (file for folder in folders for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}.yaml"))
+    files = sorted(file for file in found if file.is_file())
+    return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
+
+
 @lru_cache
-def _composed_files(groups: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return what Hydra composes from the chosen files (0.3 s); the runs of a sweep and of a table share it."""
-    extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders)
+def _composed_files(
+    groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[str, int, int], ...]
+) -> DictConfig:
+    """Return what Hydra composes from the chosen files (0.3 s), once for all runs while no file changes."""
+    extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
     return compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
 
 

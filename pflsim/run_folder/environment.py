@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -32,15 +33,19 @@ def versions() -> dict[str, str | None]:
     Versions come from package metadata, without importing anything. If torch is already imported, its `__version__` is
     used, which includes the build (e.g. 2.14.1+cpu).
     """
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
+    found = {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
     if "torch" in sys.modules:
         found["torch"] = str(sys.modules["torch"].__version__)
     return found
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Return a package's version; kept, because every checkpoint records all of them."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:

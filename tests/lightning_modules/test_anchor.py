@@ -89,7 +89,7 @@ def test_stacked_modules_each_have_their_own() -> None:
 
 
 def test_holds_what_it_is_for_as_it_is_received() -> None:
-    """By the same name or by another one; what is missing is said, and an anchor for nothing keeps what it holds."""
+    """By the same name or by another one; a missing name is an error, and an anchor without one keeps its value."""
     module, sent = Module(), {"net.1.bias": torch.tensor([7.0]), "other.1.bias": torch.tensor([8.0])}
     for anchor, value in ((Anchor(["net.1.bias"]), 7), (Anchor({"net.1.bias": "other.1.bias"}), 8)):
         anchor.store_received(sent)

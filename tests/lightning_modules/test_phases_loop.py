@@ -327,7 +327,7 @@ def test_losses_are_means_over_the_steps() -> None:
     assert losses == {name: pytest.approx(sum(v) / 6, rel=1e-6) for name, v in kept.items()}
 
 
-def test_loss_terms_of_several_phases_are_told_apart() -> None:
+def test_loss_terms_of_several_phases_have_names_of_their_own() -> None:
     module = Client((Alternate((Phase("body", trainable=BODY), Phase("head", trainable=HEAD))),))
     steps, losses = train(module, examples(), generator())
     assert steps == 3 and set(losses) == {"body/ce", "head/ce"}

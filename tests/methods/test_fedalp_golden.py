@@ -68,7 +68,7 @@ def check(found: dict[str, torch.Tensor], expected: Arrays) -> None:
 @pytest.mark.parametrize("onto", ["group", "mixture"])
 @pytest.mark.parametrize(("delta", "seed"), [("norm", 0), ("norm", 1), ("per_entry", 2)])
 def test_server(onto: Any, delta: Any, seed: int) -> None:
-    """Two rounds of warm-up, the grouping, a round with everyone, and one in which a group is absent."""
+    """Two rounds of warm-up, the grouping, a round with all clients, and one in which a group is absent."""
     rng = np.random.default_rng(seed)
     initial = values(rng)
     rule = FedALP(groups=GROUPS, beta=BETA, delta=delta, onto=onto)
@@ -81,7 +81,7 @@ def test_server(onto: Any, delta: Any, seed: int) -> None:
     common = {k: mean(sent, k) for k in SHAPES}
     check(rule.downlink(state, 5).weights, common)  # type: ignore[arg-type]
 
-    # Round 2 = T_pre: everyone. Three directions, of which clients 0 and 3, 1 and 5, 2 and 4 have one each.
+    # Round 2 = T_pre: all clients. Three directions, of which clients 0 and 3, 1 and 5, 2 and 4 have one each.
     pulls = [values(rng) for _ in range(3)]
     groups = [0, 1, 2, 0, 2, 1]
     updates = {
@@ -99,7 +99,7 @@ def test_server(onto: Any, delta: Any, seed: int) -> None:
     own = [common] * GROUPS
     mixed = own
 
-    # Round 3: everyone. Round 4: nobody of group 1, one client of group 2.
+    # Round 3: all clients. Round 4: none of group 1, one client of group 2.
     layer = {k: number for number, unit in enumerate(UNITS) for k in unit.keys}
     for cohort in (range(6), (0, 3, 4)):
         for i in range(6):
@@ -220,7 +220,7 @@ def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
         }
 
     made, delta = trace[0]["server"], updates(trace[0])
-    assert sorted(delta) == list(range(6)), "everyone reports in round T_pre"
+    assert sorted(delta) == list(range(6)), "all clients report in round T_pre"
     flat = np.stack([np.concatenate([delta[i][k].ravel() for k in keys]) for i in range(6)])
     rho = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1))
     groups, psi = made["groups"], made["psi"]

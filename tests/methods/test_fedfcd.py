@@ -100,7 +100,7 @@ def test_body_and_local_head_never_leave() -> None:
         executor.fuse(trained)
 
 
-def test_a_downlink_is_the_same_sections_for_everyone() -> None:
+def test_a_downlink_has_the_same_sections_for_all_clients() -> None:
     executor = run(fedfcd(), 1)
     one, other = (executor.server.downlinks(range(2))[i] for i in range(2))
     assert one.weights is other.weights and one.prototypes is other.prototypes
@@ -160,7 +160,7 @@ def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
 
 
 def test_round_one_has_both_after_the_initial_round() -> None:
-    """The means are those of the common initial body over everyone's examples, whoever takes part in round 1."""
+    """The means are those of the common initial body over all clients' examples, whoever takes part in round 1."""
     w = fedfcd()
     executor = w.inline()
     before = w.rule.downlink(executor.server.state, 0)

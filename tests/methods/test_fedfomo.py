@@ -87,13 +87,13 @@ def test_update(baseline: str, seed: int) -> None:
     module.receive(message(models))
     module.before_training(shard)
     base = arrays(start if baseline == "previous" else trained)
-    everyone = {**models, 1: trained}
-    u = {n: usefulness(base, arrays(m), shard) for n, m in everyone.items()}
+    all_models = {**models, 1: trained}
+    u = {n: usefulness(base, arrays(m), shard) for n, m in all_models.items()}
     positive = {n: max(0.0, v) for n, v in u.items()}
     total = sum(positive.values())
     assert {n for n, v in positive.items() if v} == ({0, 1, 3, 5} if baseline == "previous" else {0, 3, 5})
     for key, value in own(module).items():
-        expected = base[key] + sum(positive[n] / total * (arrays(m)[key] - base[key]) for n, m in everyone.items())
+        expected = base[key] + sum(positive[n] / total * (arrays(m)[key] - base[key]) for n, m in all_models.items())
         np.testing.assert_allclose(value.numpy(), expected, rtol=1e-4, atol=1e-6)
         assert torch.equal(module.state_dict()[f"previous.{key}"], value), "local training begins here"
     numbers = module.reply(shard).numbers
@@ -392,7 +392,7 @@ def test_affinity_grows_by_what_clients_report() -> None:
     assert (expected != np.eye(4)).any()
 
 
-def test_the_last_model_of_everyone_who_has_reported_is_on_offer() -> None:
+def test_the_last_model_of_every_client_that_has_reported_is_on_offer() -> None:
     w = fomo(models=10)
     executor = w.inline()
     executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))

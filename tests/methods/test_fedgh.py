@@ -31,7 +31,7 @@ from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import PreparedRun, prepare
 
 HEAD = ("net.head.weight", "net.head.bias")
-EVERYONE = (0, 1, 2, 3)
+ALL = (0, 1, 2, 3)
 
 
 def fedgh(server: Mapping[str, Any] | None = None, **extra: Any) -> World:
@@ -99,8 +99,8 @@ def test_the_first_round_is_local(extra: dict[str, Any]) -> None:
     """Before round 1 the server's head is the common initial one: to the bit; in round 2 it no longer is."""
     w = fedgh(**extra)
     alone = replace(w, factory=replace(w.factory, client=Local), rule=LocalServer())
-    assert same(states(run(w, [EVERYONE])), states(run(alone, [EVERYONE])))
-    assert not same(states(run(w, [EVERYONE] * 2)), states(run(alone, [EVERYONE] * 2)))
+    assert same(states(run(w, [ALL])), states(run(alone, [ALL])))
+    assert not same(states(run(w, [ALL] * 2)), states(run(alone, [ALL] * 2)))
 
 
 def test_clients_that_start_differently_share_the_first_head() -> None:
@@ -113,7 +113,7 @@ def test_clients_that_start_differently_share_the_first_head() -> None:
 def test_a_round_is_full_local_training_under_the_servers_head() -> None:
     """The client's own body, the received head, then everything moves."""
     w = fedgh()
-    executor = run(w, [EVERYONE])
+    executor = run(w, [ALL])
     before, received = states(executor)[2], dict(head(executor))
     assert not torch.equal(before[HEAD[0]], received[HEAD[0]])
     module = w.factory.build()
@@ -178,11 +178,11 @@ def test_absent_clients_and_classes() -> None:
     data = dataset()
     rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
     part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
-    executor = run(replace(fedgh(), partition=part), [EVERYONE])
+    executor = run(replace(fedgh(), partition=part), [ALL])
     before = states(executor)
     executor.fuse(executor.run(TrainTask(2), executor.send([1])))
     after = states(executor)
-    assert all(same({0: before[c]}, {0: after[c]}) == (c != 1) for c in EVERYONE)
+    assert all(same({0: before[c]}, {0: after[c]}) == (c != 1) for c in ALL)
     assert all(v.isfinite().all() for s in after.values() for v in s.values())
     state = executor.server.state
     assert executor.server.rule.fuse(state, []).head is state.head
@@ -202,7 +202,7 @@ def test_a_fusion_changes_nothing_it_was_given() -> None:
 
 def test_there_are_no_global_means() -> None:
     """Nobody is sent them, so that they are not worked out; a trace has the head and the order of its training."""
-    executor = run(fedgh(), [EVERYONE])
+    executor = run(fedgh(), [ALL])
     assert set(executor.server_numbers()) == {"head/weight", "head/bias", "order"}
 
 
@@ -218,7 +218,7 @@ class NormedHead(Net):
 
 
 def test_running_statistics_in_a_head_stay_with_the_client() -> None:
-    executor = run(fedgh(model=NormedHead), [EVERYONE] * 2)
+    executor = run(fedgh(model=NormedHead), [ALL] * 2)
     assert not any("running" in key for key in head(executor)) and "net.head.0.weight" in head(executor)
     found = [s["net.head.0.running_mean"] for s in states(executor).values()]
     after = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
@@ -231,8 +231,8 @@ def test_a_head_moves_no_statistics_of_the_body() -> None:
     model = partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")
     found = []
     for buffers in ("aggregate", "local", "recalibrate"):
-        executor = run(fedgh(model=model, training=Training(lr=0.1, batch_size=5, buffers=buffers)), [EVERYONE] * 2)  # type: ignore[arg-type]
-        received = executor.evaluate(EvalRequest("personal", "received", EVERYONE, ("test",), 3))
+        executor = run(fedgh(model=model, training=Training(lr=0.1, batch_size=5, buffers=buffers)), [ALL] * 2)  # type: ignore[arg-type]
+        received = executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 3))
         found.append((received, states(executor)))
     assert found[0][0] == found[1][0] == found[2][0]
     assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
@@ -248,7 +248,7 @@ class Pooled(Net):
 
 def test_feature_maps() -> None:
     """Maps are flattened for the class means; a head that cannot take flat ones is refused."""
-    executor = run(fedgh(model=partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1)), [EVERYONE] * 2)
+    executor = run(fedgh(model=partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1)), [ALL] * 2)
     assert set(head(executor)) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
     with pytest.raises(SettingsError, match=r"class means, which are flat.*\[n, 32\]"):
         fedgh(model=Pooled).inline()

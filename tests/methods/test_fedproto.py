@@ -31,7 +31,7 @@ from ray_actors.prepare import PreparedRun, prepare
 LR, LAM = 0.3, 2.5
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
 COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
-EVERYONE = (0, 1, 2, 3)
+ALL = (0, 1, 2, 3)
 BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
 MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 NAMES = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
@@ -107,7 +107,7 @@ def test_no_prototype_at_all_is_finite() -> None:
     assert found.isfinite().all() and torch.equal(found, found[:1, :1].expand(5, 4))
 
 
-def test_small_distances_between_large_features_are_told_apart() -> None:
+def test_small_distances_between_large_features_are_exact() -> None:
     """A distance by way of a matrix product would lose them."""
     means = torch.full((30, 8), 1000.0) + torch.arange(30)[:, None] * 0.01
     found = nearest_scores(means, means, torch.ones(30, dtype=torch.bool))
@@ -165,7 +165,7 @@ def test_without_its_pull_it_is_local(settings: dict[str, Any]) -> None:
     found = run(w)
     assert same(nets(found), nets(alone))
     assert not same(nets(run(fedproto(lam=1.0, **settings))), nets(alone))
-    rows = [e.evaluate(EvalRequest("personal", "trained", EVERYONE, ("test",))) for e in (found, alone)]
+    rows = [e.evaluate(EvalRequest("personal", "trained", ALL, ("test",))) for e in (found, alone)]
     assert (rows[0] == rows[1]) == (settings.get("predict") == "head")
 
 
@@ -188,7 +188,7 @@ def test_only_class_means_travel() -> None:
 def test_evaluated_with_the_newest_means() -> None:
     """Received: the trained body with what the server has fused since; trained: with what it trained with."""
     w = fedproto()
-    executor = run(w, (EVERYONE, EVERYONE))
+    executor = run(w, (ALL, ALL))
     assert FedProto.reported_phase == "received"
     module, own = w.factory.build(), executor.host.shards[1].test
     newest = executor.server.downlinks([1])[1]
@@ -201,12 +201,12 @@ def test_evaluated_with_the_newest_means() -> None:
         assert row.loss == pytest.approx(float(torch.nn.functional.cross_entropy(scores, own.y, reduction="sum")))
     assert newest.prototypes is not None
     assert not torch.equal(states(executor)[1]["means"], newest.prototypes.means)
-    assert executor.evaluate(EvalRequest("global", "received", EVERYONE, ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", ALL, ("test",))) == []
 
 
 def test_means_are_fixed_while_a_client_trains() -> None:
     w = fedproto()
-    executor = run(w, (EVERYONE,))
+    executor = run(w, (ALL,))
     down = executor.server.downlinks([0])[0].prototypes
     after = trained_states(executor, executor.run(TrainTask(2), executor.send(range(4))))
     assert down is not None
@@ -222,7 +222,7 @@ def test_absent_clients_and_classes() -> None:
     down = executor.server.downlinks([3])[3].prototypes
     assert down is not None and down.counts.tolist() == [18, 1, 0], "class 1 keeps the mean of round 1"
     for phase in ("received", "trained"):
-        found = executor.evaluate(EvalRequest("personal", phase, EVERYONE, ("test", "val")))  # type: ignore[arg-type]
+        found = executor.evaluate(EvalRequest("personal", phase, ALL, ("test", "val")))  # type: ignore[arg-type]
         assert all(math.isfinite(row.loss) for row in found)
     assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
 

@@ -178,7 +178,7 @@ def two_kinds() -> tuple[Dataset, Partition]:
     return Dataset("two_kinds", x, y, 2, data.train_size), Partition(tuple(rows), (np.arange(0),) * 8, tuple(test))
 
 
-def test_two_kinds_of_clients_are_told_apart() -> None:
+def test_two_kinds_of_clients_are_separated() -> None:
     """The clusters become the kinds, and then both have a model that FedAvg has for neither.
 
     From most first divisions, as k-means does: of five seeds tried, one stays in a worse local optimum.

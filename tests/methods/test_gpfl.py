@@ -27,7 +27,7 @@ from ray_actors.prepare import PreparedRun, prepare
 
 LR, LAM, MU = 0.2, 0.7, 0.3
 LABELS = np.array([0, 2, 2, 0, 1, 0, 0, 2])
-EVERYONE = (0, 1, 2, 3)
+ALL = (0, 1, 2, 3)
 
 
 def gpfl(*, extra: dict[str, Any] | None = None, **settings: Any) -> World:
@@ -248,14 +248,14 @@ def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
 
 def test_there_is_no_model_for_all() -> None:
     """Head and condition are the clients' own, so there is no global model."""
-    executor = run(gpfl(), [EVERYONE])
+    executor = run(gpfl(), [ALL])
     assert executor.server.global_message() is None
-    assert executor.evaluate(EvalRequest("global", "received", EVERYONE, ("test",))) == []
+    assert executor.evaluate(EvalRequest("global", "received", ALL, ("test",))) == []
 
 
 def test_everything_moves_and_weights_of_zero_are_off() -> None:
     w = gpfl()
-    before, after = states(w.inline())[0], states(run(w, [EVERYONE]))[0]
+    before, after = states(w.inline())[0], states(run(w, [ALL]))[0]
     assert all(not torch.equal(before[k], after[k]) for k in before)
     module = gpfl(lam=0.0, mu=0.0).factory.build()
     module.before_training(shard_of(LABELS))
@@ -271,14 +271,14 @@ def test_few_examples_and_classes() -> None:
     executor = run(replace(gpfl(), partition=part), [(0, 1), (0, 2), (1, 2)])
     assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
     for phase in ("trained", "received"):
-        found = executor.evaluate(EvalRequest("personal", phase, EVERYONE, ("test",)))  # type: ignore[arg-type]
+        found = executor.evaluate(EvalRequest("personal", phase, ALL, ("test",)))  # type: ignore[arg-type]
         assert len(found) == 4 and all(math.isfinite(row.loss) for row in found)
 
 
 def test_feature_maps() -> None:
     """Maps are flattened for the valve and get their shape back for the head."""
     model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
-    executor = run(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [EVERYONE] * 2)
+    executor = run(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [ALL] * 2)
     module = executor.host.module
     assert module.get_parameter("embeddings.weight").shape == (3, math.prod(module.net.feature_shape))
     assert module.net.feature_shape == (3, 2, 2)

@@ -174,7 +174,7 @@ def test_a_round_starts_from_the_downlink(client: Any, rule: Any, pull: float, s
     received = {c: regression(executor.downlink(sent.downlinks[c]).weights) for c in range(4)}
     after = trained_states(executor, executor.run(TrainTask(2), sent))
     for c, start in received.items():
-        assert abs(start - stored[c]).max() > 1e-3, "the two are told apart"
+        assert abs(start - stored[c]).max() > 1e-3, "the two differ"
         weights = start
         for _ in range(steps):
             weights = weights - 0.4 * (gradient(weights, *examples(executor, c)) + pull * (weights - start))
@@ -217,7 +217,7 @@ def test_pfedcfr_with_all_units_as_one_model_is_fedamp() -> None:
 
 
 def test_pfedcfr_without_mixed_units_is_the_uniform_mean() -> None:
-    """r=0: everyone starts from the uniform mean and is pulled to it, which is FedProx with equal sample weights."""
+    """r=0: all clients start from the uniform mean and are pulled to it, which is FedProx with equal sample weights."""
     prox = world(partial(FedProx, mu=0.5), FedAvgServer(), sizes=(9, 9, 9), training=TRAINING)
     rule = PFedCFRServer(r=0, alpha=100.0, sigma=1e3)
     cfr = world(partial(PFedCFR, alpha=100.0, r=0, unit="module", mu=0.5), rule, sizes=(9, 9, 9), training=TRAINING)

@@ -174,7 +174,7 @@ def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
         assert all(torch.allclose(v, together[client].weights[k], rtol=1e-6, atol=1e-8) for k, v in alone.items())
 
 
-def test_everyone_starts_from_the_initial_model() -> None:
+def test_all_clients_start_from_the_initial_model() -> None:
     w = la()
     for message in w.inline().server.downlinks(range(4)).values():
         assert all(torch.equal(message.weights[k], v) for k, v in w.federation.initial.items())

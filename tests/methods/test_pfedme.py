@@ -174,7 +174,7 @@ def test_personal_and_global_figures_are_those_of_theta_and_w() -> None:
     executor = w.inline()
     rounds(executor, 2, 4)
     before = states(executor)
-    reported = {m: executor.evaluate(EvalRequest(m, p, (0, 1, 2, 3), ("test",))) for m, p in JUDGES}  # type: ignore[arg-type]
+    reported = {m: executor.evaluate(EvalRequest(m, p, (0, 1, 2, 3), ("test",))) for m, p in EVALUATED}  # type: ignore[arg-type]
     for client in range(4):
         theta = {k.removeprefix("theta.").replace("/", "."): v for k, v in before[client].items() if "theta" in k}
         common = {k.removeprefix("net."): v for k, v in executor.server.state.weights.items()}
@@ -191,7 +191,7 @@ def test_personal_and_global_figures_are_those_of_theta_and_w() -> None:
     assert losses["personal"] != losses["global"]
 
 
-JUDGES = (("personal", "trained"), ("global", "received"))
+EVALUATED = (("personal", "trained"), ("global", "received"))
 
 
 def test_a_run_reports_both_models(tmp_path: Any) -> None:

@@ -29,7 +29,7 @@ from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import prepare
 
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
-EVERYONE = (0, 1, 2, 3)
+ALL = (0, 1, 2, 3)
 COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
 """Partial participation; client 0 is new in round 2, client 3 in round 3."""
 BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
@@ -123,7 +123,7 @@ def test_with_a_of_one_no_other_client_has_a_say(distance: str, predict: str) ->
 def test_with_a_of_one_the_own_features_pull() -> None:
     """It is not Local."""
     w = pfedpm(a=1.0, lam=5.0)
-    assert not same(nets(w, [EVERYONE] * 2), nets(local(w), [EVERYONE] * 2))
+    assert not same(nets(w, [ALL] * 2), nets(local(w), [ALL] * 2))
 
 
 # Phases -----------------------------------------------------------------------------------------------------------
@@ -148,19 +148,19 @@ def test_every_phase_moves_its_own_part(alternate: str) -> None:
 
 def test_mixed_features_are_fixed_while_training_and_kept_for_the_test() -> None:
     executor = pfedpm().inline()
-    run(executor, [EVERYONE] * 2)
+    run(executor, [ALL] * 2)
     before = states(executor)
-    run(executor, [EVERYONE], first=3)
+    run(executor, [ALL], first=3)
     after, sent = states(executor), executor.server.state
-    for c in EVERYONE:
+    for c in ALL:
         counts = before[c]["own_counts"]
         assert counts.sum() == len(executor.host.shards[c].train)
         assert not torch.equal(before[c]["own_means"], after[c]["own_means"])
         assert not torch.equal(before[c]["mixed"], after[c]["mixed"])
     w = pfedpm(a=0.25).inline()
-    run(w, [EVERYONE] * 2)
+    run(w, [ALL] * 2)
     own, common = states(w)[1]["own_means"], w.server.state.features.means
-    run(w, [EVERYONE], first=3)
+    run(w, [ALL], first=3)
     torch.testing.assert_close(states(w)[1]["mixed"], 0.25 * own + 0.75 * common)
     assert sent is executor.server.state
 
@@ -168,7 +168,7 @@ def test_mixed_features_are_fixed_while_training_and_kept_for_the_test() -> None
 def test_the_first_round_knows_no_features() -> None:
     """Nothing pulls, the relation module stays as it is, nothing comes down."""
     executor = pfedpm().inline()
-    before, sent = states(executor), executor.send(EVERYONE)
+    before, sent = states(executor), executor.send(ALL)
     assert set(sent.down_bytes.values()) == {0}
     trained = executor.run(TrainTask(1), sent)
     for report in trained.reports:
@@ -178,7 +178,7 @@ def test_the_first_round_knows_no_features() -> None:
         assert all(torch.equal(state[k], before[c][k]) for k in weights) and len(weights) == 7
         assert not state["seen"].any()
     executor.fuse(trained)
-    (reports,) = run(executor, [EVERYONE], first=2)
+    (reports,) = run(executor, [ALL], first=2)
     assert all(r.losses["net/align"] > 0 and r.losses["relation/mse"] > 0 for r in reports)
 
 
@@ -212,22 +212,22 @@ def test_bytes() -> None:
     """Up: (classes held)·(D+1)·4; down: (classes that anyone has reported)·(D+1)·4."""
     held = [[0], [1, 2], [0, 1], [0]]
     executor = limited(pfedpm(), held).inline()
-    reports = run(executor, [(0, 3), EVERYONE])
+    reports = run(executor, [(0, 3), ALL])
     assert [r.up_bytes for r in reports[0]] == [1 * (5 + 1) * 4] * 2
     assert [r.up_bytes for r in reports[1]] == [len(c) * (5 + 1) * 4 for c in held]
     executor = limited(pfedpm(), held).inline()
     run(executor, [(0, 3)])
     assert executor.send([1]).down_bytes == {1: 1 * (5 + 1) * 4}
     run(executor, [(1,)], first=2)
-    assert set(executor.send(EVERYONE).down_bytes.values()) == {3 * (5 + 1) * 4}
-    down = executor.server.downlinks(EVERYONE)
+    assert set(executor.send(ALL).down_bytes.values()) == {3 * (5 + 1) * 4}
+    down = executor.server.downlinks(ALL)
     assert len({id(m.prototypes) for m in down.values()}) == 1, "one section for all, moved once"
     assert payload_bytes(down[0]) == 3 * (5 + 1) * 4
 
 
 def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
     executor = limited(pfedpm(predict="relation"), [[1], [1], [1], [1]]).inline()
-    run(executor, [EVERYONE] * 2)
+    run(executor, [ALL] * 2)
     with executor.host._client(TrainTask(2), 0, "train"):
         scores = executor.host.module.eval().predict(torch.rand(9, 1, 4, 4)).detach()
     assert (scores[:, [0, 2]] == 0).all() and (scores[:, 1] > 0).all() and (scores[:, 1] < 1).all()
@@ -249,7 +249,7 @@ def test_the_prediction_does_not_change_the_training() -> None:
     for executor in (one, other):
         run(executor, COHORTS)
     assert same(states(one), states(other))
-    request = EvalRequest("personal", "trained", EVERYONE, ("test",))
+    request = EvalRequest("personal", "trained", ALL, ("test",))
     assert [r.loss for r in one.evaluate(request)] != [r.loss for r in other.evaluate(request)]
 
 
@@ -257,7 +257,7 @@ def test_the_relation_module_learns() -> None:
     training = Training(lr=0.3, momentum=0.5, batch_size=4)
     executor = pfedpm(predict="relation", training=training, model=partial(Mlp, hidden=[12])).inline()
     rounds(executor, 15, 4)
-    rows = executor.evaluate(EvalRequest("personal", "trained", EVERYONE, ("train",)))
+    rows = executor.evaluate(EvalRequest("personal", "trained", ALL, ("train",)))
     assert sum(r.correct for r in rows) / sum(r.total for r in rows) > 0.9
 
 
@@ -267,19 +267,19 @@ DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", 
 
 
 def test_before_there_are_features_the_head_decides_and_the_relation_module_rests() -> None:
-    """Scores of 0 would credit everyone with class 0; and weight decay or a norm layer would move the module."""
+    """Scores of 0 would credit all with class 0; and weight decay or a norm layer would move the module."""
     w = pfedpm(predict="relation", training=Training(lr=0.1, weight_decay=0.1, batch_size=4))
     executor, heads = w.inline(), pfedpm(predict="decision", training=w.factory.training).inline()
     before = states(executor)
     for e in (executor, heads):
-        run(e, [EVERYONE])
+        run(e, [ALL])
     after = states(executor)
-    for client in EVERYONE:
+    for client in ALL:
         relation = [key for key in before[client] if key.startswith("relation.")]
         assert relation and all(torch.equal(before[client][key], after[client][key]) for key in relation)
-    request = EvalRequest("personal", "trained", EVERYONE, ("test",))
+    request = EvalRequest("personal", "trained", ALL, ("test",))
     assert executor.evaluate(request) == heads.evaluate(request)
-    run(executor, [EVERYONE], first=2)
+    run(executor, [ALL], first=2)
     assert not same(
         {0: before[0]}, {0: {**states(executor)[0], **{k: before[0][k] for k in before[0] if k[:4] == "net."}}}
     )

@@ -30,7 +30,7 @@ def test_cohort_is_a_sorted_draw_without_replacement(seed: int, t: int, clients:
 
 
 @given(counts)
-def test_everyone_takes_part_at_one(clients: int) -> None:
+def test_all_clients_take_part_at_one(clients: int) -> None:
     assert cohort(0, 1, clients, 1.0) == tuple(range(clients))
 
 
@@ -38,7 +38,7 @@ def test_half_is_rounded_up() -> None:
     assert [cohort_size(25, f) for f in (0.1, 0.02, 0.5)] == [3, 1, 13]
 
 
-def test_rounds_and_seeds_differ_and_everyone_gets_a_turn() -> None:
+def test_rounds_and_seeds_differ_and_every_client_is_drawn() -> None:
     rounds = [cohort(0, t, 20, 0.25) for t in range(1, 60)]
     assert len(set(rounds)) > 50
     assert set().union(*rounds) == set(range(20))

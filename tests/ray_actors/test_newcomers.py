@@ -237,7 +237,7 @@ def run(folder: Path, *arguments: str) -> Path:
 
 @pytest.mark.parametrize("method", ["fedfcd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedalp"))])
 def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also for a method with rounds for everyone, and for one with an initial round."""
+    """Also for a method with rounds of all clients, and for one with an initial round."""
     folder = run(tmp_path / "run", f"method={method}", "eval.holdout_clients=2", "eval.finetune_epochs=2")
     with (folder / "per_client.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))

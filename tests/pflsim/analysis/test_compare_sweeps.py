@@ -83,7 +83,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
 def test_what_was_done_before_the_end(
     runner: Callable[[Run], None], tmp_path: Path, capsys: pytest.CaptureFixture[str], end: BaseException
 ) -> None:
-    """A sweep that is told to stop compares what is complete, as one whose last run fails; no patience, no table."""
+    """A sweep that is stopped compares what is complete, as one whose last run fails; no patience, no table."""
 
     def run(settings: Settings) -> Path:
         if settings.seed == 1 and settings.names["method"] == "fedavg":

@@ -180,11 +180,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "config.yaml").write_text("seed: 0\n")
     assert main(["--experiment", NAME]) == 0
-    told = capsys.readouterr()
-    assert "warning: " in told.err and "broken" in told.err
-    (ours,) = (line.split() for line in told.out.splitlines() if line.startswith("pFedCFR"))
+    output = capsys.readouterr()
+    assert "warning: " in output.err and "broken" in output.err
+    (ours,) = (line.split() for line in output.out.splitlines() if line.startswith("pFedCFR"))
     assert ours == ["pFedCFR", "95.63", "±", "0.08", "95.00", "-0.63", "2", "0"]
-    assert "\n# FedAvg\npython launch.py method=fedavg data=mnist " in told.out
+    assert "\n# FedAvg\npython launch.py method=fedavg data=mnist " in output.out
     for suffix in ("md", "tex", "csv", "txt"):
         assert main(["--experiment", NAME, "runs", "--out", f"t.{suffix}"]) == 0
         assert "95.00" in (tmp_path / f"t.{suffix}").read_text()

@@ -47,8 +47,8 @@ MINE = '''
     def load_too(*, root: str = "") -> "sets.Dataset": called()
     def load_as_well(*args) -> pflsim.data.dataset.Dataset: called()
     class Loads(Data): ...
-    def untold(): called()
-    def told_wrong() -> str: called()
+    def untyped(): called()
+    def wrongly_typed() -> str: called()
     def needs(path) -> Data: called()
     def share(labels, num_classes, clients, rng, writers, *, alpha: float = 1.0) -> list[np.ndarray]: called()
     def share_too(labels, num_classes, clients, rng, writers=None) -> "Parts": called()
@@ -96,9 +96,9 @@ def test_what_is_of_its_kind(mine: Path, name: str, kind: type) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("untold", Loader), ("told_wrong", Loader), ("called", Loader), ("Other", Loader),
+        ("untyped", Loader), ("wrongly_typed", Loader), ("called", Loader), ("Other", Loader),
         ("load", PartitionRule), ("share_lists", PartitionRule), ("split", PartitionRule),
-        ("share", SplitRule), ("untold", SplitRule),
+        ("share", SplitRule), ("untyped", SplitRule),
         ("Other", MakesNet), ("OwnRule", MakesNet), ("OwnClient", MakesNet),
         ("Own", MakesClient), ("OwnClient", MakesRule), ("load", MakesRule),
         ("needs", Loader), ("share_four", PartitionRule), ("Net", MakesNet), ("Loads", Loader),

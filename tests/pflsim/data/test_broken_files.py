@@ -1,4 +1,4 @@
-"""Data files that are broken in every way that could be thought of: refused in words, never with another error."""
+"""Data files that are broken in many ways are refused with a message, never with another error."""
 
 from __future__ import annotations
 

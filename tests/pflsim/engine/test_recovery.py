@@ -1,4 +1,4 @@
-"""Runs that lose what they stand on, at every point of a round and of the recovery: they cost time and no bit."""
+"""Runs that lose states at every point of a round and of the recovery have the results of a run that loses none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from displaced import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, bare, files, go, said
+from failing_clients import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
+from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, bare, files, go, said
 from support import Records, World, dropout_mlp, slow_except, states, world
-from traps import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -44,7 +44,8 @@ def five(client: Any, rule: Any, **settings: Any) -> World:
 
 
 METHODS: dict[str, Callable[[], World]] = {
-    "fedavg": lambda: five(FedAvg, FedAvgServer(), init="per_client", stacks=((0, 3),)),
+    "fedavg": lambda: five(FedAvg, FedAvgServer(), init="per_client"),
+    "in lockstep": lambda: five(FedAvg, FedAvgServer(), init="per_client", stacks=((0, 3),)),
     "pfedcfr": lambda: five(
         partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), init="per_client"
     ),
@@ -60,7 +61,7 @@ METHODS: dict[str, Callable[[], World]] = {
 
 
 def plan(method: str, **settings: Any) -> RunPlan:
-    """With an opening, where the method has one."""
+    """With an initial round, where the method has one."""
     return replace(PLAN, newcomers=(4,), initial_round=method == "fedfcd", **settings)
 
 
@@ -94,16 +95,16 @@ POINTS = {
     "trace of a downlink": [Loss("downlink", 4)],
     "trace of the server": [Loss("server_numbers", 2)],
     "evaluate": [Loss("evaluate", 10)],
-    "evaluate, having judged": [Loss("evaluate", 12, after=True)],
+    "evaluate, having evaluated": [Loss("evaluate", 12, after=True)],
     "checkpoint": [Loss("client_states", 1)],
     "server's state for a checkpoint": [Loss("server_state", 1)],
     "downlinks of newcomers": [Loss("send", 6)],
-    "judging newcomers": [Loss("evaluate", 16)],
+    "evaluating newcomers": [Loss("evaluate", 16)],
     "fine-tuning": [Loss("finetune", 1)],
     "fine-tuning, having done so": [Loss("finetune", 1, after=True)],
     "storing newcomers' states": [Loss("store", 1)],
     "storing newcomers' states, having done so": [Loss("store", 1, after=True)],
-    "judging newcomers again": [Loss("evaluate", 17)],
+    "evaluating newcomers again": [Loss("evaluate", 17)],
     "the same twice": [Loss("train", 3), Loss("train", 4)],
     "in two rounds": [Loss("fuse", 2, after=True), Loss("evaluate", 15)],
     "in recovery": [Loss("train", 4), Loss("recover", 1), Loss("recover", 2)],
@@ -122,7 +123,7 @@ POINTS = {
 def test_wherever_something_is_lost_the_run_comes_out_as_it_was(
     point: str, keeps: bool, every: int, straight: Any, tmp_path: Path
 ) -> None:
-    """And every round is heard of once."""
+    """And every round is recorded once."""
     made, drawn, before = straight("fedavg", every)
     found = go(made, drawn, tmp_path, [replace(loss, keeps=keeps) for loss in POINTS[point]])
     assert_same(found, before)
@@ -178,7 +179,7 @@ def test_methods_whose_rounds_depend_on_draws_coins_and_each_other(
 
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("loss", [Loss("open", 1), Loss("open", 1, after=True), Loss("fuse", 1), Loss("send", 1)])
-def test_the_opening(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
+def test_the_initial_round(loss: Loss, keeps: bool, straight: Any, tmp_path: Path) -> None:
     """Broken off, and gone through again, where it was the only round so far."""
     made, drawn, before = straight("fedfcd", 0)
     found = go(made, drawn, tmp_path, [replace(loss, keeps=keeps)])
@@ -205,8 +206,8 @@ def resumed(folder: Path) -> Callable[[Shaky], object]:
 
 @pytest.mark.parametrize("method", slow_except(["l2gd"], ["fedavg", "l2gd", "fedfcd"]))
 @pytest.mark.parametrize("losses", [[Loss("train", 1)], [Loss("train", 2)], [Loss("finetune", 1)]])
-def test_a_session_that_was_taken_up(method: str, losses: list[Loss], straight: Any, tmp_path: Path) -> None:
-    """What it was taken up from is what it goes back to, and its own rounds are gone through again."""
+def test_a_run_that_was_resumed(method: str, losses: list[Loss], straight: Any, tmp_path: Path) -> None:
+    """It goes back to the checkpoint it was resumed from, and repeats its own rounds."""
     made, drawn, before = straight(method, 0)
     first_session(made, drawn, tmp_path)
     found = go(made, drawn, tmp_path, losses, done=3, begin=resumed(tmp_path))
@@ -218,7 +219,7 @@ def test_a_session_that_was_taken_up(method: str, losses: list[Loss], straight: 
 
 @pytest.mark.parametrize("time", [1, 2])
 def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp_path: Path) -> None:
-    """Its records say nothing of who was heard in the rounds before; no state is saved that is not whole."""
+    """Its records do not say which clients reported in earlier rounds; no incomplete state is saved."""
     made, drawn, _ = straight("fedavg", 0)
     first_session(made, drawn, tmp_path)
     begin = resumed(tmp_path)
@@ -281,7 +282,7 @@ def evaluated(record: RoundRecord) -> Any:
     return [replace(report, seconds=0) for report in record.reports], record.evaluations
 
 
-def test_checkpoints_that_another_version_could_read_end_the_run_in_words(straight: Any, tmp_path: Path) -> None:
+def test_checkpoints_that_another_version_could_read_end_the_run_with_a_message(straight: Any, tmp_path: Path) -> None:
     made, drawn, _ = straight("fedavg", 2)
     listener = Damaging(tmp_path, before=4, spoil=of_another_version)
     with pytest.raises(RunError, match="format 99"):
@@ -320,7 +321,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
 
 
 def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
-    """Who failed in it is heard of, now that it does not, and nothing is told of it."""
+    """A client that failed in it and does not fail again is reported, and no fault is recorded."""
     drawn = replace(PLAN, checkpoint_every=2)
     made = endangered(tmp_path / "traps")
     before = go(made, drawn, tmp_path / "straight", rule="drop")
@@ -331,7 +332,7 @@ def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
     assert not [*(tmp_path / "traps").iterdir()]
 
 
-def test_what_befalls_a_client_in_a_repeated_round_is_told_of_that_round_alone(tmp_path: Path) -> None:
+def test_faults_in_a_repeated_round_are_recorded_for_that_round_alone(tmp_path: Path) -> None:
     """Client 1 is not in round 3, and was not finite in round 2; it is so again while round 2 is gone through again."""
     made = endangered(tmp_path / "traps", "keep")
     runs = []
@@ -343,7 +344,7 @@ def test_what_befalls_a_client_in_a_repeated_round_is_told_of_that_round_alone(t
     assert 1 in faults[1] and 1 not in faults[2]
 
 
-def test_a_round_that_does_not_come_out_again_ends_the_run_in_words(tmp_path: Path) -> None:
+def test_a_round_that_does_not_come_out_again_ends_the_run_with_a_message(tmp_path: Path) -> None:
     """A client that replied then fails now: without it all later rounds would be others."""
 
     class Trapping(Records):
@@ -394,7 +395,7 @@ STOPS = {
 def test_nothing_is_saved_under_a_wrong_round(
     point: str, by: str, straight: Any, all_saved: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Where the run ends in the middle of a recovery; it is taken up from an older state, and comes out as it was."""
+    """The run ends in the middle of a recovery; resumed from an older checkpoint, it has the same results."""
     made, drawn, before = straight("fedavg", 2)
     interrupts, signalled = stopping()
     call, time = STOPS[point]
@@ -428,14 +429,14 @@ def test_a_signal_just_before_the_recovery(straight: Any, all_saved: dict[str, b
 
         folder = tmp_path / str(keeps)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr("displaced.Shaky", Late)
+            patch.setattr("failing_executor.Shaky", Late)
             go(made, drawn, folder, [Loss("train", 4, keeps=keeps)], interrupts=interrupts)
         assert all(all_saved[name] == data for name, data in files(folder).items())
         missing = "the state after round 3 is not saved: what is asked for is gone" in said(folder)
         assert missing != keeps == (folder / "checkpoints" / "round_0003").is_dir()
 
 
-def test_what_is_lost_again_and_again_ends_the_run_in_words(straight: Any, tmp_path: Path) -> None:
+def test_what_is_lost_again_and_again_ends_the_run_with_a_message(straight: Any, tmp_path: Path) -> None:
     made, drawn, _ = straight("fedavg", 0)
     for call in ("train", "recover"):
         losses = [

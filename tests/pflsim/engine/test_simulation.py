@@ -135,15 +135,15 @@ def rounds_with(recorder: Recorder, kind: str) -> list[int]:
 
 def test_events_of_a_round(tmp_path: Path) -> None:
     recorder, _ = simulate(tmp_path, cohorts=((0, 2),), trace_rounds=(1,), received=True, splits=("test", "val"))
-    everyone, both = (0, 1, 2), ("test", "val")
+    all_clients, both = (0, 1, 2), ("test", "val")
     assert recorder.events == [
         ("send", (0, 2)),
         ("train", 1, (0, 2)),
         ("fuse", 2),
         ("numbers", 1),
-        ("evaluate", "personal", "trained", everyone, both, 1),
-        ("evaluate", "personal", "received", everyone, both, 1),
-        ("evaluate", "global", "received", everyone, both, 1),
+        ("evaluate", "personal", "trained", all_clients, both, 1),
+        ("evaluate", "personal", "received", all_clients, both, 1),
+        ("evaluate", "global", "received", all_clients, both, 1),
         ("save", 1),
     ]
 
@@ -171,13 +171,13 @@ def test_what_is_due_and_always_in_the_last_round(tmp_path: Path, every: int, ro
     assert read_state(tmp_path / "checkpoints" / kept[-1], "server") == {"fused": 5}
 
 
-def test_only_participants_are_judged_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_only_participants_are_evaluated_where_that_is_set(tmp_path: Path) -> None:
     recorder, _ = simulate(tmp_path, eval_all=False)
     reported = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
     assert reported == list(PLAN.cohorts)
 
 
-def test_a_model_judged_as_received_is_judged_trained_too_where_both_are_asked_for(tmp_path: Path) -> None:
+def test_a_model_evaluated_as_received_is_evaluated_trained_too_where_both_are_set(tmp_path: Path) -> None:
     """Each phase once, the one that the method reports first."""
     recorder, _ = simulate(tmp_path, cohorts=((0,),), reported_phase="received", received=True)
     reported = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
@@ -231,8 +231,8 @@ def test_without_newcomers_nobody_joins(tmp_path: Path) -> None:
     assert not records.joined and not any(event[0] in ("join", "finetune") for event in recorder.events)
 
 
-def test_the_first_error_is_the_one_that_is_told(tmp_path: Path) -> None:
-    """Where the state cannot be had either, which is told in a line."""
+def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> None:
+    """Where the state cannot be read either, which is one line of the log."""
 
     class Broken(Recorder):
         def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:

@@ -31,7 +31,7 @@ def test_one_curve_has_no_legend() -> None:
     assert draw_curves([], "x", "y").axes
 
 
-def test_many_curves_can_be_told_apart_and_have_their_legend_beside(tmp_path: Path) -> None:
+def test_many_curves_have_different_styles_and_a_legend_beside_them(tmp_path: Path) -> None:
     curves = [Curve(f"method {n}", [0, 1], [n, n + 1]) for n in range(30)]
     figure = draw_curves(curves, "x", "y", size=(5, 3))
     (axes,) = figure.axes

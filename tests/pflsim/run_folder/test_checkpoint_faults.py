@@ -127,7 +127,7 @@ def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, num
 
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.EIO, errno.EACCES])
-def test_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_reason_is_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     write(tmp_path, 1)
     with monkeypatch.context() as patch:
         Disk(patch, 5, lambda: OSError(code, os.strerror(code)), dies=False)

@@ -1,4 +1,4 @@
-"""Only what is exactly as it was written is read, and whatever is passed over is said."""
+"""Only what is exactly as it was written is read; a checkpoint that is left out is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state is rebuilt by the types of its fields, and what does not fit is refused in words."""
+"""A state is rebuilt by the types of its fields; what does not fit is refused with a message."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_what_does_not_fit_is_refused_in_words(case: str) -> None:
+def test_what_does_not_fit_is_refused_with_a_message(case: str) -> None:
     changes, message = MISFITS[case]
     saved = {
         key: value for key, value in (plain(state()) | changes).items() if not isinstance(value, str) or value != "drop"

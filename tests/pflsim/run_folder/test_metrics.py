@@ -65,7 +65,7 @@ def test_a_client_twice_is_an_error_that_names_it():
         accuracy_stats([*rows_of([(1, 2, 0.0), (1, 2, 0.0)]), EvalRow(1, "test", "personal", "trained", 1, 2, 0.0)])
 
 
-def test_scopes_are_told_apart_and_ordered_and_empty_ones_left_out():
+def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():
     rows = [
         *rows_of([(1, 2, 0.0)], model="global", phase="received"),
         *rows_of([(0, 0, 0.0)], split="val"),

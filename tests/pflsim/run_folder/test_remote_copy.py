@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fake_filesystems import Ask, Asked, contents, local_contents, nothing, register
 from fsspec.registry import known_implementations
 from run_files import write_checkpoint
-from stores import Ask, Asked, contents, local_contents, nothing, register
 
 from pflsim.analysis.results import find_runs
 from pflsim.config.urls import has_password, is_url

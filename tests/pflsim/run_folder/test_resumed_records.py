@@ -26,13 +26,13 @@ from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.types import Axis, EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord, Split, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 5, 0, newcomers=1)
-JUDGED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
 SPLITS: tuple[Split, ...] = ("val", "test")
 LAST = 5
 
 
 def record(number: int) -> RoundRecord:
-    """Round 0 is an opening; 3 is not evaluated; a client of round 2 has no test examples; 4 has neither traffic nor
+    """Round 0 is initial; 3 is not evaluated; a client of round 2 has no test examples; 4 has neither traffic nor
     evaluations.
     """
     draw = random.Random(number)
@@ -42,7 +42,7 @@ def record(number: int) -> RoundRecord:
         EvalRow(c, split, model, phase, draw.randint(0, 9), 0 if (number, c) == (2, 1) else 9 + c, draw.random())
         for c in range(6)
         for split in SPLITS
-        for model, phase in JUDGED
+        for model, phase in EVALUATED
     )
     faults: dict[int, Fault] = {1: {5: "dropout", 3: "error"}, 3: {0: "straggler", 4: "dropout"}}.get(number, {})  # type: ignore[assignment]
     down = {} if number == 0 else {c: 200 + c for c in cohort}
@@ -260,10 +260,10 @@ def test_how_far_the_records_go(tmp_path: Path) -> None:
     assert read_records(folder).last == 0 and read_records(folder).history == ()
 
 
-def test_a_run_that_was_ended_while_it_was_taken_up(
+def test_a_run_that_was_ended_while_it_was_resumed(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every rename or removal in turn: it can be taken up all the same."""
+    """At every rename or removal in turn: it can still be resumed."""
     unlink, moved = Path.unlink, os.replace
     for fails_at in range(1, 20):
         folder = start(tmp_path / str(fails_at), newcomers=True)
@@ -317,7 +317,7 @@ def test_points_that_were_lost_are_written_again(whole: Path, tmp_path: Path, lo
     assert curves(folder) == curves(whole)
 
 
-def test_faults_are_counted_by_kind_and_told_by_client(whole: Path) -> None:
+def test_faults_are_counted_by_kind_and_listed_by_client(whole: Path) -> None:
     lines = [json.loads(text) for text in (whole / LINES).read_text().splitlines()]
     both = {"dropout": 1, "straggler": 1}
     assert [line["faults"] for line in lines] == [{}, {"dropout": 1, "error": 1}, {}, both, {}, {}]
@@ -354,7 +354,7 @@ EMPTY = from_line(
 )
 
 
-def test_a_run_without_records_can_be_taken_up_after_round_0(tmp_path: Path) -> None:
+def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(SettingsError, match="the run cannot resume"):
         Tracker(tmp_path / "run", META, resume_after=0)

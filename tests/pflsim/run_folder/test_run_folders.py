@@ -106,7 +106,7 @@ def test_what_is_no_run_does_not_count(tmp_path: Path) -> None:
     assert last_run(tmp_path) == run
 
 
-def test_no_run_is_an_error_in_words(tmp_path: Path) -> None:
+def test_no_run_is_an_error_with_a_message(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "none"):
         with pytest.raises(SettingsError, match=f"there is no run folder in {root}"):
             last_run(root)

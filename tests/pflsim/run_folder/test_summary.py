@@ -130,6 +130,6 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path, monkeyp
     assert path.read_text() == "new"
 
 
-def test_an_opening_is_no_round():
+def test_an_initial_round_is_no_round():
     assert Summary(META, [line(0), line(1, 0.5), line(2, 0.6)], True, 3.0, 100.0).rounds == 2
     assert Summary(META, [line(0)], False, 3.0, 100.0).rounds == 0

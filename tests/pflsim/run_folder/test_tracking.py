@@ -26,7 +26,7 @@ from pflsim.types import Axis, EvalRow, Matrix, RoundRecord, Split, TrainReport
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
 
 
-JUDGED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
 SPLITS: tuple[Split, ...] = ("val", "test")
 
 
@@ -38,7 +38,7 @@ def record(number, evaluated=True, seconds=0.5, shuffle=None):
         EvalRow(c, split, model, phase, draw.randint(0, 9), 9 + c, draw.random())
         for c in range(6)
         for split in SPLITS
-        for model, phase in JUDGED
+        for model, phase in EVALUATED
     ]
     if shuffle is not None:
         shuffle.shuffle(reports)
@@ -238,7 +238,7 @@ def test_histograms_of_the_clients_rates(tmp_path):
     track(tmp_path / "run", [entry])
     events = events_of(tmp_path / "run")
     tag = "clients/personal/test/trained"
-    assert set(events.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in JUDGED for s in SPLITS}
+    assert set(events.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in EVALUATED for s in SPLITS}
     (found,) = events.Histograms(tag)
     rates = [r.correct / r.total for r in entry.evaluations if (r.model, r.split) == ("personal", "test")]
     assert found.histogram_value.num == 6
@@ -291,8 +291,8 @@ def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
     assert events.Scalars("final/worst_decile")[0].value == pytest.approx(last.stats.worst_decile)
 
 
-def test_a_run_that_is_taken_up_has_its_hyper_parameters_once(tmp_path):
-    """Also one that begins with an opening, whose round has the step that they are written with."""
+def test_a_run_that_is_resumed_has_its_hyper_parameters_once(tmp_path):
+    """Also one with an initial round, whose step is the one that they are written with."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
@@ -310,7 +310,7 @@ def test_a_run_that_is_taken_up_has_its_hyper_parameters_once(tmp_path):
     assert found.count("final/accuracy") == 1
 
 
-def test_the_best_and_worst_clients_are_those_that_were_judged_last(tmp_path):
+def test_the_best_and_worst_clients_are_those_that_were_evaluated_last(tmp_path):
     with Tracker(tmp_path, META) as tracker:
         tracker.round(record(1))
         tracker.round(record(2, evaluated=False))

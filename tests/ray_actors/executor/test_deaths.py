@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import ray
-from drills import SIZES, agree, on_ray, outcome, take_log
+from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
+from failure_runs import SIZES, agree, on_ray, outcome, take_log
 from support import Records, World, dropout_mlp, world
-from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
@@ -75,7 +75,7 @@ DEATHS = {
     "of the server, sending": ["die_send"],
     "of the server, fusing": ["die_fuse"],
     "of the server, having fused": ["die_fused"],
-    "of the server, judging": ["die_global"],
+    "of the server, evaluating": ["die_global"],
     "of the server and of a client": ["die_fuse", "die_train_2_1"],
 }
 
@@ -150,15 +150,15 @@ def test_a_server_that_dies_again_and_again_ends_the_run(
     (traps / "die_fuse").unlink()
 
 
-def test_an_error_of_the_server_is_told_once(
+def test_an_error_of_the_server_is_printed_once(
     made: World, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     executor = on_ray(made, pool)
     set_trap(traps, "raise_fuse")
     with pytest.raises(ServerError, match="failed in fuse: ValueError: a trap in the fusion"):
         outcome(executor, tmp_path)
-    told = capsys.readouterr().err
-    assert told.count('raise ValueError("a trap in the fusion")') == 1 and "the server (process" in told
+    printed = capsys.readouterr().err
+    assert printed.count('raise ValueError("a trap in the fusion")') == 1 and "the server (process" in printed
 
 
 def test_an_actor_that_cannot_start_is_an_error(made: World, pool: ActorPool, tmp_path: Path) -> None:

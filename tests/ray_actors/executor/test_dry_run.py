@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended import Pretended
+from fake_gpus import Pretended
 from ray._private.state import actors
 from support import dropout_mlp, world
 

@@ -39,7 +39,7 @@ def test_what_differs(other: dict[str, Any], said: str) -> None:
     assert MINE._replace(**other).differs(MINE) == said
 
 
-def test_an_origin_in_words() -> None:
+def test_an_origin_with_a_message() -> None:
     assert str(MINE) == "process 1 on node 10.0.0.1"
 
 
@@ -151,7 +151,7 @@ def test_other_code_or_versions_are_refused_on_a_cluster(
     assert not caplog.messages
 
 
-def test_another_processor_is_told_of_once_per_node(
+def test_another_processor_is_reported_once_per_node(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wide = MINE._replace(processor="x86_64 AVX512")

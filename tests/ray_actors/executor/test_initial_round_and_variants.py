@@ -1,4 +1,4 @@
-"""What some methods need of the frame: a reply before round 1, everyone in one round, models of several kinds."""
+"""What some methods need of the frame: an initial round, a round of all clients, models of several kinds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Means(ClientModule):
 
 
 class Counting(ServerRule[tuple[int, ...]]):
-    """Counts uplinks per fusion; opens, and calls everyone in round 2."""
+    """Counts uplinks per fusion; has an initial round, and calls all clients in round 2."""
 
     initial_round = True
 
@@ -80,12 +80,12 @@ def inline(made: PreparedRun) -> InlineExecutor:
     return executor
 
 
-def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_initial_round_and_a_round_of_all_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
     executor, clients_done = inline(made), Records()
     before = states(executor)
     executor.run(ReplyTask(), Sent.nothing(range(6)))
-    assert same(before, states(executor)), "the opening changes no client"
+    assert same(before, states(executor)), "the initial round changes no client"
     Simulation(executor, made.plan, tmp_path, clients_done).run()
     assert executor.server.state == (6, 3, 6, 3)
     assert [r.round for r in clients_done.records] == [0, 1, 2, 3]
@@ -95,7 +95,7 @@ def test_opening_and_everyone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_everyone_who_is_through_is_heard_of(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
+def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
     """In every phase that says how many are due, as many are; the actors get Local, as below."""
     made = of(Means, monkeypatch=monkeypatch)
     parts = made.dataset, made.partition, _local_rule(), made.federation

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import ray
-from displaced import PLAN, alike, bare
-from drills import SIZES as FIVE
-from drills import on_ray
+from failing_executor import PLAN, alike, bare
+from failure_runs import SIZES as FIVE
+from failure_runs import on_ray
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,

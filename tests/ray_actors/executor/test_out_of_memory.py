@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hungry import MAX_EATEN, OURS
+from out_of_memory_run import MAX_EATEN, OURS
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from ray_actors.executor import deaths
@@ -33,7 +33,8 @@ def test_an_actor_that_eats_all_memory_changes_nothing(tmp_path: Path) -> None:
         pytest.skip(f"needs {(MAX_EATEN + OURS) / 2**30 + 1:.0f} GiB of free memory")
     paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, str(TESTS / "hungry.py"), str(tmp_path)], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, str(TESTS / "out_of_memory_run.py"), str(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True,
         timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,9 +42,9 @@ def test_an_actor_that_eats_all_memory_changes_nothing(tmp_path: Path) -> None:
     if "disturbed" in found:
         changed = found["disturbed"] / 2**30
         pytest.skip(f"other processes changed their use of memory by {changed:+.1f} GiB, which decides what is killed")
-    told = [line for line in found["lines"] if "out of memory" in line]
+    messages = [line for line in found["lines"] if "out of memory" in line]
     assert found["equal"]
-    assert found["restarts"] == len(found["lines"]) == len(told) >= 1
+    assert found["restarts"] == len(found["lines"]) == len(messages) >= 1
 
 
 def test_how_ray_says_it() -> None:

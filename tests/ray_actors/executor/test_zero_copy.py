@@ -1,4 +1,4 @@
-"""Parcels: what arrives is what was sent, and its tensors are the memory that was handed over."""
+"""What arrives is what was sent, and its tensors are the memory that was handed over."""
 
 from __future__ import annotations
 
@@ -111,6 +111,6 @@ def test_tensors_travel_beside_the_pickle_and_are_not_copied() -> None:
     assert torch.equal(first.weights["a"], large) and torch.equal(second.weights["c"], torch.ones(3))
 
 
-def test_without_buffers_beside_it_a_parcel_is_an_ordinary_pickle() -> None:
+def test_without_buffers_beside_it_a_message_is_an_ordinary_pickle() -> None:
     (found,) = pickle.loads(pickle.dumps(ZeroCopyMessage([torch.arange(3)]), protocol=5))
     assert found.tolist() == [0, 1, 2]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from drills import SIZES, agree, on_ray, outcome, take_log
+from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
+from failure_runs import SIZES, agree, on_ray, outcome, take_log
 from support import World, dropout_mlp, plan, same, world
-from traps import ALWAYS, Endangered, EndangeredServer, set_trap
 
 from lightning_modules.training import Training
 from pflsim.config.on_client_error import OnError
@@ -67,7 +67,7 @@ def test_what_goes_away_by_itself_changes_nothing(trap: str, traps: Path, pool: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "shown"), [("retry(3)", 1), ("abort", 1), ("retry(0)", 1)])
-def test_an_error_that_stays_is_told_once_and_ends_the_run(
+def test_an_error_that_stays_is_printed_once_and_ends_the_run(
     rule: str, shown: int, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Client, round, phase and actor, with the traceback, on standard error and in the run folder."""
@@ -76,12 +76,12 @@ def test_an_error_that_stays_is_told_once_and_ends_the_run(
         set_trap(traps, "raise_train_2_2", ALWAYS)
         with pytest.raises(ClientError, match="client 2 failed in round 2 .local training.: ValueError: a trap"):
             outcome(executor, tmp_path)
-        told, written = capsys.readouterr().err, take_log(tmp_path)
-        for text in (told, written):
-            assert text.count("Traceback") == shown and "traps.py" in text
+        printed, written = capsys.readouterr().err, take_log(tmp_path)
+        for text in (printed, written):
+            assert text.count("Traceback") == shown and "failing_clients.py" in text
             assert text.count("; retry ") == (rule == "retry(3)") == text.count("the same error twice")
         if not isinstance(executor, InlineExecutor):
-            assert "client actor" in told and "process" in told and "node" in told
+            assert "client actor" in printed and "process" in printed and "node" in printed
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_values_that_are_not_finite(client: int, traps: Path, pool: ActorPool, t
                     outcome(executor, tmp_path)
                 continue
             found = outcome(executor, tmp_path)
-            later = dict.fromkeys(range(5), "nonfinite") if rule == "keep" else {}  # it spreads to everyone
+            later = dict.fromkeys(range(5), "nonfinite") if rule == "keep" else {}  # it spreads to all clients
             assert [faults for _, faults in found[4]] == [{}, {client: "nonfinite"}, later]
             spread = any(not torch.isfinite(v).all() for v in found[1]["weights"].values())
             assert spread == (rule == "keep")

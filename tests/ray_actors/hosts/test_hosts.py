@@ -1,4 +1,4 @@
-"""A host of clients as a plain object: nothing passes from one client to another, and judging changes nothing."""
+"""A host of clients as a plain object: nothing passes from one client to another, and evaluation changes nothing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def private_states(on: ClientHost) -> dict[int, Tensors]:
 
 
 def train(on: ClientHost, made: World, clients: Sequence[int], rounds: int = 2, **weights: Tensor) -> list[Uplink]:
-    """Rounds in which everyone is sent the initial values; the last round's uplinks."""
+    """Rounds in which all clients are sent the initial values; the last round's uplinks."""
     down = Message(weights={**made.federation.initial, **weights})
     ups: list[Uplink] = []
     for t in range(1, rounds + 1):
@@ -98,7 +98,7 @@ def test_clients_on_one_host_are_clients_on_hosts_of_their_own() -> None:
         assert same(copy(private_states(alone)), {client: snapshot(private_states(together)[client])})
 
 
-def test_a_host_trains_those_it_is_told_to() -> None:
+def test_a_host_trains_the_clients_it_is_asked_to() -> None:
     made = make()
     home = host(made)
     before = copy(private_states(home))
@@ -139,7 +139,7 @@ def test_an_anchor_does_not_reach_the_next_client() -> None:
 
 
 class Attentive(FedAvgClient):
-    """Puts its class counts into the head's bias when it receives; doubles all before it is judged."""
+    """Puts its class counts into the head's bias when it receives; doubles all before it is evaluated."""
 
     def before_training(self, shard: Shard) -> None:
         self.net.head.bias.data.copy_(torch.bincount(shard.train.y, minlength=3))
@@ -196,7 +196,7 @@ def test_evaluation_changes_nothing(buffers: Any) -> None:
     assert same(copy(private_states(reported)), copy(private_states(other)))
 
 
-def test_rows_are_counts_of_the_judged_model() -> None:
+def test_rows_are_counts_of_the_evaluated_model() -> None:
     """Against a forward pass by hand; evaluation batches do not matter, an empty split is a row of zeros."""
     made = make(eval_batch_size=2)
     home = host(made)
@@ -219,7 +219,7 @@ def test_rows_are_counts_of_the_judged_model() -> None:
 
 
 class Twofold(FedAvgClient):
-    """Judged by another model than the one that the server has."""
+    """Evaluated by another model than the one that the server has."""
 
     def __init__(self, net: Net, training: Training):
         super().__init__(net, training)
@@ -232,7 +232,7 @@ class Twofold(FedAvgClient):
         return self.net(inputs)
 
 
-def test_the_global_model_may_be_another_than_the_judged_one() -> None:
+def test_the_global_model_may_be_another_than_the_evaluated_one() -> None:
     """And only the net, which is what was received, is recalibrated."""
     made = make(Twofold, training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
     plain = make(training=Training(lr=0.1, batch_size=5, buffers="recalibrate"))
@@ -246,14 +246,14 @@ def test_the_global_model_may_be_another_than_the_judged_one() -> None:
 
 
 class Dated(FedAvgClient):
-    """Judged by a model that depends on the round."""
+    """Evaluated by a model that depends on the round."""
 
     def predict(self, inputs: Tensor) -> Tensor:
         return super().predict(inputs) * self.round_number
 
 
 def test_the_round_of_an_evaluation_is_not_the_last_one_trained() -> None:
-    """A host whose clients sat a round out judges as one whose clients did not."""
+    """A host whose clients sat a round out evaluates as one whose clients did not."""
     made = make(Dated)
     request = EvalRequest("personal", "trained", (0,), ("test",), 7)
     idle, busy = host(made), host(made)
@@ -292,7 +292,7 @@ def test_statistics_that_are_not_aggregated_do_not_travel(setting: Any) -> None:
 
 
 def test_recalibration_measures_with_the_received_weights() -> None:
-    """The global model is judged with statistics of the client's own training data."""
+    """The global model is evaluated with statistics of the client's own training data."""
     made = make(training=Training(buffers="recalibrate"))
     home = host(made)
     evaluate(home, GLOBAL, (1,), Message(weights=made.federation.initial))
@@ -303,7 +303,7 @@ def test_recalibration_measures_with_the_received_weights() -> None:
 # Initial values
 
 
-def test_everyone_starts_the_same_by_default() -> None:
+def test_all_clients_start_the_same_by_default() -> None:
     states = private_states(host(make()))
     assert all(same({0: dict(states[0])}, {0: dict(states[c])}) for c in ALL)
 

@@ -40,7 +40,7 @@ def test_slots(cpus: float, gpus: float, memory_mb: float, others: int, slots: i
     assert node("1", cpus, gpus, memory_mb).slots(others) == slots
 
 
-def test_a_node_in_words() -> None:
+def test_a_node_with_a_message() -> None:
     assert str(node("1", 4, 0, 2048)) == "10.0.0.1: 4 CPUs, 2.0 GiB"
     assert str(node("1", 0.5, 2, 1536)) == "10.0.0.1: 0.5 CPUs, 2 GPUs, 1.5 GiB"
 

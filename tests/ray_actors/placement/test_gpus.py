@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from pretended import Shown
+from fake_gpus import Shown
 from support import rounds, same, states, world
 
 from lightning_modules.base import Batch, Terms
@@ -129,15 +129,15 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_host_is_given_its_device_and_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world(FedAvg, FedAvgServer())
     layout = lay_out([1] * 4, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1), Supply(cpus=8, gpus=1))
-    told: list[Any] = []
-    actor = SimpleNamespace(build=SimpleNamespace(remote=lambda factory, *rest: told.append((factory, rest[-1]))))
+    built: list[Any] = []
+    actor = SimpleNamespace(build=SimpleNamespace(remote=lambda factory, *rest: built.append((factory, rest[-1]))))
     monkeypatch.setattr(actor_group.ray, "put", lambda value: value)
     hosts: Any = SimpleNamespace(hosts=lambda specs: [actor] * len(specs))
     failure_policy: FailurePolicy = SimpleNamespace()  # type: ignore[assignment]
     factory = replace(made.factory, device="cuda:0")
     actor_group.ActorGroup(hosts, layout, (factory, made.dataset, made.partition), failure_policy).start()
-    assert [(r.device, r.gpu_share) for r, _ in told] == [("cuda:0", 0.5), ("cuda:0", 0.5), ("cpu", 1.0)]
-    assert [group for _, group in told] == list(layout.groups)
+    assert [(r.device, r.gpu_share) for r, _ in built] == [("cuda:0", 0.5), ("cuda:0", 0.5), ("cpu", 1.0)]
+    assert [group for _, group in built] == list(layout.groups)
 
 
 @pytest.mark.slow

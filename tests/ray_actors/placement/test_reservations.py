@@ -1,4 +1,4 @@
-"""Room on a node of a real Ray, which has one: reserved as a whole, refused in words, and given back."""
+"""Room on a node of a real Ray, which has one: reserved as a whole, refused with a message, and given back."""
 
 from __future__ import annotations
 

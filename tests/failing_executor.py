@@ -1,4 +1,4 @@
-"""Runs of a few clients whose executor loses what it stands on at chosen calls, and what such runs leave."""
+"""Runs of a few clients whose executor loses states at chosen calls, and what such runs leave."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Loss:
 
 
 class Shaky:
-    """An executor in this process that loses what it stands on; until it has recovered nothing can be had of it."""
+    """An executor in this process that loses its states; until it has recovered every call fails."""
 
     def __init__(self, made: World, losses: Sequence[Loss], rule: str = "abort"):
         self.made, self.losses, self.rule = made, list(losses), rule

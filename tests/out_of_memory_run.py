@@ -1,4 +1,4 @@
-"""A run on a Ray of its own whose memory monitor kills an actor that eats too much: `python hungry.py FOLDER`.
+"""A run on its own Ray whose memory monitor kills an actor that eats too much: `python out_of_memory_run.py FOLDER`.
 
 Prints what came of it as JSON: `equal`, `restarts`, `eaten`, the lines of run.log; or only `disturbed`, the bytes by
 which other processes of the machine have changed their use of memory, where it can show nothing because of them.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from failing_clients import EndangeredServer, caught, set_trap
 from support import Records, World, plan, same, states, world
-from traps import EndangeredServer, caught, set_trap
 
 from lightning_modules.methods.fedprox import FedProx
 from pflsim.config.on_client_error import OnError
