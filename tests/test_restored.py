@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHOD_PARAMS
+from support import METHOD_PARAMS, slow_except
 from test_contract import inline, job, tensors_of
 
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
@@ -50,7 +50,7 @@ def everything(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)
-@pytest.mark.parametrize("fraction", ["1.0", "0.5"])
+@pytest.mark.parametrize("fraction", slow_except(["0.5"], ["1.0", "0.5"]))
 def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: str) -> None:
     """After every round, also before the first: the same state, the same messages, the same fusion."""
     made = job(method, "rounds=4", f"fraction={fraction}", "local_epochs=1")

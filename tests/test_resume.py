@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from run_files import read_state
-from support import RUN_PARAMS
+from support import METHODS, slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
@@ -69,7 +69,7 @@ def agree(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize("method", RUN_PARAMS)
+@pytest.mark.parametrize("method", slow_except(["fedfcd"], METHODS))
 def test_stopped_and_resumed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

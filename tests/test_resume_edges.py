@@ -40,7 +40,7 @@ def refused(stopped: Path, capsys: pytest.CaptureFixture[str], *more: str) -> st
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["lr: 0.05", "rounds: 4", "fraction: 0.6"])
+@pytest.mark.parametrize("line", ["lr: 0.05", "rounds: 4"])
 def test_an_edited_setting_is_noticed(line: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = stopped / "config.yaml"
     text = config.read_text()

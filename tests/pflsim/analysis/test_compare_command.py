@@ -64,8 +64,10 @@ def test_the_format_asked_for_comes_first(said: Said, folder: Path, tmp_path: Pa
     assert said(folder, "--format", "markdown")[1].splitlines()[2].startswith("| method")
 
 
-@pytest.mark.parametrize("against", ["rounds", "bytes", "seconds"])
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("against", "suffix", "magic"),
+    [("rounds", "png", b"\x89PNG"), ("bytes", "svg", b"<?xml"), ("seconds", "pdf", b"%PDF")],
+)
 def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: str, magic: bytes) -> None:
     file = tmp_path / f"curves.{suffix}"
     status, out, err = said(folder, "--curves", file, "--against", against)

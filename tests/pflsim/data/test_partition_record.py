@@ -50,7 +50,7 @@ def test_record_says_who_holds_what(tmp_path):
     assert len(text.splitlines()) < 6 + 20
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (10, 10), (100, 10), (500, 100)])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (500, 100)])
 def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 900, (clients, classes)) * (np.arange(classes) % 3 > 0)
     path = tmp_path / "p.png"

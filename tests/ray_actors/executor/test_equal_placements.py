@@ -57,7 +57,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     return states(executor), rows, losses, traffic
 
 
-@pytest.mark.parametrize("name", slow_except(["one client per actor"], PLACEMENTS))
+@pytest.mark.parametrize("name", slow_except(["packed"], PLACEMENTS))
 def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
     for number, w in enumerate(worlds()):
