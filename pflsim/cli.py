@@ -180,10 +180,13 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
     """Resume a run with its own settings, and with given ones that cannot change its results."""
-    from pflsim.run_folder.folder import is_complete
-    from pflsim.run_folder.resume import changed, run_folder, saved_settings
+    from pflsim.config.urls import is_url
+    from pflsim.run_folder.folder import check_no_links, is_complete
+    from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
 
-    folder = run_folder(_resumed_folder(asked, options.multirun or bool(options.cfg)))
+    name = _resumed_folder(asked, options.multirun or bool(options.cfg))
+    folder, keys = run_folder(name), list[str]()
+    check_no_links(folder)
     others = [text for text in options.overrides if not text.startswith(RESUME)]
     settings = saved_settings(folder)
     if others:
@@ -191,9 +194,11 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
             keys = [str(override.key_or_group) for override in parse(others)]
             same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *others], folders)), keys)
-    if is_complete(folder):
+    if is_complete(folder, states=True):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
         return 0
+    if not is_url(name):
+        check_destination(settings, folder, keys)
     with importlib.import_module("ray_actors.run").Runner() as runner:
         runner.resume(folder, settings)
     return 0

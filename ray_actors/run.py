@@ -154,12 +154,16 @@ class Runner:
                         self.interrupts.install()  # Ray replaces one of the handlers when it starts
                         _start(executor, checkpoint)
                     listener = _Listener(tracker, console, remote_copy)
-                    Simulation(executor, prepared.plan, folder, listener, self.interrupts, done).run()
+                    simulation = Simulation(executor, prepared.plan, folder, listener, self.interrupts, done)
+                    simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")
                 _close(folder, tracker, console, complete=False)
                 raise
-            return _close(folder, tracker, console, complete=True)
+            summary = _close(folder, tracker, console, complete=True, states_saved=simulation.states_saved)
+        if not summary.states_saved:
+            raise RunError("results are complete, final states are not saved; resuming computes and saves them")
+        return summary
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -239,10 +243,10 @@ class Runner:
         self.interrupts.release()
 
 
-def _close(folder: Path, tracker: Tracker, console: Console, complete: bool) -> Summary:
+def _close(folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True) -> Summary:
     """Write and print the summary."""
     with _write_errors("this run"):
-        summary = tracker.close(complete)
+        summary = tracker.close(complete, states_saved)
     console.end(summary, folder, tracker.rates)
     return summary
 

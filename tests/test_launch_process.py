@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_runs import make_run
+from support import slow_except
 
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
 
@@ -43,6 +45,35 @@ def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+IMPORTED = ("wcwidth", "pandas", "yaml", "numpy", "jinja2", "mine")
+"""Libraries that are installed, libraries that others import if they are, and one that no library knows."""
+
+
+@pytest.mark.parametrize("command", slow_except(["report ."], ["report .", "compare .", "resume=.", "method=no"]))
+def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: Path) -> None:
+    """A run folder may be somebody else's."""
+    folder = make_run(tmp_path / "run", [[(5, 10), (6, 10)]] * 2)
+    for name in IMPORTED:
+        (folder / f"{name}.py").write_text(f"open('imported', 'w').write({name!r})")
+    arguments = [sys.executable, "-m", "pflsim", *command.split()]
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (2 if "=" in command else 0), done.stderr
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [["-m", "pflsim"], [str(LAUNCH)]])
+def test_own_classes_are_found_in_the_working_directory(program: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from lightning_modules.nets.mlp import Mlp as Net\n\nclass Mine(Net): ...\n")
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "model" / "mine.yaml").write_text("_target_: mine.Mine\n")
+    small = ["data=digits", "clients=2", "rounds=1", "executor=inline", "progress=quiet", "run_dir=run"]
+    arguments = [sys.executable, *program, "--config-dir", "configs", "model=mine", *small]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["model"] == "mine"
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_downloaded_from_there_it_ends_as_a_straight_run(
     stop_after(2, monkeypatch)
     assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
     stopped = only()
-    assert f"resume with  python launch.py resume={stopped}\n" in capsys.readouterr().out
+    assert f"resume with  python launch.py resume={stopped} run_dir={url}\n" in capsys.readouterr().out
     assert contents(url) == local_contents(stopped)
     (tmp_path / "another machine").mkdir()
     monkeypatch.chdir(tmp_path / "another machine")
@@ -93,16 +93,33 @@ def test_downloaded_from_there_it_ends_as_a_straight_run(
     as_straight(folder, straight)
     assert contents(url) == local_contents(folder)
     monkeypatch.chdir(tmp_path)
-    assert cli.main([f"resume={stopped}"]) == 2
+    assert cli.main([f"resume={stopped}", f"run_dir={url}"]) == 2
     assert f"give resume={url}" in capsys.readouterr().err
 
 
 def test_a_resumed_folder_keeps_its_remote_copy(url: str, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(3, monkeypatch)
     assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
-    assert cli.main([f"resume={only()}"]) == 0
+    assert cli.main([f"resume={only()}", f"run_dir={url}"]) == 0
     as_straight(only(), straight)
     assert contents(url) == local_contents(only())
+
+
+def test_a_folder_does_not_decide_where_it_is_copied_to(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody else may have written its config.yaml."""
+    url = f"testdisk://{tmp_path}/elsewhere/mine"
+    stop_after(2, monkeypatch)
+    assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
+    folder, there = only(), contents(url)
+    capsys.readouterr()
+    assert cli.main([f"resume={folder}"]) == 2
+    assert f"give run_dir={url} " in capsys.readouterr().err
+    assert cli.main([f"resume={folder}", "run_dir=elsewhere"]) == 2
+    assert cli.main([f"resume={folder}", "run_dir=null"]) == 0
+    as_straight(folder, straight)
+    assert contents(url) == there
 
 
 @pytest.mark.parametrize("damage", ["shorter", "other bytes", "no records"])
@@ -122,7 +139,7 @@ def test_what_is_damaged_here_does_not_go_over_what_is_good_there(
         path.write_bytes(data[:-9] if damage == "shorter" else data[:-9] + bytes(9))
     here = local_contents(folder)
     capsys.readouterr()
-    assert cli.main([f"resume={folder}"]) == 2
+    assert cli.main([f"resume={folder}", f"run_dir={url}"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: run_dir={url} has a checkpoint of round 2, but {folder} ") and said.count("\n") == 1
     assert f"give resume={url}" in said
@@ -148,7 +165,7 @@ def test_a_run_that_fails_is_there_too(url: str, monkeypatch: pytest.MonkeyPatch
     log = there["run.log"].decode()
     assert there == local_contents(only())
     assert "the run ended: client " in log and "it is broken" in log
-    assert cli.main([f"resume={only()}"]) == 0
+    assert cli.main([f"resume={only()}", f"run_dir={url}"]) == 0
     assert contents(url) == local_contents(only())
 
 

@@ -1,17 +1,21 @@
-"""Taking up a run whose folder was touched, or that failed at an awkward moment."""
+"""Resuming a run whose folder was changed, or that failed at an awkward moment."""
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import slow_except
 from test_resume import SMALL, agree, left, stop_after
 
 from lightning_modules.base import ClientModule
 from pflsim import cli
+from pflsim.engine import checkpointing
 
 RUN = ["method=fedavg", "lockstep=false", *SMALL]
 
@@ -109,6 +113,50 @@ def test_a_complete_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert cli.main([f"resume={tmp_path / 'run'}"]) == 0
     assert "is complete: all of its 4 rounds are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("full_from", slow_except([4], [1, 4]))
+def test_a_disk_that_was_full_in_the_end(
+    full_from: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The results are complete, but not the run: resumed with room on the disk, it saves the same states."""
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'straight'}"]) == 0
+    real = checkpointing.stage_checkpoint
+
+    def full(folder: Path, round_number: int, *rest: Any) -> Any:
+        if round_number >= full_from:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(folder, round_number, *rest)
+
+    folder = tmp_path / "full"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpointing, "stage_checkpoint", full)
+        capsys.readouterr()
+        assert cli.main([*RUN, f"run_dir={folder}"]) == 1
+    said = capsys.readouterr()
+    assert "final states are not saved" in said.err and f"resume={folder}" in said.out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["complete"], summary["rounds"], summary["states_saved"]) == (True, 4, False)
+    assert (folder / "per_client.csv").read_text() == (tmp_path / "straight" / "per_client.csv").read_text()
+    assert cli.main([f"resume={folder}"]) == 0
+    agree(left(folder), left(tmp_path / "straight"))
+    assert cli.main([f"resume={folder}"]) == 0 and "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/round_0002", "notes"])
+def test_links_in_a_run_folder_are_not_followed(
+    name: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder itself may be a link."""
+    (tmp_path / "link").symlink_to(stopped, target_is_directory=True)
+    elsewhere = tmp_path / "elsewhere"
+    (stopped / name).rename(elsewhere) if (stopped / name).exists() else elsewhere.write_text("x")
+    (stopped / name).symlink_to(elsewhere)
+    for folder in (stopped, tmp_path / "link"):
+        assert f"{folder / name} is a symbolic link" in refused(folder, capsys)
+        for command in (["compare"], ["report"], ["export", "--client", "0"]):
+            assert cli.main([command[0], str(folder), *command[1:]]) == 2
+            assert "is a symbolic link" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("phase", ["evaluate", pytest.param("train", marks=pytest.mark.slow)])

@@ -8,10 +8,13 @@ method is a pair: `client` and `server` each name a target, and the settings of 
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from pflsim.config.names import unknown_key
@@ -114,6 +117,8 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
 def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., Any]:
     """Import a class or function and check what it is; nothing is called.
 
+    A module that is not on the import path is imported from the working directory, which is added at the end.
+
     Args:
         target: "package.module.Name".
         kind: a Protocol with `__call__`: the target must accept its positional arguments and return its type (a
@@ -125,6 +130,8 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     """
     if find(target) is None:
         raise SettingsError(unknown_target(target, key))
+    if find_spec(target.partition(".")[0]) is None:
+        sys.path.append(os.getcwd())
     found: Any = pkgutil.resolve_name(target)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")

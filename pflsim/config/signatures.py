@@ -6,6 +6,7 @@ A setting is a keyword-only parameter. The command line stays fast, because it c
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import typing
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def find(dotted: str) -> tuple[Source, ast.AST] | None:
 def find_source(module: str) -> Source | None:
     """Read the source of a module without importing it or its packages; None if it has no Python source.
 
-    The standard library is never read: it contains no components, and `typing` is long.
+    A module that is not on the import path may be in the working directory. The standard library is never read: it
+    contains no components, and `typing` is long.
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
@@ -99,6 +101,8 @@ def find_source(module: str) -> Source | None:
         # Editable installs have finders of their own for top-level names.
         finders = [PathFinder] if folders is not None else [PathFinder, *sys.meta_path]
         spec = next(filter(None, (finder.find_spec(part, folders) for finder in finders)), None)
+        if spec is None and folders is None:
+            spec = PathFinder.find_spec(part, [os.getcwd()])
         if spec is None:
             return None
         folders, path = list(spec.submodule_search_locations or ()), spec.origin

@@ -1,4 +1,4 @@
-"""What the round loop asks of the hosts of clients and server: tasks for clients, and the Executor protocol."""
+"""The Executor protocol, through which the round loop uses the hosts of clients and server, and its tasks."""
 
 from __future__ import annotations
 

@@ -99,6 +99,11 @@ class Simulation(Generic[Handle]):
             self._save_last_round()
             raise Stopped(self.interrupts.requested) from None
 
+    @property
+    def states_saved(self) -> bool:
+        """Whether a checkpoint has the states after the last finished round."""
+        return self.done == self._checkpoints.saved
+
     def _run_round(self, round_number: int) -> None:
         with self.interrupts.abandonable():
             self.executor.refresh()
@@ -239,7 +244,7 @@ class Simulation(Generic[Handle]):
 
     def _save_last_round(self) -> None:
         """Save the states after the last finished round, unless they are saved."""
-        if self.done is None or self.done == self._checkpoints.saved:
+        if self.done is None or self.states_saved:
             return
         try:
             if not self._recovery.complete:

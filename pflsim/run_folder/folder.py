@@ -110,6 +110,19 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
+def check_no_links(folder: Path) -> None:
+    """Refuse a run folder with symbolic links in it, which could make a command read or write files elsewhere.
+
+    Raises:
+        SettingsError: names the first link.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in sorted((*folders, *files)):
+            path = Path(parent, name)
+            if path.is_symlink():
+                raise SettingsError(f"{path} is a symbolic link; a run folder contains regular files and folders only")
+
+
 def runs(root: str | Path = "runs") -> list[Path]:
     """Return the run folders below `root` with a default name and a config.yaml, in the order of their start."""
     found: list[tuple[str, int, Path]] = []
@@ -134,9 +147,15 @@ def last_run(root: str | Path = "runs") -> Path:
     raise SettingsError(f"there is no run folder in {root}{advice}")
 
 
-def is_complete(folder: Path) -> bool:
-    """Return whether summary.json of a run folder says that the run is complete."""
+def is_complete(folder: Path, states: bool = False) -> bool:
+    """Return whether summary.json of a run folder says that the run is complete.
+
+    Args:
+        folder: the run folder.
+        states: whether the states after the last round must be saved too.
+    """
     try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))["complete"] is True
-    except (OSError, ValueError, KeyError, TypeError):
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return summary["complete"] is True and (not states or summary.get("states_saved", True) is True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -10,13 +10,13 @@ from typing import Any
 
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
-from pflsim.config.urls import is_url
+from pflsim.config.urls import check_no_password, is_url
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG, last_run
 
 CHANGEABLE = (
     *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite", "progress", "tracking"),
-    *("data.root", "data.path"),
+    *("data.root", "data.path", "run_dir"),
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path."""
@@ -82,7 +82,7 @@ def _kept(settings: Settings) -> tuple[str, ...]:
 
 
 def _is_free(key: str) -> bool:
-    return key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names", "run_dir")
+    return key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names")
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:
@@ -109,6 +109,8 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
         if key in keys and value(given) != value(before):
             raise SettingsError(f"{key} may change the last bits of a result and cannot change when a run is resumed")
         settings = _with(settings, before, key.split("."))
+    if "run_dir" in keys and given.run_dir is not None and not is_url(given.run_dir):
+        raise SettingsError(f"run_dir={given.run_dir}: a resumed run stays in its folder; expected a URL or null")
     on_gpus = [bool(s.placement.gpus) for s in (before, settings)]
     if settings.placement.device == "auto" and on_gpus[0] != on_gpus[1]:
         raise SettingsError(
@@ -116,6 +118,19 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
             f"keep placement.gpus={before.placement.gpus}"
         )
     return settings
+
+
+def check_destination(settings: Settings, folder: Path, keys: Collection[str]) -> None:
+    """Refuse to copy a run to a URL that only its config.yaml names, because the folder may be somebody else's.
+
+    Raises:
+        SettingsError: `run_dir` is a URL, and not one of the keys on the command line.
+    """
+    if is_url(settings.run_dir) and "run_dir" not in keys:
+        check_no_password(str(settings.run_dir), "run_dir")
+        raise SettingsError(
+            f"{folder / CONFIG} has a remote copy: give run_dir={settings.run_dir} to continue it, or run_dir=null"
+        )
 
 
 def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:

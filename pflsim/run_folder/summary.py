@@ -92,6 +92,7 @@ class Summary:
         meta: attributes of the run.
         history: the metrics of the rounds so far, if any.
         complete: whether the run did everything that was planned.
+        states_saved: whether a complete run has a checkpoint of its last round; its disk may have been full.
         seconds: wall seconds of all sessions.
         peak_rss_mb: the peak memory of any session, in MB (10⁶ bytes).
         newcomers: results of newcomers; None if there are none yet.
@@ -107,6 +108,7 @@ class Summary:
     newcomers: NewcomerFigures | None = None
     resumed_after: tuple[int, ...] = ()
     actor_restarts: int = 0
+    states_saved: bool = True
 
     @property
     def rounds(self) -> int:
@@ -141,6 +143,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
     phases = {model: meta.phase(model) for model in get_args(Model)}
     return {
         "complete": summary.complete,
+        **({} if summary.states_saved else {"states_saved": False}),
         **{name: getattr(meta, name) for name in ("method", "data", "partition", "partition_hash", "model", "clients")},
         "rounds": summary.rounds,
         "rounds_planned": meta.rounds,

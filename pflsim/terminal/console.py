@@ -53,7 +53,7 @@ class Console:
         self._best: tuple[float, int, float] | None = None
         self._live: Live | None = None
         self._last_line = 0
-        self._remote = ""
+        self._url: str | None = None
 
     def start(self, folder: Path, done: int | None = None, kept_at: str | None = None) -> None:
         """Print what runs and where its results go.
@@ -63,11 +63,11 @@ class Console:
             done: the last finished round of a resumed run.
             kept_at: URL of the remote copy.
         """
-        self._remote = f", remote copy {kept_at}" if kept_at else ""
+        self._url = kept_at
         if self.progress == "quiet":
             return
         self._print(headline(self.meta))
-        self._print(f"run folder {folder}{self._remote}")
+        self._print(f"run folder {folder}{self._copy()}")
         if done is not None:
             self._print(f"resumed after round {done}")
         self._print("accuracy: mean over clients on their test data; worst: mean of the worst decile of clients")
@@ -129,10 +129,13 @@ class Console:
         for line in result_lines(summary, rates or {}, self._round_seconds):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
-        self._print(f"run folder   {folder}{self._remote}")
+        self._print(f"run folder   {folder}{self._copy()}")
         self._print(f"curves       {tensorboard_command(folder)}")
-        if not summary.complete:
-            self._print(f"resume with  {resume_command(folder)}")
+        if not (summary.complete and summary.states_saved):
+            self._print(f"resume with  {resume_command(folder, self._url)}")
+
+    def _copy(self) -> str:
+        return f", remote copy {self._url}" if self._url else ""
 
     def line(self, metrics: RoundMetrics) -> str:
         """Return a round's line in the most detailed form that fits the width; the traffic is that of the round."""

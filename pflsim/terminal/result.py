@@ -102,11 +102,17 @@ def headline(meta: RunMeta) -> str:
     )
 
 
-def resume_command(folder: Path) -> str:
-    """Return the command that resumes a run; a cluster job is resumed from the machine that submitted it."""
+def resume_command(folder: Path, url: str | None = None) -> str:
+    """Return the command that resumes a run; a cluster job is resumed from the machine that submitted it.
+
+    Args:
+        folder: the run folder.
+        url: the URL of the remote copy; None: there is none.
+    """
     job = os.environ.get(JOB)
     command = f"submit --home-of {job} resume" if job else "resume"
-    return f"python launch.py {command}={shlex.quote(str(folder))}"
+    copy = f" {shlex.quote(f'run_dir={url}')}" if url else ""
+    return f"python launch.py {command}={shlex.quote(str(folder))}{copy}"
 
 
 def tensorboard_command(folder: Path) -> str:

@@ -17,7 +17,7 @@ MAX_PATH_LENGTH = 28
 """Of the folder, in characters: the path of a socket in it must not exceed 107 characters."""
 FILES, LOCK = "r", "lock"
 """In the folder, which only this user can open: Ray's folder, and a file that this process locks as long as it lives.
-Ray lets everybody open its own folder."""
+Ray's own folder is open to all users."""
 _locks: dict[Path, int] = {}
 
 

@@ -39,7 +39,7 @@ class ServerActor:
         self.actor: Any = pool.server()
         self.state: ObjectRef | None = None
         self._built: ObjectRef | None = None
-        self._where = "not up yet"
+        self._where = "starting"
 
     def start(self) -> None:
         """Have the actor build the server in the initial state, without waiting for it."""

@@ -18,7 +18,7 @@ from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import CONFIG
+from pflsim.run_folder.folder import CONFIG, check_no_links
 from pflsim.run_folder.history import RoundMetrics, read_history
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
@@ -179,6 +179,7 @@ def read_run(folder: Path) -> Run:
         raise SettingsError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
+    check_no_links(folder)
     config = read_mapping(folder / CONFIG, yaml.safe_load)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")

@@ -118,9 +118,9 @@ class RemoteCopy:
 
 
 def run_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a run folder that are copied, by name; hidden files are not."""
+    """Return the files of a run folder that are copied, by name; hidden files and symbolic links are not."""
     files = ((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*"))
-    return {name: path for name, path in files if not is_hidden(name) and path.is_file()}
+    return {name: path for name, path in files if not is_hidden(name) and path.is_file() and not path.is_symlink()}
 
 
 def _failure(step: Callable[[], str | None]) -> str | None:

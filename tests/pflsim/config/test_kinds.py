@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from pflsim.config.components import resolve
+from pflsim.config.signatures import signature_of
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
@@ -192,3 +194,15 @@ def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
 def test_what_a_split_rule_returns(rows: object, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         federate(Dataset("d", X, Y, 3, 4), iid, lambda *_: rows, 2, 0)  # type: ignore[arg-type]
+
+
+def test_own_modules_are_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After all others: a file there replaces no library."""
+    (tmp_path / "mine_alone.py").write_text("class Mine:\n    def __init__(self, *, width: int = 3): ...\n")
+    (tmp_path / "yaml.py").write_text("raise ValueError")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert signature_of("mine_alone.Mine").keys() == {"width"} and str(tmp_path) not in sys.path
+    assert resolve("mine_alone.Mine").__name__ == "Mine" and sys.path[-1] == str(tmp_path)
+    with pytest.raises(SettingsError):
+        resolve("yaml.Mine")
