@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from ray_actors.cluster.guardian import Guardian, end_processes
-from ray_actors.cluster.ray_folder import create_folder, is_ray_process, remove_folder, remove_leftovers
+from ray_actors.cluster.guardian import Guardian, end_processes, is_ray_process
+from ray_actors.cluster.ray_folder import create_folder, remove_folder, remove_leftovers
 from ray_actors.ray_private import loopback_options, silence_authentication_notice
 
 STOP_TIMEOUT_S = 5.0
@@ -35,6 +35,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
 
     remove_leftovers()
     folder, files = create_folder()
+    _guardians[folder] = Guardian(folder)
     silence_authentication_notice()
     # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
     # run has saved its state.
@@ -55,7 +56,6 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that exits at once
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    _guardians[folder] = Guardian(folder, _ray_processes())
     return folder
 
 

@@ -7,10 +7,11 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+from ray_actors.cluster.guardian import end_processes, users_of
 
 PREFIX = "pflsim-ray-"
 MAX_PATH_LENGTH = 28
@@ -18,6 +19,8 @@ MAX_PATH_LENGTH = 28
 FILES, LOCK = "r", "lock"
 """In the folder, which only this user can open: Ray's folder, and a file that this process locks as long as it lives.
 Ray's own folder is open to all users."""
+UNLOCKED_S = 60
+"""The age of a folder without a lock file, in seconds, from which its process was killed before it could lock it."""
 _locks: dict[Path, int] = {}
 
 
@@ -48,18 +51,11 @@ def remove_leftovers() -> None:
     for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
         for folder in parent.glob(f"{PREFIX}*"):
             with suppress(OSError):
-                if _is_ours(folder) and (lock := _lock(folder / LOCK)) is not None:
-                    _kill_users_of(folder)
+                create = os.O_CREAT if time.time() > folder.lstat().st_mtime + UNLOCKED_S else 0
+                if _is_ours(folder) and (lock := _lock(folder / LOCK, create)) is not None:
+                    end_processes(users_of(folder), 0)
                     shutil.rmtree(folder, ignore_errors=True)
                     os.close(lock)
-
-
-def is_ray_process(process: psutil.Process) -> bool:
-    """Return whether a process belongs to Ray, judging by its command line."""
-    try:
-        return any(word.startswith("ray::") or "/ray/" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 def _is_ours(folder: Path) -> bool:
@@ -76,12 +72,3 @@ def _lock(path: Path, flags: int = 0) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def _kill_users_of(folder: Path) -> None:
-    """Kill the Ray processes of this user that have a file in the folder open."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            ours = process.uids().real == os.getuid() and is_ray_process(process)
-            if ours and any(file.path.startswith(f"{folder}/") for file in process.open_files()):
-                process.kill()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import psutil
 import pytest
 
 from ray_actors.cluster import ray_folder, watch
+from ray_actors.cluster.guardian import users_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CODE = """
 import json, os, sys
 import psutil
@@ -92,6 +94,31 @@ def test_what_is_left_when_the_guardian_is_killed_too_is_removed_by_the_next() -
     for one in processes:
         if one.is_running():  # two agents, which would take a minute
             one.kill()
+
+
+@pytest.mark.parametrize("children", range(10))
+def test_killed_while_ray_starts(children: int) -> None:
+    """As soon as it has this many child processes; the guardian is the first, then come those of Ray."""
+    place = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))  # a socket's path must be short
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place)}
+    code = "from ray_actors.cluster import launcher; launcher.start(cpus=1, gpus=0, store_mb=100); input()"
+    starting = subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE)
+    process = psutil.Process(starting.pid)
+    while not [*place.glob("pflsim-ray-*")] or len(process.children(recursive=True)) < children:
+        assert starting.poll() is None
+        time.sleep(0.002)
+    (folder,) = place.glob("pflsim-ray-*")
+    guardians = [one for one in process.children() if any(word.endswith("guardian.py") for word in one.cmdline())]
+    starting.kill()
+    starting.communicate()
+    assert not psutil.wait_procs(guardians, timeout=30)[1]
+    if not guardians:  # it was killed before it could start one
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(place))
+            patch.setattr(ray_folder, "UNLOCKED_S", -1)
+            ray_folder.remove_leftovers()
+    assert not folder.exists() and not users_of(folder)
+    place.rmdir()
 
 
 def test_only_folders_that_nobody_holds_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
