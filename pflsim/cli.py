@@ -21,7 +21,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
-from pflsim.terminal.streams import detach_if_closed
+from pflsim.terminal.streams import detach_if_closed, open_closed
 
 RESUME = "resume="
 ANALYSIS = {
@@ -33,11 +33,12 @@ ANALYSIS = {
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Call `main` with output streams that print `?` for unknown characters and may be closed by their reader.
+    """Call `main` with output streams that print `?` for unknown characters and may be closed.
 
     Returns:
         The exit status.
     """
+    open_closed()
     for stream in (sys.stdout, sys.stderr):
         cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)

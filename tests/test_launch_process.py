@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: 
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == (2 if "=" in command else 0), done.stderr
     assert not (folder / "imported").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    command = f"exec {shlex.quote(sys.executable)} {shlex.quote(str(LAUNCH))} --cfg job {closed}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and bool(done.stdout) == (closed == "2>&-")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from test_resume import SMALL, agree, left, stop_after
 from lightning_modules.base import ClientModule
 from pflsim import cli
 from pflsim.engine import checkpointing
+from ray_actors import run
 
 RUN = ["method=fedavg", "lockstep=false", *SMALL]
 
@@ -141,6 +142,23 @@ def test_a_disk_that_was_full_in_the_end(
     assert cli.main([f"resume={folder}"]) == 0
     agree(left(folder), left(tmp_path / "straight"))
     assert cli.main([f"resume={folder}"]) == 0 and "is complete" in capsys.readouterr().out
+
+
+def test_a_run_whose_folder_is_moved_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback in the thread that writes event files would fail this test too."""
+    real = run._Listener.round
+
+    def moved(self: Any, record: Any) -> None:
+        if record.round == 2:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        real(self, record)
+
+    monkeypatch.setattr(run._Listener, "round", moved)
+    assert cli.main([*RUN, f"run_dir={tmp_path / 'run'}"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and said.count("error: ") == 1 and "could not be written" in said
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/round_0002", "notes"])

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from typing import Any, TextIO
+
+
+def open_closed() -> None:
+    """Connect standard streams that the parent process has closed (`>&-`) to the null device.
+
+    Otherwise the next file that is opened would get the stream's number, and with it what libraries print.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def detach_if_closed(stream: TextIO) -> None:

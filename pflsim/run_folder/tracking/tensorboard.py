@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -60,6 +61,8 @@ class TensorBoard:
     ):
         from torch.utils.tensorboard import SummaryWriter
 
+        self._report = threading.excepthook
+        threading.excepthook = self._report_others
         self._writer = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
         self._per_client = per_client
         self._gallery = Gallery(self._draw)
@@ -103,6 +106,12 @@ class TensorBoard:
         if summary is not None and self._has_hyperparameters:
             end(self._writer, summary)
         self._writer.close()
+        threading.excepthook = self._report
+
+    def _report_others(self, error: threading.ExceptHookArgs) -> None:
+        """Ignore what ends the writer's thread: the writer raises it again in the next call."""
+        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+            self._report(error)
 
     def _draw(self, kind: str, figure: Figure, round_number: int) -> None:
         figure.canvas.draw()
