@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pflsim.errors import SettingsError
-from pflsim.run_folder.files import write_atomically
+from pflsim.run_folder.files import in_order, write_atomically
 from pflsim.types import Axis, Matrix
 
 FILE = "diagnostics.safetensors"
@@ -36,7 +36,7 @@ def write_diagnostics(folder: Path, diagnostics: Diagnostics) -> None:
         attributes = asdict(matrix)
         tensors[str(number)] = np.ascontiguousarray(attributes.pop("values"), np.float32)
         header[str(number)] = json.dumps(attributes)
-    write_atomically(folder / FILE, save(tensors, header))
+    write_atomically(folder / FILE, in_order(save(tensors, header)))
 
 
 def read_diagnostics(folder: Path) -> Diagnostics | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -23,6 +24,16 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def in_order(safetensors: bytes) -> bytes:
+    """Return the content of a safetensors file with its metadata sorted by key; the library writes them at random."""
+    start = 8 + int.from_bytes(safetensors[:8], "little")
+    header = json.loads(safetensors[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the tensors
+    return len(text).to_bytes(8, "little") + text + safetensors[start:]
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pflsim.messages import Message
-from pflsim.run_folder.files import write_atomically
+from pflsim.run_folder.files import in_order, write_atomically
 from pflsim.types import Tensors
 
 
@@ -84,4 +84,4 @@ def _write(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:
 
     own = {k: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(own, dict(header)))
+    write_atomically(path, in_order(save(own, dict(header))))

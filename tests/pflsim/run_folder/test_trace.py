@@ -97,3 +97,12 @@ def test_a_foreign_section_is_refused(tmp_path):
     path = write_server(tmp_path, 1, {"zeta/x": torch.zeros(1)}, {})
     with pytest.raises(ValueError, match="zeta/x"):
         read_message(path)
+
+
+def test_equal_messages_have_equal_bytes(tmp_path):
+    """Also of the header, which the library writes in an order that differs from call to call."""
+    header = {f"key {n}": str(n) for n in range(8)}
+    paths = [write_server(tmp_path / str(n), 1, {"a": torch.ones(3), "b": torch.zeros(2)}, header) for n in range(5)]
+    assert len({path.read_bytes() for path in paths}) == 1
+    read_back = load_file(paths[0])
+    assert (read_back["a"] == 1).all() and (read_back["b"] == 0).all()

@@ -25,6 +25,7 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import BODY, HEAD, snapshot
 from pflsim.servers.fedavg import FedAvg
 from pflsim.types import Tensors
+from ray_actors.hosts import threads
 from ray_actors.hosts.client_host import ClientHost, Reply
 from ray_actors.hosts.server_host import ServerHost, identity
 
@@ -436,3 +437,15 @@ def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_
     moved, left = message.to(device), message.to(device, extra=False)
     assert moved.weights["a"].is_meta and moved.extra["a"].is_meta and left.weights["a"].is_meta
     assert left.extra["a"] is tensors["a"]
+
+
+def test_functions_are_called_by_one_thread_before_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(torch, "sqrt", lambda x: called.append(torch.get_num_threads()))
+    threads._call_once.cache_clear()
+    with threads.torch_threads(1):
+        assert called == []
+        for _ in range(2):
+            with threads.torch_threads(2):
+                pass
+    assert called == [1, 1], "once for each precision"
