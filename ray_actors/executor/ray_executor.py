@@ -13,7 +13,6 @@ from typing import Any
 import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
-from ray.experimental import get_object_locations
 
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
@@ -35,13 +34,11 @@ from ray_actors.hosts.base_executor import BaseExecutor
 from ray_actors.hosts.client_factory import ClientFactory, InitialStates
 from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout
-from ray_actors.placement.nodes import alive_ids, whereabouts
+from ray_actors.placement.nodes import whereabouts
 
 logger = logging.getLogger(__name__)
 CLIENTS_PER_FETCH = 10
 """Clients whose private states the driver fetches at a time."""
-DRIVER_OBJECT_BYTES = 100 * 1024
-"""Ray may keep objects up to this size in the driver's process instead of on a node."""
 FETCH_TIMEOUT_S = 30.0
 """Seconds after which an object that cannot be fetched counts as lost."""
 MAX_CALLS_PER_HOST = 8
@@ -116,18 +113,15 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             raise NodeLost(f"the cluster has no room for the clients: {error}") from None
 
     def _states_exist(self) -> bool:
-        """Return whether every state has a copy on a live node, or is small and in the driver's process."""
-        refs = [*self.states.values(), *([] if self.server.state is None else [self.server.state])]
-        locations, alive = get_object_locations(refs) if refs else {}, alive_ids()
-        for ref in refs:
-            location = locations.get(ref, {})
-            if alive.isdisjoint(location.get("node_ids", ())):
-                if (location.get("object_size") or 0) > DRIVER_OBJECT_BYTES:
-                    return False
-                try:
-                    ray.get(ref, timeout=FETCH_TIMEOUT_S)
-                except (ObjectLostError, GetTimeoutError):
-                    return False
+        """Return whether every state can be fetched.
+
+        The locations that Ray reports are not enough: if a node dies, Ray may give an object up that has another copy.
+        """
+        try:
+            for ref in [*self.states.values(), *([] if self.server.state is None else [self.server.state])]:
+                ray.get(ref, timeout=FETCH_TIMEOUT_S)
+        except (ObjectLostError, GetTimeoutError):
+            return False
         return True
 
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[ObjectRef]:

@@ -55,7 +55,8 @@ def label_lognormal(
             f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: expected "
             f"median > 0, sigma ≥ 0 and partition.classes={classes} ≤ smallest ≤ largest"
         )
-    sizes = np.clip(np.exp(rng.normal(math.log(median), abs(sigma), clients)), smallest, largest)
+    with np.errstate(over="ignore"):  # a size beyond all numbers is cut to `largest`
+        sizes = np.clip(np.exp(rng.normal(math.log(median), abs(sigma), clients)), smallest, largest)
     held = present[(np.arange(clients)[:, None] + np.arange(classes)) % len(present)]  # [N, classes]
     requested = np.zeros((clients, num_classes), dtype=np.int64)
     for client, size in enumerate(sizes):

@@ -174,6 +174,11 @@ def test_label_lognormal_has_the_median_and_spread_it_is_given():
     assert logs.std() == pytest.approx(0.5, rel=0.08)
 
 
+def test_label_lognormal_cuts_sizes_beyond_all_numbers():
+    parts = partitions.label_lognormal(even_labels(each=6000), 10, 20, rng(), None, sigma=1e6)
+    assert {len(p) for p in parts} == {100, 1600}  # and NumPy's warning is an error in tests
+
+
 def test_label_lognormal_scales_to_small_data():
     labels = even_labels(each=140)
     small = table(labels, partitions.label_lognormal(labels, 10, 20, rng(), None))

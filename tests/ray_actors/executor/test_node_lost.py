@@ -37,6 +37,7 @@ from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import check_lost, is_alive
 from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout, Supply, lay_out
+from ray_actors.placement.nodes import alive_ids
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -143,36 +144,36 @@ def one_round(executor: Any) -> None:
     executor.commit()
 
 
-class Found:
-    """What Ray says of where objects are."""
+class LosingRay:
+    """Ray, except that the first `lost` objects that are looked for with a timeout cannot be fetched."""
 
-    def __init__(self, node: str, size: int, away: int):
-        self.node, self.size, self.away = node, size, away
+    def __init__(self, lost: int, error: Exception = LOST):
+        self.lost, self.error = lost, error
 
-    def __call__(self, refs: Any) -> dict[Any, dict[str, Any]]:
-        """The first so many are on a node that is gone."""
-        return {
-            ref: {"node_ids": ["gone"] if number < self.away else [self.node], "object_size": self.size}
-            for number, ref in enumerate(refs)
-        }
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ray, name)
+
+    def get(self, refs: Any, timeout: float | None = None) -> Any:
+        if timeout is not None and self.lost:
+            self.lost -= 1
+            raise self.error
+        return ray.get(refs, timeout=timeout)
 
 
-@pytest.mark.parametrize(
-    ("size", "away", "left"),
-    [(10**6, 0, True), (10**6, 1, False), (10**6, 9, False), (100, 9, True), (remote.DRIVER_OBJECT_BYTES, 9, True)],
-)
-def test_states_are_left_where_a_copy_is_or_they_are_small(
-    size: int, away: int, left: bool, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [LOST, LATE], ids=["lost", "late"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_states_are_kept_if_all_can_be_fetched(
+    lost: int, error: Exception, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small ones are in the driver's process. What is lost is as at the beginning, on hosts and on the server."""
+    """If one cannot, hosts and server are as at the beginning."""
     made = small()
     executor = on_ray(made, pool)
     one_round(executor)
     after = states(executor), executor.server_state()
-    (node,) = remote.alive_ids()
-    monkeypatch.setattr(remote, "get_object_locations", Found(node, size, away))
-    assert executor.recover() == left
-    if left:
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "ray", LosingRay(lost, error))
+        assert executor.recover() == (not lost)
+    if not lost:
         assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
         return
     assert executor.states == {} and executor.server.state is None
@@ -182,29 +183,8 @@ def test_states_are_left_where_a_copy_is_or_they_are_small(
     assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
 
 
-@pytest.mark.parametrize("error", [LOST, GetTimeoutError("too long")])
-def test_small_ones_that_cannot_be_had_are_lost(
-    error: Exception, pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = on_ray(small(), pool)
-    one_round(executor)
-    monkeypatch.setattr(remote, "get_object_locations", lambda refs: {})
-
-    def get(ref: Any, timeout: float) -> Any:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(remote, "ray", SimpleNamespace(get=get))
-        assert not executor._states_exist()
-    assert executor._states_exist()
-
-
-def test_at_the_beginning_there_is_nothing_to_lose(
-    pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = on_ray(small(), pool)
-    monkeypatch.setattr(remote, "alive_ids", lambda: frozenset())
-    assert executor.recover()
+def test_at_the_beginning_there_is_nothing_to_lose(pool: ActorPool, tmp_path: Path) -> None:
+    assert on_ray(small(), pool).recover()
 
 
 # A whole run ----------------------------------------------------------------------------------------------------------
@@ -231,7 +211,7 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
     """One of the two actors counts as on a node that is gone when round 4 begins to train."""
     made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
     outcomes = []
-    (node,) = remote.alive_ids()
+    (node,) = alive_ids()
 
     class Dying(Records):
         def phase(self, round_number: int, name: str, due: int = 0) -> None:
@@ -240,7 +220,7 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
                 executor.actor_group._nodes = {node, "gone"}
                 monkeypatch.setattr(actor_group, "POLL_INTERVAL_S", 0.0)
                 monkeypatch.setattr(actor_group, "addresses", lambda ids: ["10.0.0.9"])
-                monkeypatch.setattr(remote, "get_object_locations", Found(node, 10**6, 1 if lost else 0))
+                monkeypatch.setattr(remote, "ray", LosingRay(1 if lost else 0))
 
     elastic = FakeElastic(lay_out(FIVE, Placement(actors=1), Supply(cpus=2, gpus=0)))
     for name in ("inline", "ray"):
