@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
+    from pflsim.memory import check_address_space
+
+    check_address_space()
     asked = [text for text in options.overrides if text.startswith(RESUME)]
     if asked:
         return _resume(asked, options, folders)

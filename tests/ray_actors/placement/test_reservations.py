@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 CPU = 0.01
 """Little, for other tests' actors hold what there is."""
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture
