@@ -20,10 +20,14 @@ install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.bea
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run all tests with Ray in one process, one after the other; pytest-xdist spreads the rest."""
+    """Spread the tests over the processes of pytest-xdist: those with Ray run one after the other.
+
+    Slow tests that start programs with a Ray of their own mostly wait, so they are a second group beside the first.
+    """
     for item in items:
-        if "pool" in getattr(item, "fixturenames", ()) or item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        pool, slow = "pool" in getattr(item, "fixturenames", ()), item.get_closest_marker("slow")
+        if pool or item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray" if pool or not slow else "ray-programs"))
 
 
 @pytest.fixture(scope="session")

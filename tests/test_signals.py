@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = [
-    *("method=pfedla", "data=digits", "clients=4", "rounds=300", "model.hidden=[500]"),
+    *("method=pfedla", "data=digits", "clients=4", "rounds=60", "model.hidden=[500]"),
     *("placement.cpus=1", "checkpoint.every=10"),
 ]
 
