@@ -18,8 +18,8 @@ EXAMPLES = """examples:
   python launch.py compare --experiment pfedcfr_table2_mnist      runs of an experiment and the paper's results
 
 Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
-the same seeds, the same partition (hash) for each seed, and the same evaluation settings, and if all runs are complete.
-Other settings may differ (rounds, lr, model, ...); the labels show them.
+the same partition (hash) for each seed and the same evaluation settings; otherwise each set of comparable groups has
+tables of its own. Other settings may differ (rounds, lr, model, ...); the labels show them.
 """
 
 
@@ -52,7 +52,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, metavar="FILE", help="write to a file (.txt, .md, .tex, .csv) instead of standard output")
     add("--curves", type=Path, metavar="FILE", help="draw accuracy curves into a .png, .svg or .pdf")
     add("--against", choices=["rounds", "bytes", "seconds"], help="x axis of the curves; default: rounds")
-    add("--anyway", action="store_true", help="compare runs even if they differ in data, evaluation, seeds or length")
     options = parser.parse_args(arguments)
     if options.against and not options.curves:
         parser.error("--against needs --curves FILE")
@@ -67,25 +66,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pflsim.analysis.compare.comparison import compare
+    from pflsim.analysis.compare.comparison import compare_sets
     from pflsim.analysis.compare.curves import check_picture, draw
     from pflsim.analysis.compare.formats import format_of, render
-    from pflsim.analysis.results import check_comparable, find_runs, group_runs, read_run
+    from pflsim.analysis.results import find_runs, read_run
 
     kind = options.format or format_of(options.out)
     if options.curves:
         check_picture(options.curves)
-    groups = group_runs(read_run(folder) for folder in find_runs(options.runs))
-    objections = check_comparable(groups)
-    if objections and not options.anyway:
-        listed = "\n".join(f"  {objection}" for objection in objections)
-        raise SettingsError(f"these runs cannot be compared (use --anyway to compare them regardless):\n{listed}")
-    for objection in objections:
-        print(f"warning: {objection}", file=sys.stderr)
-    comparison = compare(groups, options.at, options.target, options.reference, objections)
-    _put(render(comparison, kind), options.out)
+    runs = [read_run(folder) for folder in find_runs(options.runs)]
+    found = compare_sets(runs, options.at, options.target, options.reference)
+    if options.curves and len(found) > 1:
+        raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
+    _put(render(found, kind), options.out)
     if options.curves:
-        draw(comparison, options.curves, options.against or "rounds")
+        draw(found[0], options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
 
 
@@ -102,7 +97,7 @@ def _beside_the_paper(options: argparse.Namespace) -> None:
             runs.append(read_run(folder))
         except SettingsError as error:  # the others are compared
             print(f"warning: {error}", file=sys.stderr)
-    found = paper_table(options.experiment, runs, options.anyway)
+    found = paper_table(options.experiment, runs)
     _put(render_paper(found, kind), options.out)
 
 

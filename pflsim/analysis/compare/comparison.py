@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pflsim.analysis.compare.paired import Difference, differences, find_reference
-from pflsim.analysis.results import Group, Run
+from pflsim.analysis.results import Group, Run, check_comparable, group_runs
+from pflsim.analysis.results.groups import check_evaluation
 from pflsim.errors import SettingsError
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.history import RoundMetrics
@@ -195,18 +196,14 @@ def compare(
     choice: Choice | None = None,
     target: float | None = None,
     reference: str | None = None,
-    objections: Sequence[str] = (),
-    paired: bool = True,
 ) -> Comparison:
-    """Compare groups.
+    """Compare groups; client by client only if they have the same examples and the same evaluation.
 
     Args:
         groups: at least one.
         choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
         target: an accuracy to reach; None: the highest that every run reaches, rounded down to 0.01.
         reference: label or method of the group to compare with; None: Local if present, else the first group.
-        objections: reasons why the groups should not be compared, to be printed with the figures.
-        paired: whether to compute differences client by client.
 
     Raises:
         SettingsError: a run has no such round, or the reference does not exist.
@@ -216,5 +213,39 @@ def compare(
     check_choice(groups, chosen)
     goal = common_target(groups) if target is None else target
     rows = tuple(row(group, chosen, goal) for group in groups)
-    found = differences(groups, base, chosen) if paired else ()
-    return Comparison(rows, chosen, goal, target is not None, base, tuple(found), tuple(objections))
+    found = () if check_evaluation(groups) else differences(groups, base, chosen)
+    return Comparison(rows, chosen, goal, target is not None, base, tuple(found), tuple(check_comparable(groups)))
+
+
+def compare_sets(
+    runs: Iterable[Run],
+    choice: Choice | None = None,
+    target: float | None = None,
+    reference: str | None = None,
+) -> list[Comparison]:
+    """Compare each set of runs with the same examples and the same evaluation.
+
+    If no two groups share a set, as in a sweep over partitions with one method, all groups are compared at once. A set
+    without the reference uses the default one, unless no set has it. Otherwise as `compare`.
+    """
+    groups = group_runs(runs)
+    sets = comparable_sets(groups)
+    if all(len(members) == 1 for members in sets):
+        sets = [groups]
+    # Group again: labels show what differs within the set.
+    sets = [group_runs(run for group in members for run in (*group.runs, *group.left_out)) for members in sets]
+    known = [any(reference in (group.label, group.method) for group in members) for members in sets]
+    names = [reference if has or not any(known) else None for has in known]
+    return [compare(members, choice, target, name) for members, name in zip(sets, names, strict=True)]
+
+
+def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return sets of groups with the same examples and the same evaluation, in order of first appearance."""
+    sets: list[list[Group]] = []
+    for group in groups:
+        fitting = [members for members in sets if not check_evaluation([*members, group])]
+        if fitting:
+            fitting[0].append(group)
+        else:
+            sets.append([group])
+    return sets

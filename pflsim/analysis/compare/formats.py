@@ -23,9 +23,11 @@ GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
 LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
 
 
-def render(comparison: Comparison, kind: Format) -> str:
-    """Return a comparison in one of the formats, without a final line break."""
-    return as_csv(records(comparison)) if kind == "csv" else drawn(tables(comparison), kind)
+def render(comparisons: Sequence[Comparison], kind: Format) -> str:
+    """Return comparisons in one of the formats, without a final line break."""
+    if kind == "csv":
+        return as_csv([record for comparison in comparisons for record in records(comparison)])
+    return "\n\n\n".join(drawn(tables(comparison), kind) for comparison in comparisons)
 
 
 def drawn(made: Sequence[Table], kind: Format) -> str:
@@ -91,9 +93,9 @@ def _align(headers: Sequence[str]) -> list[str]:
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return records with the same keys as CSV, without a final line break."""
+    """Return records as CSV with a column for every key, without a final line break."""
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(stream, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue().removesuffix("\n")

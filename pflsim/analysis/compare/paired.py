@@ -86,14 +86,11 @@ def _difference(group: Group, reference: Group, choice: Choice) -> Difference:
 
 
 def client_differences(group: Group, reference: Group, choice: Choice) -> Iterator[float]:
-    """Yield the difference in test accuracy for every client and every seed that both groups have.
-
-    Seeds with different partitions are left out, because client numbers do not match there.
-    """
+    """Yield the difference in test accuracy for every client and every seed that both groups have."""
     others = {run.seed: run for run in reference.runs}
     for run in group.runs:
         other = others.get(run.seed)
-        if other is None or other.partition_hash != run.partition_hash:
+        if other is None:
             continue
         ours, theirs = _counts(run, choice), _counts(other, choice)
         for client in sorted(ours.keys() & theirs.keys()):

@@ -114,15 +114,15 @@ class _Row:
     deviating: dict[tuple[str, ...], dict[int, Run]] = field(default_factory=dict)
 
 
-def paper_table(name: str, runs: Sequence[Run], anyway: bool = False, configs: Path = CONFIGS) -> PaperTable:
+def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> PaperTable:
     """Put runs beside the values that the paper of an experiment prints.
 
-    A run belongs to the rows whose settings it has. Of several runs with one seed the last one counts.
+    A run belongs to the rows whose settings it has. Runs of the experiment with other settings have lines of their own
+    below the nearest row. Of several runs with one seed the last one counts.
 
     Args:
         name: the experiment.
         runs: runs of this and of other experiments.
-        anyway: whether to add lines for runs of the experiment that have other settings.
         configs: the folder of config.yaml.
 
     Raises:
@@ -135,7 +135,7 @@ def paper_table(name: str, runs: Sequence[Run], anyway: bool = False, configs: P
     missing: dict[str, list[str]] = {}
     for row in rows:
         cells.append(_cells(row.published.label, row.published, published.round, row.runs))
-        for why, found in row.deviating.items() if anyway else ():
+        for why, found in row.deviating.items():
             cells.append(_cells(f"{row.published.label}; {_joined(why)}", row.published, published.round, found))
         if not row.runs:
             command = f"python launch.py {row.published.command} data.root=DIR"
@@ -143,7 +143,7 @@ def paper_table(name: str, runs: Sequence[Run], anyway: bool = False, configs: P
     notes = (*_notes(published, rows), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")
     headers = ("row", "paper", "ours", "difference", f"round{oracle}", "seeds")
-    return PaperTable(Table(published.title, headers, tuple(cells), (*notes, *_unused(rows, anyway))), missing)
+    return PaperTable(Table(published.title, headers, tuple(cells), notes), missing)
 
 
 def render_paper(found: PaperTable, kind: Format) -> str:
@@ -191,12 +191,15 @@ def _assign(runs: Sequence[Run], rows: Sequence[_Row], wanted: Sequence[Mapping[
     for run in runs:
         own, names = run_settings(run), run.config.get("names") or {}
         unlike = [differences(own, settings) for settings in wanted]
-        least = min(map(len, unlike))
-        if least and names.get("experiment") not in experiments:
+        ranks = [
+            (own["method"] != settings["method"], len(found)) for settings, found in zip(wanted, unlike, strict=True)
+        ]
+        nearest_row = min(ranks)
+        if nearest_row[1] and names.get("experiment") not in experiments:
             continue
         stopped = [] if run.complete else [f"stopped after round {run.done} of {run.config['rounds']}"]
-        for row, found in zip(rows, unlike, strict=True):
-            if len(found) == least:
+        for row, rank, found in zip(rows, ranks, unlike, strict=True):
+            if rank == nearest_row:
                 why = (*stopped, *found)
                 by_seed = row.deviating.setdefault(why, {}) if why else row.runs
                 if run.seed in by_seed:
@@ -232,16 +235,6 @@ def _notes(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
     if published.round == "best_test_oracle" and sparse:
         yield f"ours chooses among evaluated rounds only ({sparse})"
     yield from published.notes
-
-
-def _unused(rows: Sequence[_Row], anyway: bool) -> Iterator[str]:
-    """Yield the runs whose settings are not those of a row."""
-    unused = {run.folder: (run, why) for row in rows for why, found in row.deviating.items() for run in found.values()}
-    quick = all("quick" in (run.config.get("names") or {}) for run, _ in unused.values())
-    if unused and quick and not any(row.runs for row in rows):
-        yield "all runs have quick=true, which is smaller than the paper's experiment"
-    for folder, (_, why) in unused.items():
-        yield f"{'other settings' if anyway else 'not used (--anyway shows it)'}: {folder}: {_joined(why)}"
 
 
 def _joined(why: Sequence[str]) -> str:

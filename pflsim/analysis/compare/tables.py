@@ -9,7 +9,7 @@ from typing import Any
 from pflsim.analysis.compare.comparison import Comparison, Row, Spread
 from pflsim.analysis.compare.paired import Difference
 from pflsim.analysis.results import Run
-from pflsim.analysis.results.run import run_settings
+from pflsim.analysis.results.run import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.run_folder.summary import Choice
 from pflsim.terminal.formats import NONE, byte_unit, plural
@@ -199,7 +199,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         for run in group.left_out:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
-    for objection in comparison.objections:
+    for objection in (*comparison.objections, *incomplete(runs)):
         yield f"CAUTION: {objection}"
 
 

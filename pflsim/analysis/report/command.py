@@ -29,7 +29,7 @@ def _report(options: argparse.Namespace) -> None:
     out = options.out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     from pflsim.analysis.report.page import page
 
-    text = page(folders, options.anyway)
+    text = page(folders)
     try:
         write_atomically(out, text)
     except OSError as error:
@@ -48,5 +48,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help=f"output file; default: {NAME} in the run's folder, or in the current folder for several runs",
     )
-    parser.add_argument("--anyway", action="store_true", help="report runs even if they cannot be compared")
     return parser.parse_args(arguments)

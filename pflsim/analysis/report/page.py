@@ -9,8 +9,8 @@ from typing import Any, get_args
 from pflsim.analysis.compare.comparison import TOLERANCE, Comparison, Row, Spread, compare, row
 from pflsim.analysis.compare.tables import title
 from pflsim.analysis.report import charts, facts
-from pflsim.analysis.results import Group, check_comparable, group_runs, read_run
-from pflsim.analysis.results.groups import check_evaluation
+from pflsim.analysis.results import Group, group_runs, read_run
+from pflsim.analysis.results.run import incomplete
 from pflsim.config.names import listed
 from pflsim.errors import SettingsError
 from pflsim.figures.svg import PALETTE
@@ -22,25 +22,20 @@ MAX_NAMES = 5
 """Longer lists of methods are replaced by their number."""
 
 
-def page(folders: Sequence[Path], anyway: bool = False) -> str:
+def page(folders: Sequence[Path]) -> str:
     """Return the report on run folders as HTML.
 
     Args:
         folders: one or several run folders.
-        anyway: whether to report runs that cannot be compared; the page then starts with a warning.
 
     Raises:
-        SettingsError: a folder cannot be read, has no evaluated round, or the runs cannot be compared.
+        SettingsError: a folder cannot be read, or has no evaluated round.
     """
     groups = group_runs(read_run(folder) for folder in folders)
     for run in (run for group in groups for run in group.runs):
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: this run has no evaluated round yet")
-    reasons = check_comparable(groups) if len(groups) > 1 else []
-    if reasons and not anyway:
-        raise SettingsError(f"these runs cannot be compared: {'; '.join(reasons)}. Use --anyway to report them")
-    comparison = compare(groups, objections=reasons, paired=not check_evaluation(groups))
-    return _render(_context(comparison))
+    return _render(_context(compare(groups)))
 
 
 def _context(comparison: Comparison) -> dict[str, Any]:
@@ -87,9 +82,7 @@ def _title(groups: Sequence[Group]) -> str:
 def _banners(comparison: Comparison) -> list[str]:
     """Return the warnings at the top of the page."""
     lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
-    for run in comparison.runs:
-        if not run.complete and not any(f"{run.folder} is not complete" in line for line in lines):
-            lines.append(f"{run.name} is not complete: {run.done} of {run.summary['rounds_planned']} rounds are done.")
+    lines += [f"{reason}." for reason in incomplete(comparison.runs)]
     repeated = [run.name for group in comparison.groups for run in group.left_out]
     if repeated:
         lines.append(f"Left out, because they repeat other runs with the same settings and seed: {listed(repeated)}.")

@@ -118,10 +118,10 @@ def check_comparable(groups: Sequence[Group]) -> list[str]:
     """Return the reasons why groups cannot be compared; empty if they can.
 
     Groups can be compared if every seed has the same partition (`FEDERATION`) in all groups, all groups have the same
-    seeds and the same evaluation (`PROTOCOL`), and all runs are complete. Other settings may differ, because the labels
-    show them, and so may the reported model, which belongs to the method.
+    seeds and the same evaluation (`PROTOCOL`). Other settings may differ, because the labels show them, and so may the
+    reported model, which belongs to the method.
     """
-    return [*check_evaluation(groups), *_seeds(groups), *_incomplete(groups)]
+    return [*check_evaluation(groups), *_seeds(groups)]
 
 
 def check_evaluation(groups: Sequence[Group]) -> list[str]:
@@ -161,11 +161,6 @@ def _seeds(groups: Sequence[Group]) -> Iterator[str]:
     if len(found) > 1:
         seen = ", ".join(f"{written(seeds)} ({_labels(having)})" for seeds, having in found.items())
         yield f"the seeds differ: {seen}"
-
-
-def _incomplete(groups: Sequence[Group]) -> Iterator[str]:
-    for run in (run for group in groups for run in group.runs if not run.complete):
-        yield f"{run.folder} is not complete: {run.done} of {run.summary['rounds_planned']} rounds are done"
 
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:

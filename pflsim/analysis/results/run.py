@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -165,6 +165,13 @@ class Run:
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
         header, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
         return header, {number: list(rows) for number, rows in groupby(lines, lambda line: line.partition(",")[0])}
+
+
+def incomplete(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield a line for each run that is not complete."""
+    for run in runs:
+        if not run.complete:
+            yield f"{run.folder} is not complete: {run.done} of {run.summary['rounds_planned']} rounds are done"
 
 
 def read_run(folder: Path) -> Run:

@@ -96,19 +96,20 @@ def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -
     assert message in err and "Traceback" not in err
 
 
-def test_runs_that_cannot_be_compared(said: Said, folder: Path) -> None:
-    stopped = make_run(
-        folder / "ditto-0", [[(9, 10), (9, 10)]], method="ditto", digest="f" * 64, complete=False, rounds=2
-    )
-    status, out, err = said(folder)
-    assert (status, out) == (2, "")
-    assert err.startswith("error: these runs cannot be compared") and "--anyway" in err
-    reasons = [line.strip() for line in err.splitlines()[1:]]
-    assert [reason.partition(" ")[0] for reason in reasons] == ["the", "the", str(stopped)]
-    status, out, err = said(folder, "--anyway")
-    assert status == 0
-    assert [line.removeprefix("warning: ") for line in err.splitlines()] == reasons
-    assert all(f"CAUTION: {reason[:40]}" in out for reason in reasons)
+def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> None:
+    other = {"digest": "f" * 64, "parts": {"partition": {"alpha": 9}}}
+    for method in ("ditto", "fedavg"):
+        make_run(folder / f"{method}-9", [[(9, 10), (9, 10)]], method=method, **other)
+    stopped = make_run(folder / "ditto-1", [[(9, 10), (9, 10)]], method="ditto", complete=False, rounds=2)
+    status, out, err = said(folder, "--reference", "local")
+    assert (status, err) == (0, "")
+    assert out.count("Test accuracy on") == 2 and f"CAUTION: {stopped} is not complete" in " ".join(out.split())
+    assert "Differences to local" in out and "Differences to ditto" in out  # the second set has no local
+    status, out, err = said(folder, "--format", "csv")
+    assert len({row["partition.alpha"] for row in csv.DictReader(io.StringIO(out))} if "alpha" in out else {1}) == 1
+    assert status == 0 and len(out.splitlines()) == 1 + 3 + 2
+    status, out, err = said(folder, "--curves", "curves.png")
+    assert status == 2 and out == "" and err.startswith("error: --curves")
 
 
 def test_a_broken_run(said: Said, folder: Path) -> None:

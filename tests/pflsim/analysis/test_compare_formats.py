@@ -53,7 +53,7 @@ def comparison(runs: list[Run]) -> Comparison:
 
 
 def test_text(comparison: Comparison) -> None:
-    written = render(comparison, "text")
+    written = render([comparison], "text")
     assert written.startswith("Test accuracy on digits, dirichlet(alpha=0.1), 2 clients, mlp; 2 rounds, seeds 0,1\n\n")
     lines = {line.split()[0]: line for line in written.splitlines() if line}
     cells = re.split(r" {2,}", lines["local"])
@@ -71,19 +71,19 @@ def test_text(comparison: Comparison) -> None:
 
 
 def test_one_seed_has_no_spread(runs: list[Run]) -> None:
-    written = render(compare(group_runs(runs[:2])), "text")
+    written = render([compare(group_runs(runs[:2]))], "text")
     assert "±" not in written and "seed 0" in written
 
 
 @pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
 def test_the_oracle_is_named(runs: list[Run], kind: str) -> None:
-    written = render(compare(group_runs(runs), choice="best_test_oracle"), kind)  # type: ignore[arg-type]
+    written = render([compare(group_runs(runs), choice="best_test_oracle")], kind)  # type: ignore[arg-type]
     assert "(oracle)" in written and "ORACLE" in written
 
 
 @pytest.mark.parametrize("choice", ["best_val", "last", "best_test_oracle"])
 def test_csv_has_plain_numbers(runs: list[Run], choice: Choice) -> None:
-    local, fedavg = csv.DictReader(io.StringIO(render(compare(group_runs(runs), choice=choice, target=0.85), "csv")))
+    local, fedavg = csv.DictReader(io.StringIO(render([compare(group_runs(runs), choice=choice, target=0.85)], "csv")))
     assert (local["label"], local["seeds"], local["runs"], local["round_chosen_by"]) == ("local", "0 1", "2", choice)
     assert (local["reported_model"], local["reported_phase"]) == ("personal", "trained")
     assert float(local["accuracy_mean"]) == pytest.approx(0.825)
@@ -102,12 +102,12 @@ def test_csv_has_a_column_for_every_setting(tmp_path: Path) -> None:
         made(tmp_path / "a", [[(1, 2)]], lr=0.5, parts={"model": {"hidden": [3, 4]}}),
         made(tmp_path / "b", [[(1, 2)]]),
     ]
-    rows = list(csv.DictReader(io.StringIO(render(compare(group_runs(runs)), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render([compare(group_runs(runs))], "csv"))))
     assert [(row["lr"], row["model.hidden"]) for row in rows] == [("0.5", "[3,4]"), ("0.1", "[100]")]
 
 
 def test_markdown(comparison: Comparison) -> None:
-    written = render(comparison, "markdown")
+    written = render([comparison], "markdown")
     rows = [line for line in written.splitlines() if line.startswith("|")]
     assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["method", "reported model", "round"]
     assert re.fullmatch(r"\|:-+\|:-+\|(-+:\|){7}", rows[1])
@@ -115,7 +115,7 @@ def test_markdown(comparison: Comparison) -> None:
 
 
 def test_latex(comparison: Comparison) -> None:
-    written = render(comparison, "latex")
+    written = render([comparison], "latex")
     for part in (r"\begin{table}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{table}", r"95\% interval"):
         assert written.count(part) >= (1 if "%" in part else 2), part
     assert r"0.825 $\pm$ 0.035" in written
@@ -143,13 +143,13 @@ def test_long_labels_are_broken() -> None:
         assert sum(line.startswith(expected) for line in lines) == 1
 
 
-def test_objections_are_below_the_table(runs: list[Run]) -> None:
-    written = render(compare(group_runs(runs), objections=["the moon is full"]), "text")
-    assert "\nCAUTION: the moon is full\n" in written
+def test_differences_between_the_runs_are_below_the_table(runs: list[Run]) -> None:
+    written = render([compare(group_runs(runs[:3]))], "text")
+    assert "\nCAUTION: the seeds differ: [0,1] (local), [0] (fedavg)\n" in f"{written}\n"
 
 
 def test_differing_seeds_have_a_column(runs: list[Run]) -> None:
-    written = render(compare(group_runs(runs[:3])), "text")
+    written = render([compare(group_runs(runs[:3]))], "text")
     assert "seeds" not in written.splitlines()[0]
     assert re.search(r"^local +personal, trained +0,1 ", written, re.MULTILINE)
 

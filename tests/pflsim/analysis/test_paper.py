@@ -52,9 +52,9 @@ def made(
     return read_run(folder)
 
 
-def lines(name: str, runs: Sequence[Run], anyway: bool = False) -> dict[str, tuple[str, ...]]:
+def lines(name: str, runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
     """The table's rows by their labels."""
-    return {row[0]: row[1:] for row in paper_table(name, runs, anyway).table.rows}
+    return {row[0]: row[1:] for row in paper_table(name, runs).table.rows}
 
 
 def test_mean_and_spread_of_the_oracle_s_round(tmp_path: Path) -> None:
@@ -112,26 +112,24 @@ def test_commands_make_what_is_missing(tmp_path: Path) -> None:
         ([], False, "stopped after round 3 of 100"),
     ],
 )
-def test_runs_that_deviate_are_named_and_not_used(
+def test_runs_that_deviate_have_lines_of_their_own(
     overrides: list[str], complete: bool, said: str, tmp_path: Path
 ) -> None:
     run = made(tmp_path / "a", f"+experiment={NAME}", *overrides, complete=complete)
-    found = paper_table(NAME, [run])
-    assert all(row[2] == "—" for row in found.table.rows)
-    assert f"not used (--anyway shows it): {tmp_path / 'a'}: {said}" in found.table.notes
-    assert lines(NAME, [run], anyway=True)[f"pFedCFR; {said}"][1] == "95.00"
+    found = lines(NAME, [run])
+    assert {label for label, cells in found.items() if cells[1] != "—"} == {f"pFedCFR; {said}"}
+    assert found[f"pFedCFR; {said}"][1] == "95.00"
 
 
 def test_another_part_is_named_without_its_settings(tmp_path: Path) -> None:
     run = made(tmp_path / "a", "+experiment=pfedcfr_table3_mnist", "data=digits", "model=mlp", "rounds=7")
-    (note,) = (n for n in paper_table("pfedcfr_table3_mnist", [run]).table.notes if "not used" in n)
-    assert note.endswith(": data=digits instead of mnist, model=mlp instead of resnet18, rounds=7 instead of 100")
+    (label,) = (label for label, cells in lines("pfedcfr_table3_mnist", [run]).items() if cells[1] != "—")
+    assert label.endswith("; data=digits instead of mnist, model=mlp instead of resnet18, rounds=7 instead of 100")
 
 
 def test_runs_of_no_experiment_and_other_settings_are_passed_over(tmp_path: Path) -> None:
     run = made(tmp_path / "a", "data=digits")
-    assert all(row[2] == "—" for row in paper_table(NAME, [run], anyway=True).table.rows)
-    assert not any("not used" in note for note in paper_table(NAME, [run]).table.notes)
+    assert all(row[2] == "—" for row in paper_table(NAME, [run]).table.rows)
 
 
 def test_settings_that_change_no_result_do_not_matter(tmp_path: Path) -> None:
@@ -143,11 +141,9 @@ def test_settings_that_change_no_result_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_quick_runs_are_not_the_paper_s(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", f"+experiment={NAME}", "quick=true")
-    notes = paper_table(NAME, [run]).table.notes
-    assert any("quick=true" in note for note in notes)
-    used = made(tmp_path / "b", f"+experiment={NAME}")
-    assert not any("quick=true" in note for note in paper_table(NAME, [run, used]).table.notes)
+    found = lines(NAME, [made(tmp_path / "a", f"+experiment={NAME}", "quick=true")])
+    (label,) = (label for label, cells in found.items() if cells[1] != "—")
+    assert "rounds=30 instead of 100" in label
 
 
 def test_of_two_runs_with_one_seed_the_later_is_used(tmp_path: Path) -> None:

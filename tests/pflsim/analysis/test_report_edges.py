@@ -10,7 +10,8 @@ from made_runs import make_run
 
 from pflsim.analysis.compare.comparison import row
 from pflsim.analysis.report.command import main
-from pflsim.analysis.results import check_comparable, group_runs, read_run
+from pflsim.analysis.results import group_runs, read_run
+from pflsim.analysis.results.run import incomplete
 
 
 def page(*arguments: object) -> str:
@@ -81,5 +82,5 @@ def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path)
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 0, "seconds": 0.0}))  # as a start writes it
     groups = group_runs([read_run(folder)])
-    assert check_comparable(groups) == [f"{folder} is not complete: 3 of 8 rounds are done"]
+    assert list(incomplete(groups[0].runs)) == [f"{folder} is not complete: 3 of 8 rounds are done"]
     assert row(groups[0], "last").seconds_total.mean == 6.0

@@ -23,8 +23,8 @@ def group(folder: Path, rights: list[int], method: str, total: int = 100, **sett
     return found
 
 
-def said(*groups: Group, paired: bool = True) -> list[str]:
-    return sentences(compare(groups, paired=paired))
+def said(*groups: Group) -> list[str]:
+    return sentences(compare(groups))
 
 
 def test_who_is_best_and_what_is_clear(tmp_path: Path) -> None:
@@ -45,9 +45,10 @@ def test_who_is_best_and_what_is_clear(tmp_path: Path) -> None:
 
 
 def test_without_pairs_nothing_is_said_of_differences(tmp_path: Path) -> None:
-    groups = group(tmp_path, [60] * 10, "local"), group(tmp_path, [10] * 10, "ditto")
-    assert len(said(*groups)) == 3
-    assert not any("clear" in sentence for sentence in said(*groups, paired=False))
+    local, ditto = group(tmp_path, [60] * 10, "local"), group(tmp_path, [10] * 10, "ditto")
+    assert len(said(local, ditto)) == 3
+    other = group(tmp_path / "other", [10] * 10, "ditto", digest="f" * 64)
+    assert not any("clear" in sentence for sentence in said(local, other))
 
 
 def test_equal_figures_name_both(tmp_path: Path) -> None:
