@@ -88,9 +88,7 @@ def to_line(metrics: RoundMetrics) -> str:
     for scope, stats in metrics.accuracy.items():
         accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = asdict(stats)
     content = {
-        "round": metrics.round,
-        "cohort": metrics.cohort,
-        "losses": metrics.losses,
+        **{name: getattr(metrics, name) for name in ("round", "cohort", "losses")},
         "accuracy": accuracy,
         "traffic": {
             "up_bytes": metrics.traffic.up_bytes,
@@ -98,9 +96,7 @@ def to_line(metrics: RoundMetrics) -> str:
             "up_bytes_total": metrics.traffic_total.up_bytes,
             "down_bytes_total": metrics.traffic_total.down_bytes,
         },
-        "faults": metrics.faults,
-        "drift": metrics.drift,
-        "seconds": metrics.seconds,
+        **{name: getattr(metrics, name) for name in ("faults", "drift", "seconds")},
     }
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
 

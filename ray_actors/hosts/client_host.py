@@ -146,16 +146,13 @@ class ClientHost:
                 self.module.eval()
                 uplink = self.module.reply(own)
                 state = snapshot(self.module.state_dict())
-            up_bytes, gpu_bytes = payload_bytes(uplink), self._gpu_bytes()
-            report = TrainReport(
-                client, own.num_examples, training.taken, training.losses, up_bytes, gpu_bytes=gpu_bytes
-            )
+            report = TrainReport(client, own.num_examples, training.taken, training.losses, payload_bytes(uplink))
             replies[client] = Reply(report, uplink, state)
         seconds, steps = time.perf_counter() - start, sum(training.taken for training in trainings.values())
-        for client, training in trainings.items():
-            share = training.taken / steps if steps else 1 / len(trainings)
-            report = replace(replies[client].report, seconds=seconds * share)
-            replies[client] = replace(replies[client], report=report)
+        for client, reply in replies.items():
+            share = reply.report.steps / steps if steps else 1 / len(replies)
+            report = replace(reply.report, seconds=seconds * share, gpu_bytes=self._gpu_bytes())
+            replies[client] = replace(reply, report=report)
         return replies
 
     def _finetune(self, task: FinetuneTask, client: int, downlink: Message | None) -> Reply:

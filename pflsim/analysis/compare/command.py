@@ -75,7 +75,7 @@ def _compare(options: argparse.Namespace) -> None:
     if options.curves:
         check_picture(options.curves)
     runs = [read_run(folder) for folder in find_runs(options.runs)]
-    found = compare_sets(runs, options.at, options.target, options.reference)
+    found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
     _put(render(found, kind), options.out)

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pflsim.analysis.compare.paired import Difference, differences, find_reference
 from pflsim.analysis.results import Group, Run, check_comparable, group_runs
@@ -217,16 +218,11 @@ def compare(
     return Comparison(rows, chosen, goal, target is not None, base, tuple(found), tuple(check_comparable(groups)))
 
 
-def compare_sets(
-    runs: Iterable[Run],
-    choice: Choice | None = None,
-    target: float | None = None,
-    reference: str | None = None,
-) -> list[Comparison]:
+def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
     """Compare each set of runs with the same examples and the same evaluation.
 
     If no two groups share a set, as in a sweep over partitions with one method, all groups are compared at once. A set
-    without the reference uses the default one, unless no set has it. Otherwise as `compare`.
+    without the reference uses the default one, unless no set has it. See `compare` for the reference and the options.
     """
     groups = group_runs(runs)
     sets = comparable_sets(groups)
@@ -236,7 +232,7 @@ def compare_sets(
     sets = [group_runs(run for group in members for run in (*group.runs, *group.left_out)) for members in sets]
     known = [any(reference in (group.label, group.method) for group in members) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
-    return [compare(members, choice, target, name) for members, name in zip(sets, names, strict=True)]
+    return [compare(members, reference=name, **options) for members, name in zip(sets, names, strict=True)]
 
 
 def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:

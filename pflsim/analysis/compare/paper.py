@@ -3,7 +3,6 @@
 The values are in the files `configs/experiment/TABLE.toml`:
 
 paper = "authors, year, title"
-unit = "percent"                # of all values: percent or fraction
 round = "best_test_oracle"      # the round that the paper reports: best_test_oracle, best_val or last
 notes = ["..."]                 # shown below the table
 
@@ -14,7 +13,7 @@ rows = [
   {label = "FedAvg", value = 87.25, std = 0.5, model = "global", command = "+experiment=EXPERIMENT method=fedavg"},
 ]
 
-`model` is `personal` or `global`; a row without it has the method's reported model. `command` holds the overrides that
+Values are in percent. `model` is `personal` or `global`; a row without it has the method's reported model. `command` holds the overrides that
 make the run, without `data.root`.
 """
 
@@ -84,12 +83,9 @@ def read_published(name: str, configs: Path = CONFIGS) -> Published:
 
 
 def _published(file: dict, section: dict) -> Published:
-    scale = {"percent": 1, "fraction": 100}[file["unit"]]
-    rows = [{**row, "value": row["value"] * scale} for row in section["rows"]]
-    rows = [{**row, "std": row["std"] * scale} if "std" in row else row for row in rows]
     notes = (*file.get("notes", []), *section.get("notes", []))
     title = f"{file['paper']}; {section['where']}"
-    return Published(title, file["round"], tuple(PublishedRow(**row) for row in rows), notes)
+    return Published(title, file["round"], tuple(PublishedRow(**row) for row in section["rows"]), notes)
 
 
 @dataclass(frozen=True, slots=True)

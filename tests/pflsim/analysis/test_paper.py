@@ -153,12 +153,12 @@ def test_of_two_runs_with_one_seed_the_later_is_used(tmp_path: Path) -> None:
     assert [note for note in notes if "replaced" in note] == [f"not used: {first.folder}: replaced by a later run"]
 
 
-def test_values_are_in_percent(tmp_path: Path) -> None:
+def test_the_file_of_a_paper(tmp_path: Path) -> None:
     folder = tmp_path / "experiment"
     folder.mkdir()
     (folder / "x.toml").write_text(
-        'paper = "P"\nunit = "fraction"\nround = "last"\nnotes = ["A"]\n[x]\nwhere = "W"\nnotes = ["B"]\n'
-        'rows = [{label = "R", value = 0.5, std = 0.25, command = "seed=1"}]\n'
+        'paper = "P"\nround = "last"\nnotes = ["A"]\n[x]\nwhere = "W"\nnotes = ["B"]\n'
+        'rows = [{label = "R", value = 50, std = 25, command = "seed=1"}]\n'
     )
     published = read_published("x", tmp_path)
     assert (published.title, published.notes) == ("P; W", ("A", "B"))
