@@ -13,8 +13,8 @@ rows = [
   {label = "FedAvg", value = 87.25, std = 0.5, model = "global", command = "+experiment=EXPERIMENT method=fedavg"},
 ]
 
-Values are in percent. `model` is `personal` or `global`; a row without it has the method's reported model. `command` holds the overrides that
-make the run, without `data.root`.
+Values are in percent. `model` is `personal` or `global`; a row without it has the method's reported model. `command`
+holds the overrides that make the run, without `data.root`.
 """
 
 from __future__ import annotations
