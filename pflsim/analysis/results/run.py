@@ -167,11 +167,10 @@ class Run:
         return header, {number: list(rows) for number, rows in groupby(lines, lambda line: line.partition(",")[0])}
 
 
-def incomplete(runs: Iterable[Run]) -> Iterator[str]:
-    """Yield a line for each run that is not complete."""
-    for run in runs:
-        if not run.complete:
-            yield f"{run.folder} is not complete: {run.done} of {run.summary['rounds_planned']} rounds are done"
+def incomplete(runs: Iterable[Run]) -> list[str]:
+    """Return a line for each run that is not complete."""
+    planned = [(run, run.summary["rounds_planned"]) for run in runs if not run.complete]
+    return [f"{run.folder} is not complete: {run.done} of {rounds} rounds are done" for run, rounds in planned]
 
 
 def read_run(folder: Path) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import shutil
@@ -121,41 +122,15 @@ def _disk_errors(final: Path) -> Iterator[None]:
         raise CheckpointError(error.errno, f"{reason}; earlier checkpoints are unchanged") from error
 
 
-class _Writer:
-    """Writes to a file and computes its size and SHA-256.
-
-    Keeps the first error instead of raising it, since torch.save would replace it by a less specific one.
-    """
-
-    def __init__(self, file: IO[bytes]):
-        self.file, self.size, self.hash = file, 0, hashlib.sha256()
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write all bytes; after an error, do nothing."""
-        count = memoryview(data).nbytes
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-        self.hash.update(data)
-        self.size += count
-        return count
-
-    def flush(self) -> None:
-        """Do nothing; `_save` flushes the file at the end."""
-
-
 def _save(state: Any, path: Path) -> tuple[int, str]:
     """Write a state to a new file, and return the file's size in bytes and its SHA-256."""
+    buffer = io.BytesIO()  # given a file, torch.save would replace the error of a full disk by a less specific one
+    torch.save(state, buffer)
+    data = buffer.getbuffer()
     with path.open("xb") as file:
-        writer = _Writer(file)
-        torch.save(state, writer)  # type: ignore[arg-type]  # it needs write and flush only
-        if writer.error is not None:
-            raise writer.error
+        file.write(data)
         _sync(file)
-    return writer.size, writer.hash.hexdigest()
+    return data.nbytes, hashlib.sha256(data).hexdigest()
 
 
 def _sync(file: IO[bytes]) -> None:
