@@ -1,4 +1,4 @@
-"""The command line: `python launch.py ...` in a clone, `python -m pflsim ...` anywhere.
+"""The command line: `pflsim ...`, `python -m pflsim ...`, or `python launch.py ...` in a clone.
 
 It runs experiments, resumes them, and dispatches the other commands. `ray_actors` is imported when a run starts.
 """
@@ -17,6 +17,7 @@ from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
+from pflsim.config.installation import program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -107,7 +108,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="launch.py", usage="python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
+        prog=program(), usage=f"{program()} [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
         add_help=False, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*")

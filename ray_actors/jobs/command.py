@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pflsim.config.installation import program
 from pflsim.config.settings import Settings
 from pflsim.terminal.exit_status import exit_status
 from ray_actors.jobs.client import DEFAULT_ADDRESS, Cluster, connect
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
 def parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments."""
     description = DESCRIPTIONS[command]
-    made = argparse.ArgumentParser(prog=f"python launch.py {command}", description=description, allow_abbrev=False)
+    made = argparse.ArgumentParser(prog=f"{program()} {command}", description=description, allow_abbrev=False)
     add = made.add_argument
     add(
         "--address",
@@ -73,7 +74,7 @@ def parser(command: str) -> argparse.ArgumentParser:
 def _add_submit(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     repeated = {"action": "append", "default": []}
-    add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for launch.py; resume=last with --home-of")
+    add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for a run; resume=last with --home-of")
     add("-m", "--multirun", action="store_true", help="run all combinations of comma-separated values in one job")
     add("--config-dir", "-cd", metavar="DIR", **repeated, help="folder with more configs, inside the working directory")
     add("--detach", action="store_true", help="do not follow the log")

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.installation import PROGRAM, program
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.config.validate import Bounds, at_least_one
@@ -73,6 +74,7 @@ def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[
                 "RAY_JOB_STOP_WAIT_TIME_S": str(request.stop_wait),
                 JOB: job,
                 CODE: json.dumps(code()),
+                PROGRAM: program(),
             },
         },
         metadata=described(request, home, runs),
@@ -173,7 +175,7 @@ def home_of(cluster: Cluster, job: str) -> tuple[str, str]:
     info = cluster.info(job)
     home = (info.metadata or {}).get("home")
     if (info.metadata or {}).get(KIND) != RUN or not home:
-        raise SettingsError(f"{job} was not started by `launch.py submit`, so the folder of its runs is unknown")
+        raise SettingsError(f"{job} was not started by `submit` of pflsim, so the folder of its runs is unknown")
     if not info.driver_node_id:
         raise SettingsError(f"{job} has not started, so it has no runs")
     return home, info.driver_node_id

@@ -109,6 +109,7 @@ def test_what_is_asked_of_the_cluster(submitted: Callable[..., dict[str, Any]], 
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
         "PFLSIM_JOB": asked["submission_id"],
         "PFLSIM_CODE": json.dumps(code()),
+        "PFLSIM_PROGRAM": "pflsim",
     }
     assert re.fullmatch(r"pflsim-\d{8}-\d{6}-sweep-[0-9a-f]{4}", asked["submission_id"])
     metadata = asked["metadata"]

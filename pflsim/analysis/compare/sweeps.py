@@ -11,6 +11,7 @@ from pflsim.analysis.compare.comparison import compare
 from pflsim.analysis.compare.formats import render
 from pflsim.analysis.results import Group, check_comparable, group_runs, read_run
 from pflsim.analysis.results.groups import check_evaluation
+from pflsim.config.installation import program
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import is_complete
 
@@ -25,7 +26,7 @@ def print_comparisons(folders: Sequence[Path]) -> None:
         return
     with suppress(OSError):  # standard output is closed
         try:
-            more = "more formats and curves: python launch.py compare --help"
+            more = f"more formats and curves: {program()} compare --help"
             print(f"\n{comparisons(complete)}\n\n{more}", flush=True)
         except (SettingsError, ValueError, KeyError, TypeError) as error:
             print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

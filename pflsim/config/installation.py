@@ -1,0 +1,31 @@
+"""How pflsim is installed and how it was started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import PurePath
+
+PROGRAM = "PFLSIM_PROGRAM"
+"""The environment variable of a submitted job with the value of `program` on the machine that submitted it."""
+
+
+def program() -> str:
+    """Return how the user starts pflsim, for commands in messages: `pflsim` or `python launch.py`, for example."""
+    return os.environ.get(PROGRAM) or started_as(sys.argv[0]) or "pflsim"
+
+
+def started_as(script: str) -> str | None:
+    """Return the command that runs a script; None if it is not a script of pflsim.
+
+    Args:
+        script: its path, as in `sys.argv[0]`.
+    """
+    match PurePath(script).parts:
+        case (*_, "launch.py"):
+            return "python launch.py"
+        case (*_, "pflsim", "__main__.py"):
+            return "python -m pflsim"
+        case (*_, "pflsim"):
+            return "pflsim"
+    return None
