@@ -17,7 +17,7 @@ from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
-from pflsim.config.installation import program
+from pflsim.config.installation import check_packages, program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    if not {"-h", "--help"}.intersection(words) and (status := exit_status(check_packages)):
+        return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
     if words and words[0] in COMMANDS:
@@ -137,6 +139,12 @@ def _check(runs: Sequence[Settings]) -> None:
     check_sweep(runs)
 
 
+def _check_workers(runs: Sequence[Settings]) -> None:
+    """Check that Ray's workers, which search the working directory first, find the packages of this installation."""
+    if any(settings.executor == "ray" for settings in runs):
+        check_packages([str(Path.cwd())])
+
+
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     from pflsim.config.urls import check_no_password
@@ -154,6 +162,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     A sweep continues after a run that fails.
     """
     _check(runs)
+    _check_workers(runs)
     failed: list[str] = []
     done: list[Path] = []
     stopped: Stopped | None = None
@@ -204,6 +213,7 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
         return 0
     if not is_url(name):
         check_destination(settings, folder, keys)
+    _check_workers([settings])
     with importlib.import_module("ray_actors.run").Runner() as runner:
         runner.resume(folder, settings)
     return 0

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import PurePath
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePath
 
+from pflsim.errors import SettingsError
+
+PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+FOLDER = Path(__file__).resolve().parents[2]
+"""The folder that contains the packages: a clone, or site-packages."""
 PROGRAM = "PFLSIM_PROGRAM"
 """The environment variable of a submitted job with the value of `program` on the machine that submitted it."""
 
@@ -29,3 +36,25 @@ def started_as(script: str) -> str | None:
         case (*_, "pflsim"):
             return "pflsim"
     return None
+
+
+def check_packages(before: Sequence[str] = ()) -> None:
+    """Check that imports find the packages of this installation and not others of the same name.
+
+    Args:
+        before: folders that are searched before those of `sys.path`.
+
+    Raises:
+        SettingsError: another folder or file is found first.
+    """
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [*before, *sys.path])
+        if spec is None or spec.origin is None:  # found by the finder of an editable install, if at all
+            continue
+        found = Path(spec.origin).resolve()
+        if found != FOLDER / name / "__init__.py":
+            found = found.parent if found.name == "__init__.py" else found
+            raise SettingsError(
+                f"{found} hides the package {name} of pflsim: rename it, or start pflsim in another folder and without "
+                f"{found.parent} on PYTHONPATH"
+            )
