@@ -17,7 +17,7 @@ from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
-from pflsim.config.installation import check_packages, program
+from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
     if words and words[0] in COMMANDS:
-        return importlib.import_module("ray_actors.jobs.command").run(words, CONFIGS.parent, checked)
+        clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
+        return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
     options = _options(words)
     folders = _folders(options.config_dir)
     if options.help:
