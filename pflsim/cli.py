@@ -1,4 +1,4 @@
-"""The command line: `python launch.py ...` in a clone, `python -m pflsim ...` anywhere.
+"""The command line: `pflsim ...`, `python -m pflsim ...`, or `python launch.py ...` in a clone.
 
 It runs experiments, resumes them, and dispatches the other commands. `ray_actors` is imported when a run starts.
 """
@@ -17,6 +17,7 @@ from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
+from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -54,10 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
+    if not {"-h", "--help"}.intersection(words) and (status := exit_status(check_packages)):
+        return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
     if words and words[0] in COMMANDS:
-        return importlib.import_module("ray_actors.jobs.command").run(words, CONFIGS.parent, checked)
+        clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
+        return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
     options = _options(words)
     folders = _folders(options.config_dir)
     if options.help:
@@ -107,7 +111,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="launch.py", usage="python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
+        prog=program(), usage=f"{program()} [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
         add_help=False, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("overrides", nargs="*")
@@ -136,6 +140,12 @@ def _check(runs: Sequence[Settings]) -> None:
     check_sweep(runs)
 
 
+def _check_workers(runs: Sequence[Settings]) -> None:
+    """Check that Ray's workers, which search the working directory first, find the packages of this installation."""
+    if any(settings.executor == "ray" for settings in runs):
+        check_packages([str(Path.cwd())])
+
+
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     from pflsim.config.urls import check_no_password
@@ -153,6 +163,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     A sweep continues after a run that fails.
     """
     _check(runs)
+    _check_workers(runs)
     failed: list[str] = []
     done: list[Path] = []
     stopped: Stopped | None = None
@@ -203,6 +214,7 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
         return 0
     if not is_url(name):
         check_destination(settings, folder, keys)
+    _check_workers([settings])
     with importlib.import_module("ray_actors.run").Runner() as runner:
         runner.resume(folder, settings)
     return 0

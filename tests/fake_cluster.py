@@ -51,16 +51,16 @@ class FakeClient:
         here = self.folder / job
         here.mkdir()
         if environment := settings.get("runtime_env"):
-            self._unpack(environment["working_dir"], environment["excludes"], here)
+            self._unpack(environment["working_dir"], here)
         code, printed = self._run(settings["entrypoint"], here) if self.runs else (None, "")
         status = "PENDING" if code is None else "FAILED" if code else "SUCCEEDED"
         log = f"Running entrypoint for job {job}: {settings['entrypoint']}\n{printed}"
         self.add(job, status, log, metadata=settings.get("metadata"), driver_exit_code=code)
         return job
 
-    def _unpack(self, working_dir: str, excludes: list[str], here: Path) -> None:
+    def _unpack(self, working_dir: str, here: Path) -> None:
         gitignore = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-        excluded = [*get_runtime_env_default_excludes(), *excludes]
+        excluded = get_runtime_env_default_excludes()
         self.uris.append(get_uri_for_directory(working_dir, gitignore, excluded))
         archive = here.with_suffix(".zip")
         create_package(working_dir, archive, gitignore, excludes=excluded)

@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ def code(source: str) -> list[str]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
     return [ast.unparse(statement) for statement in tree.body]
+
+
+def test_the_citation_is_that_of_the_package() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert cited["cff-version"] == "1.2.0" and cited["message"] and cited["title"] == project["name"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+    assert cited["authors"] == project["authors"] and cited["repository-code"] == project["urls"]["Homepage"]
 
 
 def test_the_reference_is_up_to_date() -> None:

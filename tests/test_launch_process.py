@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -62,6 +63,19 @@ def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: 
     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == (2 if "=" in command else 0), done.stderr
     assert not (folder / "imported").exists()
+
+
+@pytest.mark.parametrize("name", ["lightning_modules", "ray_actors"])
+def test_a_package_of_the_user_with_the_name_of_ours(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("raise ValueError")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(LAUNCH.parent)])}
+    for arguments, status in ((["report", "."], 2), (["--cfg", "job"], 2), (["--help"], 0)):
+        command = [sys.executable, "-m", "pflsim", *arguments]
+        done = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status
+        assert len(done.stderr.splitlines()) == (status != 0)
+        assert status == 0 or done.stderr.startswith(f"error: {tmp_path / name} hides the package {name} of pflsim: ")
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

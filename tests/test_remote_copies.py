@@ -82,7 +82,7 @@ def test_downloaded_from_there_it_ends_as_a_straight_run(
     stop_after(2, monkeypatch)
     assert cli.main([*RUN, f"run_dir={url}"]) == 128 + signal.SIGINT
     stopped = only()
-    assert f"resume with  python launch.py resume={stopped} run_dir={url}\n" in capsys.readouterr().out
+    assert f"resume with  pflsim resume={stopped} run_dir={url}\n" in capsys.readouterr().out
     assert contents(url) == local_contents(stopped)
     (tmp_path / "another machine").mkdir()
     monkeypatch.chdir(tmp_path / "another machine")

@@ -1,6 +1,6 @@
-"""Export personal models of a run: `python launch.py export RUN --client 3`.
+"""Export personal models of a run.
 
-Writes client_3.safetensors, a plain state_dict, and example.py, which loads it and predicts.
+`export RUN --client 3` writes client_3.safetensors, a plain state_dict, and example.py, which loads it and predicts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.config.installation import program
 from pflsim.terminal.exit_status import exit_status
 
 IMPLEMENTATION = "ray_actors.export.models"
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python launch.py export", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog=f"{program()} export", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     parser.add_argument("--client", required=True, metavar="N", help="a client, several with commas (1,2,5), or all")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
+from pflsim.config.installation import program
 from pflsim.config.names import shortened, written
 from pflsim.config.on_client_error import OnError
 from pflsim.config.plain import dotted
@@ -122,7 +123,7 @@ def _texts(settings: Settings) -> Iterator[str]:
     address = settings.ray_address
     if address is None or address == "auto" or re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
         return
-    job = "; to run on another cluster use python launch.py submit" if "://" in address else ""
+    job = f"; to run on another cluster use {program()} submit" if "://" in address else ""
     yield f"ray_address={shortened(address)}: expected auto or HOST:PORT{job}"
 
 

@@ -24,12 +24,14 @@ from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, targets_of
 from pflsim.config.help import groups_in
+from pflsim.config.installation import FOLDER
 from pflsim.config.names import nearest, shortened, unknown_key
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
+"""The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 

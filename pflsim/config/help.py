@@ -1,4 +1,4 @@
-"""The text of `python launch.py --help`, made from the config folders and `Settings`."""
+"""The text of `--help`, made from the config folders and `Settings`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.installation import program
 from pflsim.config.names import written
 from pflsim.config.settings import Settings
 from pflsim.config.signatures import find_source
@@ -21,18 +22,18 @@ GROUPS = ("method", "data", "partition", "split", "model", "placement")
 TEXT = """pflsim simulates personalised federated learning: each client trains its own model.
 
 Usage:
-  python launch.py [GROUP=NAME ...] [KEY=VALUE ...] [options]    run an experiment
-  python launch.py resume=last                                   continue the latest run below runs/, or resume=FOLDER
-  python launch.py COMMAND --help                                describe one of the commands below
+  {program} [GROUP=NAME ...] [KEY=VALUE ...] [options]    run an experiment
+  {program} resume=last                                   continue the latest run below runs/, or resume=FOLDER
+  {program} COMMAND --help                                describe one of the commands below
 
 Examples:
-  python launch.py                                               pFedCFR on handwritten digits, 10 clients, 20 rounds
-  python launch.py method=fedavg clients=20 rounds=50 lr=0.05    another method and more clients
-  python launch.py data=mnist data.root=DIR model=dnn            data from files in DIR
-  python launch.py -m method=local,fedavg,pfedcfr seed=0,1,2     nine runs
-  python launch.py +experiment=pfedcfr_table2_mnist              a table of a paper
-  python launch.py +experiment=pfedcfr_table2_mnist quick=true   the same, scaled down to minutes
-  python launch.py compare runs                                  the results of all runs below runs/, as a table
+  {program}                                               pFedCFR on handwritten digits, 10 clients, 20 rounds
+  {program} method=fedavg clients=20 rounds=50 lr=0.05    another method and more clients
+  {program} data=mnist data.root=DIR model=dnn            data from files in DIR
+  {program} -m method=local,fedavg,pfedcfr seed=0,1,2     nine runs
+  {program} +experiment=pfedcfr_table2_mnist              a table of a paper
+  {program} +experiment=pfedcfr_table2_mnist quick=true   the same, scaled down to minutes
+  {program} compare runs                                  the results of all runs below runs/, as a table
 
 Options:
   -m, --multirun      run all combinations of comma-separated values, one after the other
@@ -57,14 +58,14 @@ Settings and their defaults (KEY=VALUE):
 {settings}
 
 Settings of the selected components are written as GROUP.KEY, for example method.mu=0.1 or data.root=DIR.
-List them with: python launch.py method=fedprox data=mnist --cfg job
+List them with: {program} method=fedprox data=mnist --cfg job
 """
 
 
 def usage(folders: Iterable[Path]) -> str:
     """Return the help text, with the groups that the config folders contain."""
     lines = [f"  {f'{key}={written(value)}':<32} {about}" for key, value, about in documented(Settings())]
-    return TEXT.format(groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines))
+    return TEXT.format(program=program(), groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines))
 
 
 def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
+from pflsim.config.installation import program
+
 RENAMED = {"tracking.views_every": "tracking.diagnostics_every"}
 """Old key of a setting to the new one; the error about the old key gives the new one."""
 
@@ -67,4 +69,4 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     inside = [name for name in known if name.startswith(f"{group}.") and not name.endswith("_")]
     asked = f" Did you mean {' or '.join(near)}?" if near else ""
     listed = f" The settings of {group}: {', '.join(inside)}." if inside else ""
-    return f"{key}: no such setting.{asked}{listed} All settings: python launch.py --cfg job"
+    return f"{key}: no such setting.{asked}{listed} All settings: {program()} --cfg job"

@@ -8,6 +8,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
+from pflsim.config.installation import program
 from pflsim.config.names import unknown_key
 from pflsim.config.settings import Settings
 from pflsim.config.validate import checked
@@ -30,7 +31,7 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     for component in COMPONENTS:
         node = config.get(component)
         if not isinstance(node, Mapping) or not node:
-            problems.append(f"{component} is not set; give {component}=NAME (python launch.py --help lists the names)")
+            problems.append(f"{component} is not set; give {component}=NAME ({program()} --help lists the names)")
             continue
         with _collected(problems):
             setattr(settings, component, check_component(node, component))

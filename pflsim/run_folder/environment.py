@@ -74,15 +74,19 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def machine() -> dict[str, object]:
     """Return the operating system, the processors, the memory in MB (10⁶ bytes) and the names of NVIDIA GPUs."""
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "platform": platform.platform(),
         "architecture": platform.machine(),
         "cpus": os.cpu_count(),
-        "cpus_usable": len(affinity(0)) if affinity else os.cpu_count(),
+        "cpus_usable": usable_cpus(),
         "memory_mb": round(psutil.virtual_memory().total / 1e6),
         "gpus": gpu_names(),
     }
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use; macOS only knows those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from pflsim.config.installation import program
 from pflsim.run_folder.environment import JOB
 from pflsim.run_folder.metrics import Model
 from pflsim.run_folder.summary import Figure, RunMeta, Summary
@@ -112,7 +113,7 @@ def resume_command(folder: Path, url: str | None = None) -> str:
     job = os.environ.get(JOB)
     command = f"submit --home-of {job} resume" if job else "resume"
     copy = f" {shlex.quote(f'run_dir={url}')}" if url else ""
-    return f"python launch.py {command}={shlex.quote(str(folder))}{copy}"
+    return f"{program()} {command}={shlex.quote(str(folder))}{copy}"
 
 
 def tensorboard_command(folder: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from pflsim.config.installation import program
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
 from ray_actors.cluster.ray_folder import PREFIX
@@ -73,7 +74,7 @@ def join(address: str) -> None:
         reason = " ".join(str(error).split())[:300]
         raise SettingsError(
             f"ray_address={address}: cannot join the cluster ({reason}). Only a node of the cluster can join it: run "
-            "ray start --address=HOST:PORT here, or submit the run as a job: python launch.py submit ..."
+            f"ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
         ) from error
     if belongs_to_a_run(context.address_info["session_dir"]):
         ray.shutdown()

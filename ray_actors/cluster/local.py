@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,6 +10,7 @@ import psutil
 import ray
 
 from pflsim.config.settings import Placement
+from pflsim.run_folder.environment import usable_cpus
 from ray_actors.cluster import launcher
 from ray_actors.cluster.watch import Watch
 from ray_actors.executor.actor_pool import ActorPool
@@ -79,4 +79,4 @@ class LocalRay(AbstractContextManager["LocalRay"]):
 
 
 def _cpus(placement: Placement) -> int:
-    return placement.cpus or len(os.sched_getaffinity(0))
+    return placement.cpus or usable_cpus()

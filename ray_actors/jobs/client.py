@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from pflsim.config.installation import program
 from pflsim.errors import RunError, SettingsError
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -68,7 +69,7 @@ class Cluster:
 
     def command(self, words: str) -> str:
         """Return a command line for the user to type."""
-        return f"python launch.py {words}{f' --address {self.address}' if self._given else ''}"
+        return f"{program()} {words}{f' --address {self.address}' if self._given else ''}"
 
     @contextmanager
     def _explained(self, what: str, job: str | None = None) -> Iterator[None]:

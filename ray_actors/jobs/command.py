@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pflsim.config.installation import program
 from pflsim.config.settings import Settings
 from pflsim.terminal.exit_status import exit_status
 from ray_actors.jobs.client import DEFAULT_ADDRESS, Cluster, connect
@@ -28,12 +29,13 @@ DESCRIPTIONS = {
 }
 
 
-def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
+def run(arguments: Sequence[str], clone: Path | None, composed: Composed) -> int:
     """Run one of the commands for jobs.
 
     Args:
         arguments: the command and its arguments.
-        root: the working directory, which contains launch.py.
+        clone: the folder of launch.py, which `submit` uploads; None: upload the working directory and the installed
+            packages.
         composed: composes and checks the settings of the runs.
 
     Returns:
@@ -42,14 +44,14 @@ def run(arguments: Sequence[str], root: Path, composed: Composed) -> int:
     command = arguments[0]
     options = parser(command).parse_intermixed_args(arguments[1:])
     if command == "submit":
-        return exit_status(lambda: _submit(options, root, composed))
+        return exit_status(lambda: _submit(options, clone, composed))
     return exit_status(lambda: _query(command, options, connect(options.address)))
 
 
 def parser(command: str) -> argparse.ArgumentParser:
     """Return the parser of a command's arguments."""
     description = DESCRIPTIONS[command]
-    made = argparse.ArgumentParser(prog=f"python launch.py {command}", description=description, allow_abbrev=False)
+    made = argparse.ArgumentParser(prog=f"{program()} {command}", description=description, allow_abbrev=False)
     add = made.add_argument
     add(
         "--address",
@@ -73,9 +75,9 @@ def parser(command: str) -> argparse.ArgumentParser:
 def _add_submit(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     repeated = {"action": "append", "default": []}
-    add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for launch.py; resume=last with --home-of")
+    add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for a run; resume=last with --home-of")
     add("-m", "--multirun", action="store_true", help="run all combinations of comma-separated values in one job")
-    add("--config-dir", "-cd", metavar="DIR", **repeated, help="folder with more configs, inside the working directory")
+    add("--config-dir", "-cd", metavar="DIR", **repeated, help="folder with more configs, inside the uploaded folder")
     add("--detach", action="store_true", help="do not follow the log")
     add("--id", metavar="ID", help="id of the job (default: pflsim-<date-time>-<method>-...)")
     add("--home", metavar="DIR", help=f"folder for runs/ on the driver's node (default: {DEFAULT_HOMES}/ID)")
@@ -90,16 +92,17 @@ def _add_submit(made: argparse.ArgumentParser) -> None:
         help="time for the driver to save its state when it is stopped (default: 600)")  # fmt: skip
 
 
-def _submit(options: argparse.Namespace, root: Path, composed: Composed) -> int:
+def _submit(options: argparse.Namespace, clone: Path | None, composed: Composed) -> int:
+    root = clone or Path.cwd()
     request = Request(**{name: value for name, value in vars(options).items() if name not in ("address", "detach")})
     runs = composed(request.overrides, request.multirun, request.config_dir)
     check_request(request, root, runs)
-    package = packed(request, root, runs)
+    package = packed(request, root, runs, installed=clone is None)
     for warning in package.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     cluster = connect(options.address)
     job = submit(cluster, request, package, runs)
-    print(f"job {job}: {len(package.sizes)} files, {mib(package.bytes)}", flush=True)
+    print(f"job {job}: {len(package.files)} files, {mib(package.bytes)}", flush=True)
     if not options.detach:
         status = follow(cluster, job, sys.stdout)
         if status not in (2, 127, 130):  # wrong settings, no Python, or still running

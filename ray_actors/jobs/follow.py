@@ -14,7 +14,7 @@ MAX_ATTEMPTS = 6
 PENDING_POLLS = 5
 """Requests after which a job that has not started is reported; there is about one per second."""
 STOPPED = 143
-"""The exit status of a stopped job: that of launch.py after SIGTERM, which Ray sends."""
+"""The exit status of a stopped job: that of a run after SIGTERM, which Ray sends."""
 
 
 def follow(cluster: Cluster, job: str, out: TextIO, wait: Callable[[float], None] = time.sleep) -> int:

@@ -16,7 +16,7 @@ from ray_actors.jobs.follow import state, wait_until_finished
 LOG_LINES = 10
 """How many of the last lines of a log `details` shows."""
 SAVED = "stopped by SIG"
-"""The message of launch.py after a signal, when it has saved its state."""
+"""The message of a run after a signal, when it has saved its state."""
 STOP_TIMEOUT_S = 900.0
 """Longest wait for a driver to save its state and end."""
 PENDING_TIMEOUT_S = 10.0

@@ -1,10 +1,11 @@
-"""Submit a run: check it, upload the working directory, and start the command of the job."""
+"""Submit a run: check it, upload its code and configs, and start the command of the job."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.installation import PROGRAM, program
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.config.validate import Bounds, at_least_one
@@ -48,12 +50,12 @@ class Request:
 
 
 def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[Settings]) -> str:
-    """Upload the working directory, start the job and return its id.
+    """Upload the files, start the job and return its id.
 
     Args:
         cluster: the cluster.
         request: the command line.
-        package: the files of the working directory.
+        package: the files.
         runs: the settings of the runs; empty for a resumed run, whose settings are in its folder.
     """
     job = request.id or new_id(runs)
@@ -62,36 +64,37 @@ def submit(cluster: Cluster, request: Request, package: Package, runs: Sequence[
         home, node = home_of(cluster, request.home_of)
     resources = dict(request.driver_resource)
     gpus = resources.pop("GPU", None)
-    return cluster.submit(
-        entrypoint=entrypoint(request, home, package.root, runs),
-        submission_id=job,
-        runtime_env={
-            "working_dir": str(package.root),
-            "excludes": package.excludes,
-            "env_vars": {
-                # Ray kills a driver 3 s after SIGTERM by default, which is too early to finish a round and save it.
-                "RAY_JOB_STOP_WAIT_TIME_S": str(request.stop_wait),
-                JOB: job,
-                CODE: json.dumps(code()),
-            },
-        },
-        metadata=described(request, home, runs),
-        entrypoint_num_cpus=request.driver_cpus,
-        entrypoint_num_gpus=gpus,
-        entrypoint_resources=resources or None,
-        entrypoint_label_selector={NODE_LABEL: node} if node else None,
-    )
+    env_vars = {
+        # Ray kills a driver 3 s after SIGTERM by default, which is too early to finish a round and save it.
+        "RAY_JOB_STOP_WAIT_TIME_S": str(request.stop_wait),
+        JOB: job,
+        CODE: json.dumps(code()),
+        PROGRAM: program(),
+    }
+    with tempfile.TemporaryDirectory(prefix="pflsim-submit-") as folder:
+        package.copy(Path(folder))
+        return cluster.submit(
+            entrypoint=entrypoint(request, home, package.root, runs),
+            submission_id=job,
+            runtime_env={"working_dir": folder, "env_vars": env_vars},
+            metadata=described(request, home, runs),
+            entrypoint_num_cpus=request.driver_cpus,
+            entrypoint_num_gpus=gpus,
+            entrypoint_resources=resources or None,
+            entrypoint_label_selector={NODE_LABEL: node} if node else None,
+        )
 
 
-def packed(request: Request, root: Path, runs: Sequence[Settings]) -> Package:
-    """Select the files of the working directory that are sent.
+def packed(request: Request, root: Path, runs: Sequence[Settings], installed: bool = False) -> Package:
+    """Select the files that are sent; see `select` for `installed`.
 
     Raises:
         SettingsError: they cannot be sent, or they do not include a --config-dir.
     """
-    package = select(root, [Path(path) for run in runs for path in data_paths(run).values()], request.exclude)
+    data = [Path(path) for run in runs for path in data_paths(run).values()]
+    package = select(root, data, request.exclude, installed)
     for folder in request.config_dir:
-        if not any(name.startswith(f"{_inside(folder, package.root)}/") for name in package.sizes):
+        if not any(name.startswith(f"{_inside(folder, package.root)}/") for name in package.files):
             raise SettingsError(f"--config-dir {folder} is excluded from the upload: move it, or change --exclude")
     return package
 
@@ -173,7 +176,7 @@ def home_of(cluster: Cluster, job: str) -> tuple[str, str]:
     info = cluster.info(job)
     home = (info.metadata or {}).get("home")
     if (info.metadata or {}).get(KIND) != RUN or not home:
-        raise SettingsError(f"{job} was not started by `launch.py submit`, so the folder of its runs is unknown")
+        raise SettingsError(f"{job} was not started by `submit` of pflsim, so the folder of its runs is unknown")
     if not info.driver_node_id:
         raise SettingsError(f"{job} has not started, so it has no runs")
     return home, info.driver_node_id

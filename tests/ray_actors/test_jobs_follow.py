@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_the_job_alone(client: FakeClient) -> None:
     client.add("job", log="one\n")
     out = io.StringIO()
     assert follow(Cluster(client), "job", out, interrupted) == 130 and not client.stopped
-    assert out.getvalue() == "one\n\nthe job continues; stop it with   python launch.py stop job\n"
+    assert out.getvalue() == "one\n\nthe job continues; stop it with   pflsim stop job\n"
 
 
 def test_submit_ends_as_the_job_does(
@@ -121,7 +121,7 @@ def test_submit_ends_as_the_job_does(
     out = capsys.readouterr().out
     assert (
         out.startswith("job job: ")
-        and "the driver's words\ncopy its run folder to this machine with   python launch.py fetch" in out
+        and "the driver's words\ncopy its run folder to this machine with   pflsim fetch" in out
     )
 
 
@@ -148,7 +148,7 @@ def test_detached(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["submit", "--id", "job", "--detach", "--address", "http://h:1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("job job: ")
-    assert [line.split()[2] for line in lines[1:]] == ["status", "logs", "stop", "fetch"]
+    assert [line.split()[1] for line in lines[1:]] == ["status", "logs", "stop", "fetch"]
     assert all(line.endswith("--address http://127.0.0.1:8265") for line in lines[1:])
 
 
@@ -203,7 +203,7 @@ def stopped(client: FakeClient, after: dict[str, Any], job: str = "job") -> str:
 def test_stopping_waits_and_says_what_is_left(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.add("job", log="...\nstopped by SIGTERM\n", metadata=RUN)
     said = stopped(client, {"status": "STOPPED"})
-    assert "its state is saved. Resume it with   python launch.py submit --home-of job resume=last" in said
+    assert "its state is saved. Resume it with   pflsim submit --home-of job resume=last" in said
     assert client.stopped == ["job"]
     client.add("job", log="killed")
     assert "its log does not report a saved state" in stopped(client, {"status": "STOPPED"})
@@ -226,7 +226,7 @@ def test_stopping_waits_and_says_what_is_left(client: FakeClient, monkeypatch: p
 def test_each_command_has_its_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([words, "--help"])
-    assert ended.value.code == 0 and f"usage: python launch.py {words}" in capsys.readouterr().out
+    assert ended.value.code == 0 and f"usage: pflsim {words}" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_seen_enough(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

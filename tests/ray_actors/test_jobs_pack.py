@@ -1,17 +1,21 @@
-"""Which files of a working directory are sent to a cluster, and that Ray packs exactly these."""
+"""Which files are sent to a cluster, and that Ray packs exactly these."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
 
+from pflsim.config.installation import FOLDER, PACKAGES
 from pflsim.errors import SettingsError
 from ray_actors.jobs import pack
 from ray_actors.jobs.client import PACKING
@@ -27,18 +31,17 @@ def tree(root: Path, *names: str) -> Path:
 
 
 def sent(root: Path, *data: Path, exclude: tuple[str, ...] = ()) -> list[str]:
-    """The selected files, after Ray has packed the same ones."""
+    """The selected files, after Ray has packed a copy of them."""
     package = select(root, data, exclude)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         for name, value in PACKING.items():
             patch.setenv(name, value)
-        excludes = [*get_runtime_env_default_excludes(), *package.excludes]
-    archive = root.with_suffix(".zip")
-    create_package(str(root), archive, include_gitignore=False, excludes=excludes)
-    with zipfile.ZipFile(archive) as packed:
-        assert sorted(name for name in packed.namelist() if not name.endswith("/")) == sorted(package.sizes)
-    archive.unlink()
-    return sorted(package.sizes)
+        package.copy(Path(folder, "copy"))
+        archive = Path(folder, "copy.zip")
+        create_package(f"{folder}/copy", archive, include_gitignore=False, excludes=get_runtime_env_default_excludes())
+        with zipfile.ZipFile(archive) as packed:
+            assert sorted(name for name in packed.namelist() if not name.endswith("/")) == sorted(package.files)
+    return sorted(package.files)
 
 
 def test_code_is_sent_and_what_grows_beside_it_is_not(tmp_path: Path) -> None:
@@ -86,6 +89,32 @@ def test_what_every_run_needs_cannot_be_excluded(tmp_path: Path, pattern: str, n
     root = tree(tmp_path, "launch.py", "configs/config.yaml", "ray_actors/run.py", "mine/ray_actors/x")
     with pytest.raises(SettingsError, match=f"--exclude {re.escape(pattern)} would exclude {named}, which every run"):
         sent(root, exclude=(pattern,))
+
+
+def test_installed_packages_replace_folders_with_their_names(tmp_path: Path) -> None:
+    """From a wheel, the files of the working directory are those of the user."""
+    own = ["configs/model/mine.yaml", "mine.py", "notes/pflsim/x.py"]
+    root = tree(tmp_path, *own, "lightning_modules/mine.py", "launch.py", "pflsim/data/x.py", "data/x", "configs/x.md")
+    package = select(root, exclude=("*.md", "data"), installed=True)
+    ours = {name for name in package.files if name not in own}
+    assert ours == {"launch.py"} | {
+        path.relative_to(FOLDER).as_posix()
+        for name in PACKAGES
+        for path in (FOLDER / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert len(package.files) == len(ours) + len(own)
+    assert package.bytes == sum(path.stat().st_size for path in package.files.values())
+    assert set(select(root, exclude=("configs",), installed=True).files) - ours == {"mine.py", "notes/pflsim/x.py"}
+    package.copy(tmp_path / "copy")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "copy" / "launch.py"), "--help"],
+        cwd="/",
+        env={},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "python launch.py resume=last" in done.stdout, done.stderr
 
 
 def test_patterns_that_are_excluded(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fake_cluster import FakeClient
 
 from pflsim import cli
 from pflsim.config.compose import CONFIGS
+from pflsim.config.installation import FOLDER
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.environment import code
@@ -109,6 +110,7 @@ def test_what_is_asked_of_the_cluster(submitted: Callable[..., dict[str, Any]], 
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
         "PFLSIM_JOB": asked["submission_id"],
         "PFLSIM_CODE": json.dumps(code()),
+        "PFLSIM_PROGRAM": "pflsim",
     }
     assert re.fullmatch(r"pflsim-\d{8}-\d{6}-sweep-[0-9a-f]{4}", asked["submission_id"])
     metadata = asked["metadata"]
@@ -145,6 +147,22 @@ def test_which_files_arrive(submitted: Callable[..., dict[str, Any]], client: Fa
     assert arrived == {"launch.py", "mine/x.py", "a b/[ü].py", *configs}
     submitted("--id", "again", "--exclude", "*.ipynb", *data, "--detach")
     assert client.uris[0] == client.uris[1]
+
+
+def test_an_installed_package_is_sent_with_the_working_directory(
+    tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "CONFIGS", FOLDER / "pflsim" / "configs")
+    monkeypatch.setattr(cli, "_folders", lambda config_dirs: [CONFIGS, *map(Path, config_dirs)])
+    folder = tmp_path / "mine"
+    (folder / "configs" / "placement").mkdir(parents=True)
+    (folder / "configs" / "placement" / "ours.yaml").write_text("actors: 2\n")
+    monkeypatch.chdir(folder)
+    client.runs = False
+    assert cli.main(["submit", "--id", "job", "--detach", "--config-dir", "configs", "placement=ours"]) == 0
+    here = client.folder / "job"
+    assert (here / "configs" / "placement" / "ours.yaml").is_file() and (here / "ray_actors" / "py.typed").is_file()
+    assert "/launch.py --config-dir " in client.submitted[0]["entrypoint"]
 
 
 def test_the_commit_travels_along(
@@ -287,7 +305,17 @@ def test_ray_uploads_the_selected_files(root: Path, monkeypatch: pytest.MonkeyPa
     import ray.job_submission
 
     (root / ".gitignore").write_text("mine/\n")
-    for name in ("mine/x.py", "venv/x.py", ".git/config", "runs/a/config.yaml", "a b/[ü].py", ".env", "big/x.bin"):
+    (root / ".rayignore").write_text("notes/\n")
+    for name in (
+        "mine/x.py",
+        "venv/x.py",
+        ".git/config",
+        "runs/a/config.yaml",
+        "a b/[ü].py",
+        ".env",
+        "big/x.bin",
+        "notes/x",
+    ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     uploaded: list[bytes] = []
@@ -311,7 +339,7 @@ def test_ray_uploads_the_selected_files(root: Path, monkeypatch: pytest.MonkeyPa
     (archive,) = uploaded
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         names = {name for name in packed.namelist() if not name.startswith("configs/")}
-    assert names == {"launch.py", "mine/x.py", "venv/x.py", "a b/[ü].py", ".gitignore"}
+    assert names == {"launch.py", "mine/x.py", "venv/x.py", "a b/[ü].py", ".gitignore", ".rayignore"}
     environments = [job["runtime_env"] for job in jobs]
     assert environments[0] == environments[1] and environments[0]["working_dir"].startswith("gcs://")
     assert "RAY_RUNTIME_ENV_IGNORE_GITIGNORE" not in os.environ

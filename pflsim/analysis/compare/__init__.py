@@ -1,1 +1,1 @@
-"""Compares runs: `python launch.py compare RUNS…`."""
+"""Compares runs: `pflsim compare RUNS…`."""

@@ -1,4 +1,4 @@
-"""The command line `python launch.py compare RUNS…`."""
+"""The command line `pflsim compare RUNS…`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.config.installation import program
 from pflsim.errors import SettingsError
 from pflsim.terminal.exit_status import exit_status
 
 EXAMPLES = """examples:
-  python launch.py compare 'runs/20261122-*'                      all folders that match a pattern
-  python launch.py compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
-  python launch.py compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
-  python launch.py compare runs --curves acc.pdf --against bytes  accuracy against traffic
-  python launch.py compare --experiment pfedcfr_table2_mnist      runs of an experiment and the paper's results
+  {program} compare 'runs/20261122-*'                      all folders that match a pattern
+  {program} compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
+  {program} compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
+  {program} compare runs --curves acc.pdf --against bytes  accuracy against traffic
+  {program} compare --experiment pfedcfr_table2_mnist      runs of an experiment and the paper's results
 
 Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
 the same partition (hash) for each seed and the same evaluation settings; otherwise each set of comparable groups has
@@ -35,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python launch.py compare",
+        prog=f"{program()} compare",
         description="Compare runs: accuracy over seeds, traffic, and paired differences between clients.",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES.format(program=program()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -35,6 +35,7 @@ from pflsim.analysis.results import Run
 from pflsim.analysis.results.run import run_settings, settings_by_key
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.installation import program
 from pflsim.config.names import nearest, written
 from pflsim.errors import SettingsError
 from pflsim.run_folder.metrics import Model
@@ -134,7 +135,7 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
         for why, found in row.deviating.items():
             cells.append(_cells(f"{row.published.label}; {_joined(why)}", row.published, published.round, found))
         if not row.runs:
-            command = f"python launch.py {row.published.command} data.root=DIR"
+            command = f"{program()} {row.published.command} data.root=DIR"
             missing.setdefault(command, []).append(row.published.label)
     notes = (*_notes(published, rows), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")

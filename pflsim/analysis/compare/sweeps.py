@@ -10,6 +10,7 @@ from pathlib import Path
 from pflsim.analysis.compare.comparison import compare_sets
 from pflsim.analysis.compare.formats import render
 from pflsim.analysis.results import read_run
+from pflsim.config.installation import program
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import is_complete
 
@@ -24,8 +25,7 @@ def print_comparisons(folders: Sequence[Path]) -> None:
         return
     with suppress(OSError):  # standard output is closed
         try:
-            more = "more formats and curves: python launch.py compare --help"
             found = compare_sets(read_run(folder) for folder in complete)
-            print(f"\n{render(found, 'text')}\n\n{more}", flush=True)
+            print(f"\n{render(found, 'text')}\n\nmore formats and curves: {program()} compare --help", flush=True)
         except (SettingsError, ValueError, KeyError, TypeError) as error:
             print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

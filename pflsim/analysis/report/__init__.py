@@ -1,1 +1,1 @@
-"""Writes an HTML report on runs: `python launch.py report RUN…`."""
+"""Writes an HTML report on runs: `pflsim report RUN…`."""

@@ -1,4 +1,4 @@
-"""The command line `python launch.py report RUN…`."""
+"""The command line `pflsim report RUN…`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.analysis.results import find_runs
+from pflsim.config.installation import program
 from pflsim.errors import SettingsError
 from pflsim.run_folder.files import write_atomically
 from pflsim.terminal.exit_status import exit_status
@@ -39,7 +40,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python launch.py report", description="Write an HTML report on one or several runs."
+        prog=f"{program()} report", description="Write an HTML report on one or several runs."
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a folder of runs, or a pattern")
     parser.add_argument(

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import PurePath
 from typing import Any
 
 from pflsim.analysis.compare.comparison import Spread
 from pflsim.analysis.results import Group, Run
 from pflsim.analysis.results.run import read_mapping, run_settings
 from pflsim.config.components import COMPONENTS
+from pflsim.config.installation import started_as
 from pflsim.config.names import written
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
@@ -96,10 +96,9 @@ def commands(runs: Iterable[Run]) -> list[tuple[str, str | None, bool | None, li
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the shell command of a run: `python launch.py …`."""
-    program = PurePath(arguments[0])
-    first = program.name if program.name == "launch.py" else str(program)
-    return shlex.join(["python", first, *arguments[1:]])
+    """Return the shell command of a run: `pflsim …`, or `python …` with the script that called it."""
+    first = started_as(arguments[0]) or f"python {shlex.quote(arguments[0])}"
+    return " ".join([first, *map(shlex.quote, arguments[1:])])
 
 
 def incidents(runs: Iterable[Run]) -> list[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""`python launch.py compare`, in this process."""
+"""`pflsim compare`, in this process."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     assert said.startswith("\nTest accuracy on digits, label_lognormal(")
     assert said.count("\nlocal ") == 1 and said.count("\nfedavg ") == 2
     assert "Differences to local, client by client" in said
-    assert said.endswith("\nmore formats and curves: python launch.py compare --help\n")
+    assert said.endswith("\nmore formats and curves: pflsim compare --help\n")
 
 
 @pytest.mark.slow

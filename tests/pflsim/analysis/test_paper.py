@@ -91,11 +91,11 @@ def test_commands_make_what_is_missing(tmp_path: Path) -> None:
     missing = paper_table(NAME, []).missing
     assert len(missing) == 6
     for number, (command, labels) in enumerate(missing.items()):
-        run = made(tmp_path / str(number), *command.split()[2:])
+        run = made(tmp_path / str(number), *command.split()[1:])
         filled = [label for label, row in lines(NAME, [run]).items() if row[1] != "—"]
         assert filled == labels
         assert command not in paper_table(NAME, [run]).missing
-    assert missing[f"python launch.py +experiment={NAME} data.root=DIR"] == ["pFedCFR"]
+    assert missing[f"pflsim +experiment={NAME} data.root=DIR"] == ["pFedCFR"]
     both = [*paper_table("fedalp_table2_mnist", []).missing.values()]
     assert both == [[f"FedALP_global, {net}", f"FedALP, {net}"] for net in ("MNIST-NN", "MNIST-CNN")]
 
@@ -180,7 +180,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "warning: " in output.err and "broken" in output.err
     (ours,) = (line.split() for line in output.out.splitlines() if line.startswith("pFedCFR"))
     assert ours == ["pFedCFR", "95.63", "±", "0.08", "95.00", "-0.63", "2", "0"]
-    assert "\n# FedAvg\npython launch.py method=fedavg data=mnist " in output.out
+    assert "\n# FedAvg\npflsim method=fedavg data=mnist " in output.out
     for suffix in ("md", "tex", "csv", "txt"):
         assert main(["--experiment", NAME, "runs", "--out", f"t.{suffix}"]) == 0
         assert "95.00" in (tmp_path / f"t.{suffix}").read_text()

@@ -1,4 +1,5 @@
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import torch
 
 import pflsim
-from pflsim.run_folder.environment import code, gpu_names, write_environment
+from pflsim.run_folder.environment import code, gpu_names, usable_cpus, write_environment
 
 
 def git(folder, *arguments):
@@ -26,6 +27,14 @@ def test_the_file_names_versions_code_and_machine_but_no_host(tmp_path):
     del content["command"]
     node = platform.node()
     assert not node or f'"{node}"' not in json.dumps(content)
+
+
+def test_cpus_of_this_process_and_of_a_system_that_cannot_limit_them(monkeypatch):
+    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 6})
+    assert usable_cpus() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cpus() == (os.cpu_count() or 1)
 
 
 def test_versions_are_read_without_importing_anything():

@@ -1,0 +1,60 @@
+"""How pflsim is installed and how it was started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePath
+
+from pflsim.errors import SettingsError
+
+PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+FOLDER = Path(__file__).resolve().parents[2]
+"""The folder that contains the packages: a clone, or site-packages."""
+PROGRAM = "PFLSIM_PROGRAM"
+"""The environment variable of a submitted job with the value of `program` on the machine that submitted it."""
+
+
+def program() -> str:
+    """Return how the user starts pflsim, for commands in messages: `pflsim` or `python launch.py`, for example."""
+    return os.environ.get(PROGRAM) or started_as(sys.argv[0]) or "pflsim"
+
+
+def started_as(script: str) -> str | None:
+    """Return the command that runs a script; None if it is not a script of pflsim.
+
+    Args:
+        script: its path, as in `sys.argv[0]`.
+    """
+    match PurePath(script).parts:
+        case (*_, "launch.py"):
+            return "python launch.py"
+        case (*_, "pflsim", "__main__.py"):
+            return "python -m pflsim"
+        case (*_, "pflsim"):
+            return "pflsim"
+    return None
+
+
+def check_packages(before: Sequence[str] = ()) -> None:
+    """Check that imports find the packages of this installation and not others of the same name.
+
+    Args:
+        before: folders that are searched before those of `sys.path`.
+
+    Raises:
+        SettingsError: another folder or file is found first.
+    """
+    for name in PACKAGES:
+        spec = PathFinder.find_spec(name, [*before, *sys.path])
+        if spec is None or spec.origin is None:  # found by the finder of an editable install, if at all
+            continue
+        found = Path(spec.origin).resolve()
+        if found != FOLDER / name / "__init__.py":
+            found = found.parent if found.name == "__init__.py" else found
+            raise SettingsError(
+                f"{found} hides the package {name} of pflsim: rename it, or start pflsim in another folder and without "
+                f"{found.parent} on PYTHONPATH"
+            )
