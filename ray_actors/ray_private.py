@@ -6,6 +6,8 @@
   interfaces, whatever `_node_ip_address` says. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 does the same, but only if it is set
   before Ray is imported.
 - the logger `ray._private.authentication`: each `ray.init` logs that it has enabled token authentication.
+- `JobConfig._py_driver_sys_path`: the folders that come first on the import path of Ray's processes. Ray adds the
+  working directory, where a file numpy.py would replace a library.
 - `_temp_dir`, an option of `ray.init`: the folder of Ray's files. RAY_TMPDIR would set it for later runs, too.
 """
 
@@ -15,6 +17,19 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ray.job_config import JobConfig
+
+from pflsim.config.installation import FOLDER
+
+
+class SafePathConfig(JobConfig):
+    """A job whose processes do not search the working directory for modules, unless pflsim is there."""
+
+    def _serialize(self) -> str:
+        here = {str(Path.cwd())} - {str(FOLDER)}
+        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder not in here]
+        return super()._serialize()
 
 
 def available_resources_per_node() -> Mapping[str, Mapping[str, float]]:

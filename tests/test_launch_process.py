@@ -86,12 +86,16 @@ def test_closed_streams(closed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [["-m", "pflsim"], [str(LAUNCH)]])
-def test_own_classes_are_found_in_the_working_directory(program: list[str], tmp_path: Path) -> None:
+@pytest.mark.ray
+@pytest.mark.parametrize(("program", "executor"), [(["-m", "pflsim"], "ray"), ([str(LAUNCH)], "inline")])
+def test_only_own_classes_are_found_in_the_working_directory(program: list[str], executor: str, tmp_path: Path) -> None:
+    """Also by Ray's actors: a file in it is not imported in the place of a library."""
+    for library in ("numpy", "torch", "yaml", "jinja2", "lightning"):
+        (tmp_path / f"{library}.py").write_text("raise SystemExit('from the working directory')\n")
     (tmp_path / "mine.py").write_text("from lightning_modules.nets.mlp import Mlp as Net\n\nclass Mine(Net): ...\n")
     (tmp_path / "configs" / "model").mkdir(parents=True)
     (tmp_path / "configs" / "model" / "mine.yaml").write_text("_target_: mine.Mine\n")
-    small = ["data=digits", "clients=2", "rounds=1", "executor=inline", "progress=quiet", "run_dir=run"]
+    small = ["data=digits", "clients=2", "rounds=1", f"executor={executor}", "progress=quiet", "run_dir=run"]
     arguments = [sys.executable, *program, "--config-dir", "configs", "model=mine", *small]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

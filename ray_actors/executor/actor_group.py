@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -140,6 +141,7 @@ class ActorGroup:
     def _build(self, number: int) -> ObjectRef:
         assert self._data is not None
         factory = self._factory.with_gpus(self._layout.specs[number].gpus)
+        self.actors[number].extend_path.remote(sys.path)
         return self.actors[number].build.remote(factory, *self._data, self._layout.groups[number])
 
     def _compare(self, number: int) -> None:

@@ -11,6 +11,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import ClientTask, EvalRequest
 from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
+from ray_actors.executor.remote_actor import RemoteActor
 from ray_actors.executor.zero_copy import ZeroCopyMessage
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_factory import ClientFactory
@@ -18,7 +19,7 @@ from ray_actors.hosts.client_host import ClientHost, Reply
 from ray_actors.hosts.failures import run_groups
 
 
-class RemoteHost:
+class RemoteHost(RemoteActor):
     """A client actor. It starts without a host; `build` can be called again for the next run.
 
     `run` takes the private states as arguments and returns the new ones, so that nothing is lost if the process dies:

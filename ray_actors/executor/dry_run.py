@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import RunError, SettingsError
 from pflsim.run_folder.resume import fixed_settings
 from pflsim.servers.base import Federation, ServerRule
+from ray_actors.executor.remote_actor import RemoteActor
 from ray_actors.hosts.client_errors import in_words
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.client_host import ClientHost
@@ -150,7 +152,7 @@ def measure(
     return max(found, key=lambda f: f.peak)
 
 
-class DryRunner:
+class DryRunner(RemoteActor):
     """An actor for the dry run: its process ends afterwards and gives all memory back."""
 
     def measure(self, factory: ClientFactory, dataset: Dataset, partition: Partition, *rest: Any) -> Footprint:
@@ -180,6 +182,7 @@ def footprint(prepared: PreparedRun, cpus: float) -> Footprint:
             )
         factory, server = prepared.factory.with_gpus(1.0), (prepared.rule, prepared.federation)
         arguments = (factory, prepared.dataset, prepared.partition, *server, trials(prepared), MEMORY)
+        runner.extend_path.remote(sys.path)
         return ray.get(runner.measure.remote(*arguments))
     except RayTaskError as error:
         why = in_words(error.cause if isinstance(error.cause, Exception) else error)

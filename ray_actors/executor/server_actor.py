@@ -12,11 +12,12 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.messages import Uplink, payload_bytes
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
+from ray_actors.executor.remote_actor import RemoteActor
 from ray_actors.executor.zero_copy import ZeroCopyMessage
 from ray_actors.hosts.server_host import ServerHost, identity
 
 
-class RemoteServer:
+class RemoteServer(RemoteActor):
     """A server actor; `build` can be called again for the next run. What its methods return outlives its process."""
 
     def build(self, rule: ServerRule[Any], federation: Federation, threads: int, state: Any = None) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from typing import Any
 
@@ -48,6 +49,7 @@ class ServerActor:
 
     def reset(self) -> None:
         """Have the actor build the server in the state `state`, without waiting for it."""
+        self.actor.extend_path.remote(sys.path)
         self._built = self.actor.build.remote(*self._arguments, self.state)
 
     def change(self, method: str, *arguments: Any) -> Any:
