@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if not {"-h", "--help"}.intersection(words) and (status := exit_status(check_packages)):
+    if not {"-h", "--help"}.intersection(words) and (status := exit_status(lambda: _check_start(words))):
         return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
@@ -72,10 +72,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _execute(options, folders))
 
 
-def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
+def _check_start(words: Sequence[str]) -> None:
+    """Check what every command needs, and what would otherwise end in errors of libraries."""
     from pflsim.memory import check_address_space
 
+    check_packages()
     check_address_space()
+    try:
+        Path.cwd()
+        "".join(words).encode()
+    except OSError:
+        raise SettingsError("the working directory does not exist any more") from None
+    except UnicodeEncodeError:
+        raise SettingsError("the command line is not text in the encoding of this terminal (LC_ALL, LANG)") from None
+
+
+def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
     asked = [text for text in options.overrides if text.startswith(RESUME)]
     if asked:
         return _resume(asked, options, folders)
@@ -140,12 +152,6 @@ def _check(runs: Sequence[Settings]) -> None:
     check_sweep(runs)
 
 
-def _check_workers(runs: Sequence[Settings]) -> None:
-    """Check that Ray's workers, which search the working directory first, find the packages of this installation."""
-    if any(settings.executor == "ray" for settings in runs):
-        check_packages([str(Path.cwd())])
-
-
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     from pflsim.config.urls import check_no_password
@@ -163,7 +169,6 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     A sweep continues after a run that fails.
     """
     _check(runs)
-    _check_workers(runs)
     failed: list[str] = []
     done: list[Path] = []
     stopped: Stopped | None = None
@@ -214,7 +219,6 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
         return 0
     if not is_url(name):
         check_destination(settings, folder, keys)
-    _check_workers([settings])
     with importlib.import_module("ray_actors.run").Runner() as runner:
         runner.resume(folder, settings)
     return 0

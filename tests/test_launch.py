@@ -147,6 +147,8 @@ def test_interpolation(runs: list[Settings], refused: Refused) -> None:
     settings = runs.pop()
     assert settings.lr == settings.method["mu"] and settings.run_dir == "runs/mine-3"
     assert "lr: Interpolation key 'nope' not found" in refused("lr=${nope}")
+    assert "lr: Interpolation key 'nope' not found" in refused("--cfg", "job", "lr=${nope}")
+    assert "nested too deeply" in refused("model.hidden=" + "[" * 300 + "]" * 300)
     assert refused("clients=${method.unit}").startswith("error: clients='module': expected")
 
 

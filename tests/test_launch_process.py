@@ -78,6 +78,20 @@ def test_a_package_of_the_user_with_the_name_of_ours(name: str, tmp_path: Path) 
         assert status == 0 or done.stderr.startswith(f"error: {tmp_path / name} hides the package {name} of pflsim: ")
 
 
+@pytest.mark.parametrize("command", ["", "report x", "--cfg job"])
+def test_what_every_command_needs(command: str, tmp_path: Path) -> None:
+    program = f"{shlex.quote(sys.executable)} {shlex.quote(str(LAUNCH))} {command}"
+    (tmp_path / "gone").mkdir()
+    for line in (
+        f"cd gone; rmdir ../gone; {program}",
+        f"ulimit -v 3000000; {program}",
+        f"{program} $'run_dir=\\xff'",
+    ):
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+        assert done.stderr.startswith("error: ")
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(closed: str, tmp_path: Path) -> None:
     command = f"exec {shlex.quote(sys.executable)} {shlex.quote(str(LAUNCH))} --cfg job {closed}"

@@ -113,9 +113,12 @@ def as_yaml(composition: Composition, resolve: bool = False) -> str:
     Raises:
         SettingsError: a setting is wrong; not checked while a required one is missing.
     """
-    if not OmegaConf.missing_keys(composition.config):
-        plain(composition)
-    return OmegaConf.to_yaml(composition.config, resolve=resolve)
+    try:
+        if not OmegaConf.missing_keys(composition.config):
+            plain(composition)
+        return OmegaConf.to_yaml(composition.config, resolve=resolve)
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{error.full_key}: {_message(error)}") from error
 
 
 def plain(composition: Composition) -> Settings:
@@ -192,6 +195,8 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
+    except RecursionError:
+        raise SettingsError("the brackets in a value are nested too deeply") from None
     del content["hydra"]
     return content, found.hydra.runtime.choices
 

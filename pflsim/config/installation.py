@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 
@@ -38,17 +37,14 @@ def started_as(script: str) -> str | None:
     return None
 
 
-def check_packages(before: Sequence[str] = ()) -> None:
+def check_packages() -> None:
     """Check that imports find the packages of this installation and not others of the same name.
-
-    Args:
-        before: folders that are searched before those of `sys.path`.
 
     Raises:
         SettingsError: another folder or file is found first.
     """
     for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [*before, *sys.path])
+        spec = PathFinder.find_spec(name)
         if spec is None or spec.origin is None:  # found by the finder of an editable install, if at all
             continue
         found = Path(spec.origin).resolve()

@@ -111,16 +111,17 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def check_no_links(folder: Path) -> None:
-    """Refuse a run folder with symbolic links in it, which could make a command read or write files elsewhere.
+    """Refuse a run folder with symbolic links, which lead a command elsewhere, or with pipes, which make it wait.
 
     Raises:
-        SettingsError: names the first link.
+        SettingsError: names the first of these.
     """
     for parent, folders, files in os.walk(folder):
         for name in sorted((*folders, *files)):
             path = Path(parent, name)
-            if path.is_symlink():
-                raise SettingsError(f"{path} is a symbolic link; a run folder contains regular files and folders only")
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                kind = "a symbolic link" if path.is_symlink() else "not a regular file"
+                raise SettingsError(f"{path} is {kind}; a run folder contains regular files and folders only")
 
 
 def runs(root: str | Path = "runs") -> list[Path]:

@@ -106,7 +106,7 @@ def received(log: str, job: str) -> tuple[list[str], bytes]:
                 f"--without-checkpoints, or copy {home} from the node of the driver"
             )
         content = zlib.decompressobj().decompress(compressed, size + 1)
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
         raise RunError(f"{job}: the log with its run folders is damaged ({error}); try again") from error
     if hashlib.sha256(compressed).hexdigest() != digest or len(content) != size:
         raise RunError(f"{job}: the archive of its run folders does not have its checksum and size; try again")
@@ -125,8 +125,7 @@ def unpack(content: bytes, runs: list[str], into: Path) -> list[Path]:
     aside = None
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            members = archive.getmembers()
-            _check(members, runs)
+            members = _checked(archive, runs, len(content))
             into.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=into))
             archive.extractall(aside, members, filter="data")
@@ -135,8 +134,8 @@ def unpack(content: bytes, runs: list[str], into: Path) -> list[Path]:
             (into / run).parent.mkdir(parents=True, exist_ok=True)
             (aside / run).rename(into / run)
         return [into / run for run in runs]
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise RunError(f"the archive of run folders is not valid ({error}); nothing was written") from error
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
+        raise RunError(f"the archive of run folders is not valid: {error}") from error
     except OSError as error:
         raise RunError(f"{into} cannot be written to: {error.strerror or error}") from error
     finally:
@@ -144,17 +143,24 @@ def unpack(content: bytes, runs: list[str], into: Path) -> list[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check(members: list[tarfile.TarInfo], runs: list[str]) -> None:
-    """Accept regular files and folders with different names inside the run folders, and nothing else."""
-    names = [*runs, *(member.name for member in members)]
-    for name in names:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts or "\0" in name:
-            raise ValueError(f"{name!r} is not the name of a file in a run folder")
-    if len(set(names)) != len(names):
-        raise ValueError("a name occurs twice")
-    for member in members:
-        if not (member.isreg() or member.isdir()) or member.issparse():
-            raise ValueError(f"{member.name!r} is neither a regular file nor a folder")
+def _checked(archive: tarfile.TarFile, runs: list[str], size: int) -> list[tarfile.TarInfo]:
+    """Return the members: regular files and folders with different names inside the run folders, and nothing else."""
+    members: list[tarfile.TarInfo] = []
+    names, left = set(runs), size
+    for path in (PurePosixPath(run) for run in runs):
+        if not names.isdisjoint(map(str, path.parents)):
+            raise ValueError(f"{str(path)!r} is inside another run folder")
+    for member in archive:  # the next header is read after the checks, because a wrong size leads to a wrong place
+        left -= member.size
+        if not (member.isreg() or member.isdir()) or member.issparse() or member.size < 0 or left < 0:
+            raise ValueError(f"{member.name!r} is neither a regular file nor a folder, or has a wrong size")
         if not any(member.name.startswith(f"{run}/") for run in runs):
             raise ValueError(f"{member.name!r} is outside the run folders")
+        members.append(member)
+    for name in [*runs, *(member.name for member in members)]:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name or not path.parts or not name.isprintable():
+            raise ValueError(f"{name!r} is not the name of a file in a run folder")
+    if len(names.union(member.name for member in members)) != len(runs) + len(members):
+        raise ValueError("a name occurs twice")
+    return members

@@ -173,6 +173,7 @@ def test_what_is_not_whole_is_not_believed() -> None:
             good.replace("pflsim-fetch-end", "(raylet) a word\npflsim-fetch-end"),
             *(log_with(b"content", size=size) for size in (-1, "7", None, 1e999)),
             log_with(b"content", runs=None),
+            good.replace('"home": "~"', '"home": ' + "[" * 100_000),
         ],
         "at most 256.0 MiB": [log_with(b"content", size=2**60)],
     }
@@ -190,6 +191,12 @@ def test_no_more_is_decompressed_than_the_header_says() -> None:
 def entry(name: str, kind: bytes = tarfile.REGTYPE, size: int = 3, link: str = "") -> tarfile.TarInfo:
     made = tarfile.TarInfo(name)
     made.type, made.size, made.linkname = kind, size if kind == tarfile.REGTYPE else 0, link
+    return made
+
+
+def with_headers(name: str, headers: dict[str, str]) -> tarfile.TarInfo:
+    made = entry(name)
+    made.pax_headers = headers
     return made
 
 
@@ -223,6 +230,12 @@ GOOD = entry("x/good")
         archive(GOOD, entry("x/a"), entry("x/a")),
         archive(GOOD, entry("x/a"), entry("x/a", tarfile.DIRTYPE)),
         archive(GOOD, entry("x/a", size=5000))[:3000],
+        archive(GOOD, entry("x/\x1b[2J")),
+        archive(GOOD, with_headers("x/a", {"GNU.sparse.realsize": "100000"}), entry("x/b")),
+        archive(GOOD, with_headers("x/a", {"size": "-1536"})),
+        archive(GOOD, with_headers("x/a", {"size": "9" * 100})),
+        archive(GOOD, with_headers("x/a", {"mtime": "1e300"})),
+        archive(GOOD, entry("/".join(["x", *"a" * 3000]))),
         b"no archive" * 100,
     ],
 )
@@ -230,13 +243,20 @@ def test_unsafe_archives_are_refused_before_anything_is_written(tmp_path: Path, 
     into = tmp_path / "deep" / "runs"
     with pytest.raises(RunError, match="is not valid"):
         unpack(content, ["x"], into)
-    assert not into.exists() and not (tmp_path / "evil").exists()
+    assert not [path for path in tmp_path.rglob("*") if path != into and path != into.parent]
 
 
 def test_folders_and_empty_runs_are_accepted(tmp_path: Path) -> None:
     content = archive(entry("x/a", tarfile.DIRTYPE), entry("x/a/b"))
     assert unpack(content, ["x", "y/z"], tmp_path) == [tmp_path / "x", tmp_path / "y/z"]
     assert files_of(tmp_path) == {"x/a/b": "\0\0\0"} and (tmp_path / "y/z").is_dir()
+
+
+def test_a_run_inside_another_is_refused(tmp_path: Path) -> None:
+    for runs in (["a", "a/b"], ["a/b", "a"]):
+        with pytest.raises(RunError, match="is inside another run folder"):
+            unpack(archive(entry("a/z"), entry("a/b/z")), runs, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "", ".", "a/../../x"])

@@ -24,6 +24,8 @@ from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
 
 PER_CLIENT = "per_client.csv"
+SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
+"""Keys that every summary.json has."""
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",
     "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
@@ -186,28 +188,33 @@ def read_run(folder: Path) -> Run:
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
     check_no_links(folder)
-    config = read_mapping(folder / CONFIG, yaml.safe_load)
+    config = read_mapping(folder / CONFIG, yaml.safe_load, ("seed", "rounds", *COMPONENTS))
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
-    summary = read_mapping(folder / "summary.json", json.loads)
+    summary = read_mapping(folder / "summary.json", json.loads, SUMMARISED)
     recorded = folder / "environment.json"
     environment = read_mapping(recorded, json.loads) if recorded.is_file() else {}
-    partition = read_mapping(folder / "partition.json", json.loads)
+    partition = read_mapping(folder / "partition.json", json.loads, ("hash",))
     with _reading(folder / "metrics.jsonl"):
         history = tuple(read_history(folder))
+        rounds = [line.round for line in history]
+        if rounds != sorted(set(rounds)) or (summary.get("complete") and rounds[-1:] != [summary["rounds"]]):
+            raise ValueError(f"its rounds are not in order, or are not the {summary['rounds']} of summary.json")
     return Run(folder, config, summary, history, partition, environment)
 
 
-def read_mapping(path: Path, parse: Callable[[str], Any]) -> Mapping[str, Any]:
+def read_mapping(path: Path, parse: Callable[[str], Any], keys: Sequence[str] = ()) -> Mapping[str, Any]:
     """Read a file that holds a mapping.
 
     Raises:
-        SettingsError: it cannot be read or holds something else; names the file.
+        SettingsError: it cannot be read, holds something else or lacks one of the keys; names the file.
     """
     with _reading(path):
         content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
             raise TypeError("expected a mapping")
+        if missing := [key for key in keys if key not in content]:
+            raise ValueError(f"{missing[0]} is missing")
     return content
 
 
@@ -218,7 +225,7 @@ def _reading(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 

@@ -269,6 +269,8 @@ def test_many_rounds_and_clients_stay_small(tmp_path: Path) -> None:
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
         lines = [json.dumps({**line, "round": n, "losses": {"ce": 1 / n}}) for n in range(1, 1501)]
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 1500}))
         rows = (folder / "per_client.csv").read_text()
         (folder / "per_client.csv").write_text(rows.replace("\n2,", "\n1500,"))
     assert len(report(tmp_path / "local", tmp_path / "fedavg")) < 500_000

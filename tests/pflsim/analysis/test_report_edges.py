@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,32 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.C
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and name in line
     assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.yaml", lambda text: "{}"),
+        ("summary.json", lambda text: "{}"),
+        ("partition.json", lambda text: "{}"),
+        ("summary.json", lambda text: "[" * 100_000),
+        ("metrics.jsonl", lambda text: text.partition("\n")[0] + "\n"),
+        ("metrics.jsonl", lambda text: text + text),
+        ("metrics.jsonl", lambda text: ""),
+        ("per_client.csv", None),
+    ],
+)
+def test_damaged_runs_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, change: Callable[[str], str] | None
+) -> None:
+    """Also files that can be read and have less, or more, than the run says; and a pipe, which is not waited for."""
+    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
+    text = (folder / name).read_text()
+    (folder / name).unlink()
+    os.mkfifo(folder / name) if change is None else (folder / name).write_text(change(text))
+    assert main([str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and name in line
 
 
 def test_a_run_made_twice_counts_once(tmp_path: Path) -> None:
