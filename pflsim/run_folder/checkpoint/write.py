@@ -97,7 +97,8 @@ def stage_checkpoint(
     try:
         with _disk_errors(final):
             clean_up(folder)
-            staged.aside.mkdir(parents=True)
+            folder.mkdir(exist_ok=True)  # not its parents: the run folder may have been moved
+            staged.aside.mkdir()
         for name, state in chain([("server.pt", server)], private):  # the iterator's own errors pass
             with _disk_errors(final):
                 files[name] = _save(plain(state), staged.aside / name)
