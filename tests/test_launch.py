@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import write_config
 
 NUMBERS = itertools.count()
 COMPONENTS = """
@@ -164,20 +162,6 @@ def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
     assert cli.main(["-m", "method=glob(fed*)"]) == 0
     found = [r.names["method"] for r in runs]
     assert found == sorted(f.stem for f in (CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
-
-
-def test_ray_s_workers_would_find_a_package_in_the_working_directory(
-    runs: list[Settings], refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray puts that folder first on their import path; without Ray nothing is imported from there."""
-    assert cli.main([]) == 0
-    write_config(tmp_path, asdict(runs.pop()))
-    (tmp_path / "lightning_modules").mkdir()
-    (tmp_path / "lightning_modules" / "__init__.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    for arguments in ([], ["-m", "seed=0,1"], ["-m", "executor=inline,ray"], ["resume=."]):
-        assert f"{tmp_path / 'lightning_modules'} hides the package" in refused(*arguments)
-    assert cli.main(["executor=inline"]) == 0 and len(runs) == 1
 
 
 def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:

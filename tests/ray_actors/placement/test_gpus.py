@@ -130,7 +130,10 @@ def test_each_host_is_given_its_device_and_its_share(monkeypatch: pytest.MonkeyP
     made = world(FedAvg, FedAvgServer())
     layout = lay_out([1] * 4, Placement(gpus=1, actors_per_gpu=2, cpu_actors=1), Supply(cpus=8, gpus=1))
     built: list[Any] = []
-    actor = SimpleNamespace(build=SimpleNamespace(remote=lambda factory, *rest: built.append((factory, rest[-1]))))
+    actor = SimpleNamespace(
+        build=SimpleNamespace(remote=lambda factory, *rest: built.append((factory, rest[-1]))),
+        extend_path=SimpleNamespace(remote=lambda folders: None),
+    )
     monkeypatch.setattr(actor_group.ray, "put", lambda value: value)
     hosts: Any = SimpleNamespace(hosts=lambda specs: [actor] * len(specs))
     failure_policy: FailurePolicy = SimpleNamespace()  # type: ignore[assignment]
