@@ -92,7 +92,7 @@ def leftovers(pid: int) -> list[Path]:
 @pytest.mark.parametrize(("signum", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)])
 def test_a_signal_saves_and_says_how_to_go_on(signum: int, to_all: bool, straight: Path, tmp_path: Path) -> None:
     """SIGINT and SIGHUP to the whole group, which has Ray in it, as a terminal does; SIGTERM to the driver."""
-    run = start(tmp_path / "run", "round   4")
+    run = start(tmp_path / "run", "round  4")
     (os.killpg if to_all else os.kill)(run.process.pid, signum)
     assert run.end() == 128 + signum, run.output
     assert f"resume with  python launch.py resume={run.folder}" in run.output and "Traceback" not in run.output
@@ -103,7 +103,7 @@ def test_a_signal_saves_and_says_how_to_go_on(signum: int, to_all: bool, straigh
 
 
 def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
-    run = start(tmp_path / "run", "round   2")
+    run = start(tmp_path / "run", "round  2")
     for _ in range(2):
         os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
@@ -112,7 +112,7 @@ def test_a_second_sigint_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_is_killed_is_resumed_from_its_last_checkpoint(straight: Path, tmp_path: Path) -> None:
-    run = start(tmp_path / "run", "round  18")
+    run = start(tmp_path / "run", "round 18")
     run.process.kill()
     run.end()
     assert run.gone() and not leftovers(run.process.pid)
