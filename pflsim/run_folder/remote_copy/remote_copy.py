@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,12 +55,12 @@ class RemoteCopy:
             )
 
     def finish(self) -> None:
-        """Upload what is missing.
+        """Upload what is missing and compare names and sizes.
 
         Raises:
             RunError: the copy is incomplete.
         """
-        if error := _failure(self._upload):
+        if error := _failure(self._upload) or _failure(self._difference):
             raise RunError(
                 f"the remote copy {self.url} is incomplete: {error}; all files are in {self.folder}: copy them there"
             )
@@ -85,8 +87,19 @@ class RemoteCopy:
             self._upload_file(SUMMARY, local[SUMMARY], versions[SUMMARY])
 
     def _upload_file(self, name: str, path: Path, version: tuple[int, int]) -> None:
-        self.remote.upload(path, name)
+        if name.startswith(CHECKPOINTS):
+            self.remote.upload(path, name)
+        else:
+            with tempfile.NamedTemporaryFile() as copy:  # a thread of TensorBoard may be writing to the original
+                shutil.copyfile(path, copy.name)
+                self.remote.upload(Path(copy.name), name)
         self._uploaded[name] = version
+
+    def _difference(self) -> str | None:
+        here = {name: path.stat().st_size for name, path in run_files(self.folder).items()}
+        there = self.remote.files()
+        wrong = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+        return f"{', '.join(wrong[:3])} differs; does another run use the same URL?" if wrong else None
 
     def __enter__(self) -> RemoteCopy:
         self._due = True
@@ -110,10 +123,10 @@ def run_files(folder: Path) -> dict[str, Path]:
     return {name: path for name, path in files if not is_hidden(name) and path.is_file() and not path.is_symlink()}
 
 
-def _failure(step: Callable[[], None]) -> str | None:
-    """Take a step, and return why it failed."""
+def _failure(step: Callable[[], str | None]) -> str | None:
+    """Take a step that returns what is wrong, and return this or why the step failed."""
     try:
-        step()
+        return step()
     except Exception as error:  # a file system can raise any exception
         return reason(error)
 

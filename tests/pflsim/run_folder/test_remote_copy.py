@@ -243,7 +243,7 @@ def test_it_is_uploaded_after_each_checkpoint(run: Run, shaky: str, tmp_path: Pa
 
 
 def test_a_file_that_grows_while_it_is_uploaded(run: Run, shaky: str) -> None:
-    """As TensorBoard's files do: the rest comes with the next upload."""
+    """As TensorBoard's files do: what is uploaded is as long as it was said to be, and the rest comes later."""
     remote_copy = run.remote_copy(shaky)
     log = run.folder / "run.log"
     log.write_text("one")
@@ -255,6 +255,7 @@ def test_a_file_that_grows_while_it_is_uploaded(run: Run, shaky: str) -> None:
     asks(grow)
     remote_copy.checkpoint_saved()
     remote_copy.upload_if_due()
+    assert contents(shaky)["run.log"] == b"one"
     asks(nothing)
     remote_copy.finish()
     same(run, shaky)
@@ -339,6 +340,21 @@ def test_a_second_ctrl_c_does_not_upload(run: Run, shaky: str) -> None:
         asks(lambda what, path: asked.append(path))
         raise KeyboardInterrupt
     assert not asked
+
+
+def test_names_and_sizes_are_compared_at_the_end(run: Run, shaky: str) -> None:
+    """Another run that uses the same URL is noticed."""
+    remote_copy = run.remote_copy(shaky)
+    run.go(1)
+
+    def interfere(what: str, path: str) -> None:
+        if what == "put" and "meta.json" in path:
+            asks(nothing)
+            RemoteFolder(shaky).upload(run.folder / "config.yaml", "metrics.jsonl")
+
+    asks(interfere)
+    with pytest.raises(RunError, match=r"is incomplete: metrics\.jsonl differs"):
+        remote_copy.finish()
 
 
 def test_a_file_system_that_renames_to_nothing_only(run: Run, tmp_path: Path) -> None:
