@@ -126,8 +126,8 @@ def unpack(content: bytes, runs: list[str], into: Path) -> list[Path]:
     try:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             members = _checked(archive, runs, len(content))
-            into.mkdir(parents=True, exist_ok=True)
-            aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=into))
+            there = next(folder for folder in (into, *into.absolute().parents) if folder.exists())
+            aside = Path(tempfile.mkdtemp(prefix=".fetch-", dir=there))
             archive.extractall(aside, members, filter="data")
         for run in runs:
             (aside / run).mkdir(parents=True, exist_ok=True)

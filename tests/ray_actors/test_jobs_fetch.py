@@ -243,7 +243,7 @@ def test_unsafe_archives_are_refused_before_anything_is_written(tmp_path: Path, 
     into = tmp_path / "deep" / "runs"
     with pytest.raises(RunError, match="is not valid"):
         unpack(content, ["x"], into)
-    assert not [path for path in tmp_path.rglob("*") if path != into and path != into.parent]
+    assert not list(tmp_path.iterdir())
 
 
 def test_folders_and_empty_runs_are_accepted(tmp_path: Path) -> None:

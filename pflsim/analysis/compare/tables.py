@@ -90,6 +90,7 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
     return {
         "label": group.label,
         "method": group.method,
+        "comparison": title(comparison),
         **{key: written(group.settings[key]) if key in group.settings else None for key in settings},
         "reported_model": row.scope.model,
         "reported_phase": row.scope.phase,

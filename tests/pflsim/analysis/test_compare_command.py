@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,8 +108,10 @@ def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> 
     assert out.count("Test accuracy on") == 2 and f"CAUTION: {stopped} is not complete" in " ".join(out.split())
     assert "Differences to local" in out and "Differences to ditto" in out  # the second set has no local
     status, out, err = said(folder, "--format", "csv")
-    assert len({row["partition.alpha"] for row in csv.DictReader(io.StringIO(out))} if "alpha" in out else {1}) == 1
-    assert status == 0 and len(out.splitlines()) == 1 + 3 + 2
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert status == 0 and [row["label"] for row in rows] == ["ditto", "fedavg", "local", "ditto", "fedavg"]
+    assert len({row["comparison"] for row in rows[:3]}) == len({row["comparison"] for row in rows[3:]}) == 1
+    assert rows[0]["comparison"] != rows[3]["comparison"]
     status, out, err = said(folder, "--curves", "curves.png")
     assert status == 2 and out == "" and err.startswith("error: --curves")
 
