@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,16 @@ import numpy as np
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
-from pflsim.types import Split
-
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+from pflsim.types import SPLITS, Split
 
 
 def write_partition(
     folder: Path, dataset: Dataset, partition: Partition, *, partition_name: str = "", split_name: str = ""
 ) -> str:
-    """Write partition.json (hash, names, sizes and class counts per client) and partition.png.
+    """Write partition.json (hash, names, sizes, class counts and rows per client) and partition.png.
+
+    The rows count through the training part and then the test part, so partition.json is a file for
+    `pflsim.data.explicit`.
 
     Args:
         folder: the output folder; created if missing.
@@ -45,7 +47,14 @@ def write_partition(
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "per_client": {name: _size_summary(c.sum(axis=1)) for name, c in counts.items()},
     }
-    (folder / "partition.json").write_text(_to_json(head, counts), encoding="utf-8")
+    class_counts_by_client = [
+        json.dumps({"client": i} | {name: c[i].tolist() for name, c in counts.items()})
+        for i in range(partition.clients)
+    ]
+    lists = {"class_counts": class_counts_by_client} | {
+        name: [json.dumps(rows.tolist(), separators=(",", ":")) for rows in getattr(partition, name)] for name in SPLITS
+    }
+    (folder / "partition.json").write_text(_to_json({**head, "numbering": "all"}, lists), encoding="utf-8")
     title = ", ".join(part for part in (dataset.name, partition_name, split_name) if part)
     draw_partition(folder / "partition.png", counts, title)
     return digest
@@ -55,9 +64,8 @@ def _size_summary(sizes: np.ndarray) -> dict[str, float]:
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
 
 
-def _to_json(head: dict[str, object], counts: dict[Split, np.ndarray]) -> str:
-    """Return JSON with one line per key and per client; counts[c] is the number of examples of class c."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    clients = range(len(counts["train"]))
-    rows = [json.dumps({"client": i} | {name: c[i].tolist() for name, c in counts.items()}) for i in clients]
-    return "{\n" + "\n".join(lines) + '\n  "class_counts": [\n    ' + ",\n    ".join(rows) + "\n  ]\n}\n"
+def _to_json(head: Mapping[str, object], lists: Mapping[str, Sequence[str]]) -> str:
+    """Return JSON with one line per key of `head`, and one per item of each list; the items are JSON."""
+    items = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    items += [f"{json.dumps(key)}: [\n    " + ",\n    ".join(lines) + "\n  ]" for key, lines in lists.items()]
+    return "{\n  " + ",\n  ".join(items) + "\n}\n"
