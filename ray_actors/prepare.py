@@ -58,7 +58,7 @@ class PreparedRun:
     meta: RunMeta
     batches_per_round: tuple[int, ...]
     initial_state: Tensors
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def on_error(self) -> OnError:

@@ -31,3 +31,9 @@ def describe(settings: Settings, group: str) -> str:
     chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
     name = component_name(settings, group)
     return f"{name}({chosen})" if chosen else name
+
+
+def record_names(settings: Settings) -> dict[str, str]:
+    """Return the names of partition and split for partition.json; given rows need no split."""
+    split = "" if component_name(settings, "partition") == "explicit" else describe(settings, "split")
+    return {"partition_name": describe(settings, "partition"), "split_name": split}

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from pflsim.config.names import listed
+from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.errors import SettingsError
 from pflsim.types import SPLITS, Split
 
 NUMBERINGS = ("parts", "all")
+FORM = '{"train": [[...], ...], "test": [[...], ...]}'
 
 
 def explicit(
@@ -27,18 +29,18 @@ def explicit(
         dataset: the data set.
         clients: N, the number of lists.
         rows: the content of the file as a dict, instead of `path`.
-        path: a JSON file {"train": [[...], ...], "val": ..., "test": ..., "numbering": ...} with one list of row numbers
-            per client, for example a run's partition.json. With "numbering": "parts" (default), rows of train and val
-            count from 0 in the training part, and rows of test from 0 in the test part; with "all", they count through
-            the training part and then the test part. Without "val" there are no validation rows. With neither "val" nor
-            "test", `split` draws both, as for the other partitions; otherwise `split` has no effect.
+        path: a JSON file {"train": [[...], ...], "val": ..., "test": ..., "numbering": ...} with one list of row
+            numbers per client, for example a run's partition.json. With "numbering": "parts" (default), rows of train
+            and val count from 0 in the training part, and rows of test from 0 in the test part; with "all", they count
+            through the training part and then the test part. Without "val" there are no validation rows. With neither
+            "val" nor "test", `split` draws both, as for the other partitions; otherwise `split` has no effect.
 
     Returns:
         The partition; `test` is () if there are no test rows.
 
     Raises:
         SettingsError: the file cannot be read, `clients` is not the number of lists, a client has no training or test
-            rows, or a row does not exist or is listed twice.
+            rows, a row does not exist or is listed twice, or "hash" in the file is of other data.
     """
     where = f"partition.path={path}" if rows is None else "partition"
     given = _read(path) if rows is None else rows
@@ -48,11 +50,11 @@ def explicit(
     names: list[Split] = [name for name in SPLITS if name in given]
     if "train" not in names or names == ["train", "val"]:
         missing = "test" if "train" in names else "train"
-        raise SettingsError(
-            f'{where}: "{missing}" is missing; expected {{"train": [[...], ...], "test": [[...], ...]}}'
-        )
+        raise SettingsError(f'{where}: "{missing}" is missing; expected {FORM}')
     found: dict[Split, tuple[np.ndarray, ...]] = {}
     for name in names:
+        if not isinstance(given[name], list | tuple):
+            raise SettingsError(f'{where}: "{name}" is no list; expected {FORM}')
         if len(given[name]) != clients:
             raise SettingsError(
                 f'{where}: "{name}" lists the rows of {len(given[name])} clients, but clients={clients}; set '
@@ -67,7 +69,14 @@ def explicit(
             if not len(each) and name != "val":
                 raise SettingsError(f"{where}: client {client} has no {name} rows; expected at least one")
     _check_once(where, found)
-    return Partition(found["train"], found.get("val") or (np.empty(0, np.int64),) * clients, found.get("test", ()))
+    none = (np.empty(0, np.int64),) * clients
+    partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
+    if "hash" in given and given["hash"] != partition_hash(dataset, partition):
+        raise SettingsError(
+            f"{where}: the hash differs, so these rows were other examples when the file was written; use the same "
+            'data, or remove "hash" from the file'
+        )
+    return partition
 
 
 def _read(path: str | None) -> Mapping[str, Any]:
@@ -79,7 +88,7 @@ def _read(path: str | None) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or str(error)
         raise SettingsError(f"partition.path={path} cannot be read ({reason}); expected a JSON file") from error
     if not isinstance(content, dict):
-        raise SettingsError(f'partition.path={path}: expected {{"train": [[...], ...], "test": [[...], ...]}}')
+        raise SettingsError(f"partition.path={path}: expected {FORM}")
     return content
 
 
@@ -107,8 +116,8 @@ def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]]) -> No
         ends = np.cumsum([len(rows) for *_, rows in lists])
         first, second = (lists[np.searchsorted(ends, order[twice[0] + i], side="right")] for i in (0, 1))
         raise SettingsError(
-            f"{where}: row {every[order[twice[0]]]} (counted through training and test part) is in {first[0]} of client "
-            f"{first[1]} and in {second[0]} of client {second[1]}; expected every row once"
+            f"{where}: row {every[order[twice[0]]]} (counted through the training and the test part) is in {first[0]} "
+            f"of client {first[1]} and in {second[0]} of client {second[1]}; expected every row once"
         )
 
 

@@ -1,8 +1,8 @@
 """Split rules: select the training, validation and test examples of each client.
 
-A rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(rows)` applies the partition rule to rows of the
-data set and returns those of each client. The rules here pass rows in content order: a client's examples do not depend on
-the stored order.
+A rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(rows)` applies the partition rule to rows of
+the data set and returns those of each client. The rules here pass rows in content order: a client's examples do not
+depend on the stored order.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def as_dataset(
         train: the training part, one of
 
             - a pair (x, y) of arrays or tensors: x as in `pflsim.data.sources.npz.load`, y [n];
-            - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array or a
-              PIL image; each item is read once, so random transforms are applied once;
+            - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
+              or a PIL image; each item is read once, so random transforms are applied once;
             - a pandas frame with the column `label`; the other columns are the features, as float32;
             - a Hugging Face data set with the column `label` and a column `image`, or one other column.
 
@@ -68,8 +68,8 @@ def _arrays(where: str, part: Any, layout: Layout) -> tuple[np.ndarray, np.ndarr
         x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
     else:
         raise SettingsError(
-            f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a pandas "
-            "frame or a Hugging Face data set"
+            f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a "
+            "pandas frame or a Hugging Face data set"
         )
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or len(y) != len(x):
