@@ -216,9 +216,7 @@ def _partition(options: argparse.Namespace) -> int:
         raise SettingsError(f"{PARTITION} makes one partition: leave out -m, --cfg and resume=, and give {INTO} once")
     folder = Path("".join(into).removeprefix(INTO) or PARTITION)
     if (folder / "partition.json").exists():
-        raise SettingsError(
-            f"{folder} has a partition.json, which is not overwritten; choose another folder: {INTO}FOLDER"
-        )
+        raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another {INTO}FOLDER")
     (settings,) = checked(others, False, options.config_dir)
     dataset, partition = load_federation(settings)
     for warning in dataset_warnings(dataset):

@@ -137,11 +137,12 @@ class Runner:
         with closing(console), ExitStack() as stack:
             console.start(folder, done, remote_copy.url if remote_copy else None)
             with _write_errors("this run"):
+                names = {**settings.names, "data": prepared.meta.data}
                 tracker = Tracker(
                     folder,
                     prepared.meta,
                     resume_after=resume_after,
-                    hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
+                    hyperparameters=hyperparameters(fixed_settings(settings), names),
                     per_client=settings.tracking.per_client,
                 )
             if remote_copy:

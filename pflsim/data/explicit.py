@@ -68,7 +68,7 @@ def explicit(
         for client, each in enumerate(found[name]):
             if not len(each) and name != "val":
                 raise SettingsError(f"{where}: client {client} has no {name} rows; expected at least one")
-    _check_once(where, found)
+    _check_once(where, found, {"test": dataset.train_size} if numbering == "parts" else {})
     none = (np.empty(0, np.int64),) * clients
     partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
     if "hash" in given and given["hash"] != partition_hash(dataset, partition):
@@ -106,8 +106,8 @@ def _rows(where: str, given: Any, part: range) -> np.ndarray:
     return np.sort(rows.astype(np.int64)) + part.start
 
 
-def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]]) -> None:
-    """Refuse a row that is listed twice."""
+def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]], starts: Mapping[Split, int]) -> None:
+    """Refuse a row that is listed twice. The rows of a split count from its `starts`, or from 0."""
     lists = [(name, client, rows) for name, clients in found.items() for client, rows in enumerate(clients)]
     every = np.concatenate([rows for *_, rows in lists])
     order = np.argsort(every, kind="stable")
@@ -115,9 +115,10 @@ def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]]) -> No
     if len(twice):
         ends = np.cumsum([len(rows) for *_, rows in lists])
         first, second = (lists[np.searchsorted(ends, order[twice[0] + i], side="right")] for i in (0, 1))
+        row = every[order[twice[0]]] - starts.get(first[0], 0)
         raise SettingsError(
-            f"{where}: row {every[order[twice[0]]]} (counted through the training and the test part) is in {first[0]} "
-            f"of client {first[1]} and in {second[0]} of client {second[1]}; expected every row once"
+            f"{where}: row {row} is in {first[0]} of client {first[1]} and in {second[0]} of client {second[1]}; expected "
+            "every row once"
         )
 
 
