@@ -117,8 +117,8 @@ def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]], start
         first, second = (lists[np.searchsorted(ends, order[twice[0] + i], side="right")] for i in (0, 1))
         row = every[order[twice[0]]] - starts.get(first[0], 0)
         raise SettingsError(
-            f"{where}: row {row} is in {first[0]} of client {first[1]} and in {second[0]} of client {second[1]}; expected "
-            "every row once"
+            f"{where}: row {row} is in {first[0]} of client {first[1]} and in {second[0]} of client {second[1]}; "
+            "expected every row once"
         )
 
 
