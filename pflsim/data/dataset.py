@@ -100,13 +100,14 @@ def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
     empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0)
     if len(empty):
         names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
-        why = f"; labels begin at {y.min()}, expected 0" if y.min() > 0 else ""
+        why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""
         found.append(
             f"{dataset.name}: {len(empty)} of {dataset.num_classes} classes have no training examples: {names}{why}"
         )
     if dataset.x.dtype == np.float32 and dataset.mean is None:
         x = dataset.x.ravel()
-        size = float(np.sqrt(np.dot(x, x) / x.size))
+        with np.errstate(over="ignore"):
+            size = float(np.sqrt(np.dot(x, x) / x.size))
         if size > MAX_RMS:
             found.append(
                 f"{dataset.name}: inputs are not scaled (root mean square {size:.4g}), so training may diverge; set "

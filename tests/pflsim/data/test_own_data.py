@@ -131,9 +131,11 @@ def test_warnings_about_data() -> None:
         found = dataset_warnings(as_dataset((X * np.float32(scale), Y)))
         assert ["data.standardize" in text for text in found] == [True] * warned
     assert not dataset_warnings(as_dataset((X.astype(float), Y), standardize=True))
-    unused = Dataset("mine", X[:, None], np.array([1, 1, 2, 4, 0, 3]), 5, 4)
-    (text,) = dataset_warnings(unused)
-    assert "2 of 5 classes" in text and "0, 3" in text and "begin at 1" in text
+    for labels, empty in (([1, 1, 2, 4, 0, 3], "2 of 5 classes"), ([1, 1, 2, 4, 3, 3], "begin at 1")):
+        (text,) = dataset_warnings(Dataset("mine", X[:, None], np.array(labels), 5, 4))
+        assert "0, 3" in text and empty in text and ("begin" in text) == ("begin" in empty)
+    (huge,) = dataset_warnings(as_dataset((X * np.float32(1e30), Y)))
+    assert "data.standardize" in huge
 
 
 def test_a_run_is_called_after_its_file_and_warns_once(
