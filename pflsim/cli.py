@@ -25,6 +25,9 @@ from pflsim.terminal.exit_status import exit_status
 from pflsim.terminal.streams import detach_if_closed, open_closed
 
 RESUME = "resume="
+INTO = "into="
+PARTITION = "partition"
+"""Command that partitions the data without a run."""
 ANALYSIS = {
     "compare": "pflsim.analysis.compare.command",
     "report": "pflsim.analysis.report.command",
@@ -62,13 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
         return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
-    options = _options(words)
+    options = _options(words[1:] if words[:1] == [PARTITION] else words)
     folders = config_folders(options.config_dir)
     if options.help:
         with suppress(BrokenPipeError):
             print(usage(folders), flush=True)
         return 0
     options.overrides = [_quoted(text) for text in options.overrides]
+    if words[:1] == [PARTITION]:
+        return exit_status(lambda: _partition(options))
     return exit_status(lambda: _execute(options, folders))
 
 
@@ -211,6 +216,32 @@ def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[
                 failed.append(name)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
+
+
+def _partition(options: argparse.Namespace) -> int:
+    """Partition the data without a run: write partition.json and partition.png, and print the sizes."""
+    from pflsim.config.component_names import record_names
+    from pflsim.data.dataset import dataset_warnings
+    from pflsim.data.federate import load_federation
+    from pflsim.data.record import sizes, write_partition
+
+    into = [text for text in options.overrides if text.startswith(INTO)]
+    others = [text for text in options.overrides if not text.startswith(INTO)]
+    if options.multirun or options.cfg or len(into) > 1 or any(text.startswith(RESUME) for text in others):
+        raise SettingsError(f"{PARTITION} makes one partition: leave out -m, --cfg and resume=, and give {INTO} once")
+    folder = Path("".join(into).removeprefix(INTO) or PARTITION)
+    if (folder / "partition.json").exists():
+        raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another {INTO}FOLDER")
+    (settings,) = checked(others, False, options.config_dir)
+    dataset, partition = load_federation(settings)
+    for warning in dataset_warnings(dataset):
+        print(f"warning: {warning}", file=sys.stderr)
+    try:
+        write_partition(folder, dataset, partition, **record_names(settings))
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
+    print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")
+    return 0
 
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:

@@ -16,6 +16,7 @@ Tensors = Mapping[str, Tensor]
 """Tensors by name; names are state_dict keys of the client's module."""
 
 Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]
 """A client's fault in a round: absent or slow as `faults` simulates it, left out after an error, or values that are not

@@ -1,16 +1,16 @@
-"""The types of a run's components, and their names in records and messages."""
+"""The types of a run's components."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.settings import Settings
-from pflsim.errors import SettingsError
+from pflsim.config.component_names import component_name, describe
 from pflsim.servers.base import ServerRule
+
+__all__ = ["MakesClient", "MakesNet", "MakesRule", "component_name", "describe"]
 
 
 class MakesClient(Protocol):
@@ -35,27 +35,3 @@ class MakesNet(Protocol):
     def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
         """Return a network."""
         ...
-
-
-def component_name(settings: Settings, group: str) -> str:
-    """Return the name of a component: its option on the command line, or the name in its target.
-
-    Raises:
-        SettingsError: the component is not set.
-    """
-    if group in settings.names:
-        return settings.names[group]
-    node: Mapping[str, Any] = getattr(settings, group)
-    target = (node.get("client") or {}).get("_target_") if group == "method" else node.get("_target_")
-    if not target:
-        raise SettingsError(f"{group} is not set; give {group}=NAME")
-    module, _, last = str(target).rpartition(".")
-    return module.rpartition(".")[2] if group in ("method", "model") or last == "load" else last
-
-
-def describe(settings: Settings, group: str) -> str:
-    """Return a component with its settings: `dirichlet(alpha=0.1)`."""
-    node: Mapping[str, Any] = getattr(settings, group)
-    chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
-    name = component_name(settings, group)
-    return f"{name}({chosen})" if chosen else name

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 from lightning_modules.base import ClientModule
 from lightning_modules.training import Training
-from pflsim.config.components import bind, bind_method, bind_variants
+from pflsim.config.components import bind_method, bind_variants
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
-from pflsim.data.dataset import Dataset, Loader, check_dataset
-from pflsim.data.federate import PartitionRule, SplitRule, federate
+from pflsim.data.dataset import Dataset, dataset_warnings
+from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError
@@ -45,6 +45,7 @@ class PreparedRun:
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
         initial_state: the largest initial private state of a client, for its size.
+        warnings: what the user should know about the data.
     """
 
     settings: Settings
@@ -57,6 +58,7 @@ class PreparedRun:
     meta: RunMeta
     batches_per_round: tuple[int, ...]
     initial_state: Tensors
+    warnings: tuple[str, ...] = ()
 
     @property
     def on_error(self) -> OnError:
@@ -72,12 +74,7 @@ def prepare(settings: Settings) -> PreparedRun:
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
     models = bind_variants(settings.model, kind=MakesNet)
-    load = bind(settings.data, field="data", kind=Loader)
-    partition_rule = bind(settings.partition, field="partition", kind=PartitionRule)
-    split_rule = bind(settings.split, field="split", kind=SplitRule)
-    dataset: Dataset = load()
-    check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    partition = federate(dataset, partition_rule, split_rule, settings.clients, settings.seed)
+    dataset, partition = load_federation(settings)
     if len(models) > settings.clients:
         raise SettingsError(
             f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
@@ -122,6 +119,7 @@ def prepare(settings: Settings) -> PreparedRun:
         meta,
         tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
         max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
+        dataset_warnings(dataset),
     )
 
 
@@ -162,7 +160,7 @@ def _federation(settings: Settings, partition: Partition, module: ClientModule) 
 def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
     return RunMeta(
         method=component_name(settings, "method"),
-        data=component_name(settings, "data"),
+        data=_data_name(settings, dataset),
         partition=describe(settings, "partition"),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),
@@ -175,6 +173,12 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
     )
+
+
+def _data_name(settings: Settings, dataset: Dataset) -> str:
+    """Return the name of the data set in records: of the file or folder, for formats that hold any data."""
+    name = component_name(settings, "data")
+    return dataset.name if name in ("npz", "image_folder") else name
 
 
 def _plan(
@@ -196,7 +200,7 @@ def _plan(
         checkpoint_seconds=60 * settings.checkpoint.minutes,
         checkpoint_keep=settings.checkpoint.keep,
         header={
-            "data": meta.data,
+            "data": component_name(settings, "data"),  # a moved file may have another name
             "model": meta.model,
             "partition_hash": meta.partition_hash,
             "seed": meta.seed,

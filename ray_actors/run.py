@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from pflsim.config.checks import check
+from pflsim.config.component_names import record_names
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Executor, NodeLost
@@ -31,7 +32,6 @@ from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
-from ray_actors.components import describe
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus
 from ray_actors.prepare import PreparedRun, prepare
@@ -130,16 +130,19 @@ class Runner:
             resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
         """
         settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
+        for warning in prepared.warnings:
+            logger.warning(warning)
         joined = settings.ray_address is not None and settings.executor == "ray"
         console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
         with closing(console), ExitStack() as stack:
             console.start(folder, done, remote_copy.url if remote_copy else None)
             with _write_errors("this run"):
+                names = {**settings.names, "data": prepared.meta.data}
                 tracker = Tracker(
                     folder,
                     prepared.meta,
                     resume_after=resume_after,
-                    hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
+                    hyperparameters=hyperparameters(fixed_settings(settings), names),
                     per_client=settings.tracking.per_client,
                 )
             if remote_copy:
@@ -333,5 +336,4 @@ def _write_errors(what: str) -> Iterator[None]:
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:
-    names = {f"{group}_name": describe(prepared.settings, group) for group in ("partition", "split")}
-    write_partition(folder, prepared.dataset, prepared.partition, **names)
+    write_partition(folder, prepared.dataset, prepared.partition, **record_names(prepared.settings))

@@ -128,8 +128,8 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
         if command.arguments[0] == "submit":
             cli.checked(given.overrides, given.multirun, given.config_dir)
         return
-    options = cli._options(command.arguments)
-    options.overrides = [text for text in options.overrides if not text.startswith(cli.RESUME)]
+    options = cli._options(command.arguments[command.arguments[:1] == (cli.PARTITION,) :])
+    options.overrides = [text for text in options.overrides if not text.startswith((cli.RESUME, cli.INTO))]
     folders = [CONFIGS, *(tmp_path / folder for folder in options.config_dir)]
     with composing(folders):
         jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]

@@ -46,6 +46,9 @@ Commands that read run folders:
   report              write an HTML report of one or more runs
   export              export trained client models
 
+Command without a run:
+  partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER
+
 Commands for a cluster:
   submit              run an experiment on a Ray cluster, as a job
   status, logs, stop  show a job, follow its output, stop it

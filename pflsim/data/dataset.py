@@ -9,6 +9,11 @@ import numpy as np
 
 from pflsim.errors import SettingsError
 
+MAX_RMS = 10.0
+"""Limit on the root mean square of inputs; standardised ones have 1, and grey levels in 0..255 about 90."""
+MAX_NAMED = 10
+"""Maximum number of classes that a warning names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
@@ -23,6 +28,7 @@ class Dataset:
         writers: [n] int64, the writer of each example, for partition=by_writer; None if unknown.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
+        notes: what the user should know about how the data were read; a run warns of them.
     """
 
     name: str
@@ -34,6 +40,7 @@ class Dataset:
     scale: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -85,6 +92,28 @@ def check_dataset(dataset: object, source: str) -> None:
     else:
         return
     raise SettingsError(f"{source}: {problem}")
+
+
+def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
+    """Return what is probably wrong with a valid data set: one line each, for the user."""
+    found, y = list(dataset.notes), dataset.y[: dataset.train_size]
+    empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0)
+    if len(empty):
+        names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
+        why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""
+        found.append(
+            f"{dataset.name}: {len(empty)} of {dataset.num_classes} classes have no training examples: {names}{why}"
+        )
+    if dataset.x.dtype == np.float32 and dataset.mean is None:
+        x = dataset.x.ravel()
+        with np.errstate(over="ignore"):
+            size = float(np.sqrt(np.dot(x, x) / x.size))
+        if size > MAX_RMS:
+            found.append(
+                f"{dataset.name}: inputs are not scaled (root mean square {size:.4g}), so training may diverge; set "
+                "data.standardize=true, or divide them, for example by 255"
+            )
+    return tuple(found)
 
 
 def described(array: object) -> str:

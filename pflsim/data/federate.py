@@ -1,13 +1,17 @@
-"""Partitions a data set over clients with a partition rule and a split rule."""
+"""Loads a data set and partitions it over clients, with a partition rule and a split rule or with given rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
+from pflsim.config.component_names import component_name
+from pflsim.config.components import bind
+from pflsim.config.settings import Settings
 from pflsim.config.validate import at_least_one
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federated import Partition
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError
@@ -31,12 +35,52 @@ class PartitionRule(Protocol):
         ...
 
 
+class ExplicitPartition(Protocol):
+    """A target of the component `partition` that returns all rows itself: `explicit(dataset, clients)`."""
+
+    def __call__(self, dataset: Dataset, clients: int, /) -> Partition:
+        """Return the rows of all clients. If `test` is (), the split rule draws test and validation rows."""
+        ...
+
+
 class SplitRule(Protocol):
     """A split rule `split(dataset, assign, rng)` with its settings filled in."""
 
     def __call__(self, dataset: Dataset, assign: Assign, rng: np.random.Generator, /) -> Partition:
         """Return the training, validation and test rows of all clients."""
         ...
+
+
+def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
+    """Load the data set of a run and partition it over the clients.
+
+    Raises:
+        SettingsError: a component does not exist, the data cannot be read, or the partition is not possible.
+    """
+    load = bind(settings.data, field="data", kind=Loader)
+    partition = _bind_partition(settings)
+    split_rule = bind(settings.split, field="split", kind=SplitRule)
+    dataset = load()
+    check_dataset(dataset, f"data={component_name(settings, 'data')}")
+    return dataset, partition(dataset, split_rule)
+
+
+def _bind_partition(settings: Settings) -> Callable[[Dataset, SplitRule], Partition]:
+    """Return a function that partitions a data set as the component `partition` says."""
+    clients, seed = settings.clients, settings.seed
+    try:
+        explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
+    except SettingsError:
+        rule = bind(settings.partition, field="partition", kind=PartitionRule)
+        return lambda dataset, split_rule: federate(dataset, rule, split_rule, clients, seed)
+
+    def partition(dataset: Dataset, split_rule: SplitRule) -> Partition:
+        given = explicit(dataset, clients)
+        if given.test:
+            return _check_partition(given, clients, len(dataset.y))
+        return federate(dataset, lambda *_: list(given.train), split_rule, clients, seed)
+
+    return partition
 
 
 def federate(
@@ -57,18 +101,20 @@ def federate(
     """
     at_least_one("clients", clients)
 
-    def assign(labels: np.ndarray, writers: np.ndarray | None) -> list[np.ndarray]:
-        if clients > len(labels):
+    marked = getattr(getattr(partition_rule, "func", partition_rule), "in_content_order", False)
+
+    def assign(rows: np.ndarray) -> list[np.ndarray]:
+        if clients > len(rows):
             raise SettingsError(
-                f"clients={clients} exceeds the {len(labels)} examples of {dataset.name}; "
-                f"set clients to at most {len(labels)}"
+                f"clients={clients} exceeds the {len(rows)} examples of {dataset.name}; "
+                f"set clients to at most {len(rows)}"
             )
         what = f"class counts of clients={clients} and {dataset.num_classes} classes"
         check_room(what, 3 * 8 * clients * dataset.num_classes, "use fewer clients")
-        rng = numpy_generator(seed, "partition")
-        return _check_assignment(
-            partition_rule(labels, dataset.num_classes, clients, rng, writers), clients, len(labels)
-        )
+        rng, rows = numpy_generator(seed, "partition"), rows if marked else np.sort(rows)
+        writers = None if dataset.writers is None else dataset.writers[rows]
+        parts = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, writers)
+        return [rows[np.sort(part)] for part in _check_assignment(parts, clients, len(rows))]
 
     return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,16 @@ import numpy as np
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
-from pflsim.types import Split
-
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+from pflsim.types import SPLITS, Split
 
 
 def write_partition(
     folder: Path, dataset: Dataset, partition: Partition, *, partition_name: str = "", split_name: str = ""
 ) -> str:
-    """Write partition.json (hash, names, sizes and class counts per client) and partition.png.
+    """Write partition.json (hash, names, sizes, class counts and rows per client) and partition.png.
+
+    The rows count through the training part and then the test part, so partition.json is a file for
+    `pflsim.data.explicit`.
 
     Args:
         folder: the output folder; created if missing.
@@ -35,29 +37,46 @@ def write_partition(
     folder.mkdir(parents=True, exist_ok=True)
     digest = partition_hash(dataset, partition)
     counts: dict[Split, np.ndarray] = {name: class_counts(dataset, partition, name) for name in SPLITS}
+    clients = range(partition.clients)
     head = {
         "hash": digest,
         "data": dataset.name,
         "partition": partition_name,
         "split": split_name,
-        "clients": partition.clients,
+        "clients": len(clients),
         "classes": dataset.num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "per_client": {name: _size_summary(c.sum(axis=1)) for name, c in counts.items()},
+        "numbering": "all",
     }
-    (folder / "partition.json").write_text(_to_json(head, counts), encoding="utf-8")
+    lists = {"class_counts": [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]}
+    lists |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
+    (folder / "partition.json").write_text(_to_json(head, lists), encoding="utf-8")
     title = ", ".join(part for part in (dataset.name, partition_name, split_name) if part)
     draw_partition(folder / "partition.png", counts, title)
     return digest
+
+
+def sizes(dataset: Dataset, partition: Partition) -> str:
+    """Return a table of the examples and classes per client, in a few lines."""
+    counts = {name: class_counts(dataset, partition, name) for name in SPLITS}
+    columns = {f"{name} examples": c.sum(axis=1) for name, c in counts.items()}
+    columns["classes"] = ((counts["train"] + counts["val"]) > 0).sum(axis=1)
+    lines = [f"{f'{partition.clients} clients':<16}{'min':>8}{'median':>8}{'max':>8}{'sum':>9}"]
+    for name, each in columns.items():
+        total = "" if name == "classes" else each.sum()
+        lines.append(f"{name:<16}{each.min():>8}{np.median(each):>8g}{each.max():>8}{total:>9}")
+    return "\n".join([*lines, f"hash {partition_hash(dataset, partition)}"])
 
 
 def _size_summary(sizes: np.ndarray) -> dict[str, float]:
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
 
 
-def _to_json(head: dict[str, object], counts: dict[Split, np.ndarray]) -> str:
-    """Return JSON with one line per key and per client; counts[c] is the number of examples of class c."""
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    clients = range(len(counts["train"]))
-    rows = [json.dumps({"client": i} | {name: c[i].tolist() for name, c in counts.items()}) for i in clients]
-    return "{\n" + "\n".join(lines) + '\n  "class_counts": [\n    ' + ",\n    ".join(rows) + "\n  ]\n}\n"
+def _to_json(head: Mapping[str, object], lists: Mapping[str, Sequence[object]]) -> str:
+    """Return JSON with one line per key of `head` and per item of each list."""
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for key, items in lists.items():
+        lines = ",\n    ".join(json.dumps(item, separators=(",", ":")) for item in items)
+        parts.append(f"{json.dumps(key)}: [\n    {lines}\n  ]")
+    return "{\n  " + ",\n  ".join(parts) + "\n}\n"

@@ -1,8 +1,8 @@
 """Split rules: select the training, validation and test examples of each client.
 
-A rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(labels, writers)` is the partition rule with
-its other arguments filled in; it returns positions in its arguments. Rows are passed in content order: a client's
-examples do not depend on the stored order.
+A rule is `split(dataset, assign, rng, *, settings) -> Partition`. `assign(rows)` applies the partition rule to rows of
+the data set and returns those of each client. The rules here pass rows in content order: a client's examples do not
+depend on the stored order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pflsim.data.federated import Partition
 from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
-Assign = Callable[[np.ndarray, np.ndarray | None], list[np.ndarray]]
+Assign = Callable[[np.ndarray], list[np.ndarray]]
 TestBy = Literal["labels", "writers"]
 
 
@@ -48,7 +48,7 @@ def official(
         Use test_by=writers or split=merged instead.
     """
     chance("split.validation", validation)
-    pool = _assigned(dataset, content_order(dataset, 0, dataset.train_size), assign)
+    pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
         test = _tests_by_writer(dataset, pool, tests)
@@ -77,7 +77,7 @@ def merged(
     Bounds(above=0, below=1)("split.fraction", fraction)
     chance("split.validation", validation)
     train, test = [], []
-    for client, rows in enumerate(_assigned(dataset, content_order(dataset), assign)):
+    for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
             raise SettingsError(
                 f"client {client} has {len(rows)} example, but splitting needs at least 2: use fewer clients, "
@@ -116,7 +116,7 @@ def counts(
     at_least_one("split.train", train)
     at_least_one("split.test", test)
     trains, tests = [], []
-    pool = _assigned(dataset, content_order(dataset), assign)
+    pool = assign(content_order(dataset))
     short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
     if short:
         smallest = min(len(rows) for rows in pool)
@@ -131,12 +131,6 @@ def counts(
         trains.append(kept[~chosen])
         tests.append(kept[chosen])
     return _finish(dataset, trains, tests, validation, rng)
-
-
-def _assigned(dataset: Dataset, rows: np.ndarray, assign: Assign) -> list[np.ndarray]:
-    """Apply the partition rule to rows in content order; each client's rows keep that order."""
-    writers = None if dataset.writers is None else dataset.writers[rows]
-    return [rows[np.sort(part)] for part in assign(dataset.y[rows], writers)]
 
 
 def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:

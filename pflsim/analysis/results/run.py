@@ -25,6 +25,7 @@ from pflsim.run_folder.folder import CONFIG, check_no_links
 from pflsim.run_folder.history import RoundMetrics, read_history, to_line
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
+from pflsim.types import SPLITS
 
 PER_CLIENT = "per_client.csv"
 SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
@@ -91,7 +92,7 @@ class Run:
         config: config.yaml, the settings as nested mappings.
         summary: summary.json.
         history: the lines of metrics.jsonl.
-        partition: partition.json.
+        partition: partition.json without the rows.
         environment: environment.json; empty if the file is missing.
     """
 
@@ -253,6 +254,7 @@ def read_run(folder: Path) -> Run:
     recorded = folder / "environment.json"
     environment = read_mapping(recorded, json.loads) if recorded.is_file() else {}
     partition = read_mapping(folder / "partition.json", json.loads, ("hash",))
+    partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
     with _reading(folder / "metrics.jsonl"):
         history = tuple(read_history(folder))
         rounds = [line.round for line in history]
@@ -295,6 +297,7 @@ def run_settings(run: Run) -> dict[str, Any]:
     """
     names: Mapping[str, str] = run.config.get("names") or {}
     known = {"method": run.method, "data": run.summary["data"], "model": run.summary["model"]}
+    names = {**names, "data": run.summary["data"]}  # the name of a file, if the option is a format such as npz
     chosen = {
         part: names.get(part) or known.get(part) or str(run.config[part].get("_target_", "")).rpartition(".")[2]
         for part in COMPONENTS

@@ -1,8 +1,8 @@
 """Partition rules: assign examples to clients.
 
-A rule is `rule(labels, num_classes, clients, rng, writers, *, settings)` and returns one ascending array of row numbers
-per client, disjoint. The caller passes labels in content order (see `pflsim.data.content`), so that the result does not
-depend on the stored order of rows.
+A rule is `rule(labels, num_classes, clients, rng, writers, *, settings)` and returns one array of row numbers per
+client, disjoint. The rules here are marked with `in_content_order`, so that their results do not depend on the stored
+order of rows; a rule without this mark gets the labels in stored order.
 """
 
 from pflsim.data.partitions.basic import by_writer, iid

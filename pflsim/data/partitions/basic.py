@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pflsim.config.validate import at_least_one
+from pflsim.data.partitions.deal import in_content_order
 from pflsim.errors import SettingsError
 
 
+@in_content_order
 def iid(
     labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, writers: np.ndarray | None
 ) -> list[np.ndarray]:
@@ -23,6 +25,7 @@ def iid(
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
+@in_content_order
 def by_writer(
     labels: np.ndarray,
     num_classes: int,

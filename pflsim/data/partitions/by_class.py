@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflsim.data.partitions.deal import at_least_one, check_classes, choose_classes, class_sizes, deal
+from pflsim.data.partitions.deal import at_least_one, check_classes, choose_classes, class_sizes, deal, in_content_order
 from pflsim.errors import SettingsError
 
 
+@in_content_order
 def classes_per_client(
     labels: np.ndarray,
     num_classes: int,
@@ -40,6 +41,7 @@ def classes_per_client(
     return _divide_classes(labels, num_classes, held, rng, balanced, f"partition.classes={classes}")
 
 
+@in_content_order
 def one_class(
     labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, writers: np.ndarray | None
 ) -> list[np.ndarray]:
@@ -61,6 +63,7 @@ def one_class(
     return _divide_classes(labels, num_classes, held, rng, True, "partition=one_class")
 
 
+@in_content_order
 def dominant_classes(
     labels: np.ndarray,
     num_classes: int,
@@ -110,6 +113,7 @@ def dominant_classes(
     return deal(labels, counts, rng)
 
 
+@in_content_order
 def listed_classes(
     labels: np.ndarray,
     num_classes: int,

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 
 from pflsim.errors import SettingsError
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def in_content_order(rule: Rule) -> Rule:
+    """Mark a partition rule: it gets labels and writers in content order (see `pflsim.data.content`).
+
+    The partition then does not depend on the stored order of rows. Rules without the mark get the stored order, so that
+    the numbers they return are the user's row numbers.
+    """
+    vars(rule)["in_content_order"] = True
+    return rule
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None = None) -> np.ndarray:

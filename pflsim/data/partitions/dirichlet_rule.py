@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from pflsim.config.validate import Bounds, positive
-from pflsim.data.partitions.deal import apportion, class_sizes, deal
+from pflsim.data.partitions.deal import apportion, class_sizes, deal, in_content_order
 from pflsim.errors import SettingsError
 
 SIZES = ((0.1, 2), (0.3, 5), (0.3, 10), (0.2, 15), (0.1, 20))
 """Fractions of the clients and their relative sizes: 100, 250, 500, 750, 1000 examples."""
 
 
+@in_content_order
 def dirichlet(
     labels: np.ndarray,
     num_classes: int,
@@ -88,6 +89,7 @@ def _repair(counts: np.ndarray, needed: int) -> np.ndarray:
     return counts
 
 
+@in_content_order
 def dirichlet_by_client(
     labels: np.ndarray,
     num_classes: int,

@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from pflsim.config.validate import at_least_one, non_negative
-from pflsim.data.partitions.deal import apportion, check_classes, choose_classes, class_sizes, deal
+from pflsim.data.partitions.deal import apportion, check_classes, choose_classes, class_sizes, deal, in_content_order
 from pflsim.errors import SettingsError
 
 
+@in_content_order
 def label_lognormal(
     labels: np.ndarray,
     num_classes: int,
@@ -81,6 +82,7 @@ def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
     return np.where(requested > 0, 1 + np.floor((requested - 1) * factor).astype(np.int64), 0)
 
 
+@in_content_order
 def n_way_k_shot(
     labels: np.ndarray,
     num_classes: int,

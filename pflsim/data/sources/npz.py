@@ -46,7 +46,7 @@ def load(
     arrays = _read(Path(path))
     parts = []
     for part in ("train", "test"):
-        x = _images(f"{path}: x_{part}", arrays[f"x_{part}"], layout)
+        x = images(f"{path}: x_{part}", arrays[f"x_{part}"], layout)
         y = arrays[f"y_{part}"]
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         parts.append((x, checked_labels(f"{path}: y_{part}", y, len(x), num_classes or MAX_CLASSES)))
@@ -86,7 +86,7 @@ def _array(where: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.
         raise SettingsError(f"{where} is not a readable array of numbers ({reason(error)})") from error
 
 
-def _images(where: str, x: np.ndarray, layout: Layout) -> np.ndarray:
+def images(where: str, x: np.ndarray, layout: Layout) -> np.ndarray:
     """Check images or features; return them as [n, channels, height, width] or [n, features]."""
     if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
         raise SettingsError(f"{where} is {described(x)}, expected uint8 (0..255) or floating point")

@@ -47,7 +47,10 @@ def test_record_says_who_holds_what(tmp_path):
     sizes = [len(rows) for rows in partition.train]
     assert record["examples"]["train"] == sum(sizes)
     assert record["per_client"]["train"] == {"min": min(sizes), "median": np.median(sizes), "max": max(sizes)}
-    assert len(text.splitlines()) < 6 + 20
+    assert [record[split] for split in ("train", "val", "test")] == [
+        [rows.tolist() for rows in getattr(partition, split)] for split in ("train", "val", "test")
+    ]
+    assert len(text.splitlines()) < 4 * 6 + 25
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (500, 100)])

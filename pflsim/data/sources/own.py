@@ -1,0 +1,142 @@
+"""Data sets from Python objects: torch data sets, arrays, pandas frames and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pflsim.data.dataset import MAX_NAMED, Dataset, described
+from pflsim.data.sources.common import MAX_CLASSES, checked_labels, finished, joined, reason
+from pflsim.data.sources.npz import Layout, images
+from pflsim.errors import SettingsError
+
+LABEL = "label"
+"""Column of the labels in tables."""
+IMAGES = ("image", "img")
+"""Columns of the inputs in Hugging Face data sets; otherwise the only other column."""
+
+
+def as_dataset(
+    train: Any, test: Any = None, name: str = "data", *, layout: Layout = "auto", standardize: bool = False
+) -> Dataset:
+    """Return the data of Python objects as a data set. Rows keep their order.
+
+    Args:
+        train: the training part, one of
+
+            - a pair (x, y) of arrays or tensors: x as in `pflsim.data.sources.npz.load`, y [n];
+            - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
+              or a PIL image; each item is read once, so random transforms are applied once;
+            - a pandas frame with the column `label`; the other columns are the features, as float32;
+            - a Hugging Face data set with the column `label` and a column `image`, or one other column.
+
+            A mapping with the keys "train" and "test", such as a `DatasetDict`, holds both parts.
+        test: the test part, of any of these kinds. None: there is none, which needs split=merged, split=counts or
+            partition=explicit.
+        name: the name in records.
+        layout: layout of images in arrays: "hwc", "chw" or "auto"; see `pflsim.data.sources.npz.load`.
+        standardize: standardise each channel (or feature) with statistics of the training part.
+
+    Returns:
+        The data set. Labels that are text, or that do not begin at 0, are numbered in sorted order; a note says so.
+
+    Raises:
+        SettingsError: an object is of no such kind, or holds invalid values.
+    """
+    if test is None and isinstance(train, Mapping) and {"train", "test"} <= set(train):
+        train, test = train["train"], train["test"]
+    x, y = _arrays(f"{name}: training part", train, layout)
+    x_test, y_test = (x[:0], y[:0]) if test is None else _arrays(f"{name}: test part", test, layout)
+    labels, notes = _numbered(name, np.concatenate([y, y_test]))
+    dataset = joined(name, (x, labels[: len(y)]), (x_test, labels[len(y) :]), 1 + int(labels.max()))
+    return finished(dataclasses.replace(dataset, notes=notes), standardize)
+
+
+def _arrays(where: str, part: Any, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs [n, ...] uint8 or float32 and labels [n] as given."""
+    if isinstance(part, tuple) and len(part) == 2:
+        x, y = map(_array, part)
+    elif hasattr(part, "columns") and hasattr(part, "to_numpy"):
+        x, y = _frame(where, part)
+    elif hasattr(part, "features") and hasattr(part, "column_names"):
+        image = _image_column(where, part.column_names)
+        x, y, layout = _stacked(where, ((row[image], row[LABEL]) for row in part), layout)
+    elif hasattr(part, "__getitem__") and hasattr(part, "__len__"):
+        x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
+    else:
+        raise SettingsError(
+            f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a "
+            "pandas frame or a Hugging Face data set"
+        )
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1 or len(y) != len(x):
+        raise SettingsError(f"{where}: labels are {described(y)} for {len(x)} examples, expected [{len(x)}]")
+    return images(where, x, layout), y
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return a tensor, a PIL image, an array or a list as an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value
+    return np.asarray(value)
+
+
+def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
+    if LABEL not in frame.columns:
+        raise SettingsError(f"{where} has no column {LABEL!r}; rename the column of the labels to it")
+    try:
+        return frame.drop(columns=LABEL).to_numpy(dtype=np.float32), frame[LABEL].to_numpy()
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{where} has a column that is not numeric ({reason(error)}); encode or drop it") from error
+
+
+def _image_column(where: str, columns: list[str]) -> str:
+    others = [column for column in columns if column != LABEL]
+    found = [column for column in IMAGES if column in others] or others
+    if LABEL not in columns or not found or (len(found) > 1 and found[0] not in IMAGES):
+        raise SettingsError(
+            f"{where} has the columns {', '.join(columns)}; expected image and label: rename two columns"
+        )
+    return found[0]
+
+
+def _stacked(where: str, items: Iterable[Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, Layout]:
+    """Return the inputs and labels of items (x, y), and the layout of the inputs."""
+    xs: list[np.ndarray] = []
+    ys: list[Any] = []
+    for row, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise SettingsError(f"{where}: row {row} is a {type(item).__name__}, expected a pair (x, y)")
+        x, y = item
+        if not row and layout == "auto":
+            layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
+        xs.append(_array(x))
+        ys.append(y.item() if hasattr(y, "item") else y)
+        if (xs[row].shape, xs[row].dtype) != (xs[0].shape, xs[0].dtype):
+            raise SettingsError(
+                f"{where}: row {row} is {described(xs[row])}, but row 0 is {described(xs[0])}; expected equal shapes"
+            )
+    if not xs:
+        raise SettingsError(f"{where} has no examples")
+    return np.stack(xs), np.asarray(ys), layout
+
+
+def _numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return labels as int64 from 0, and a note if they were numbered anew."""
+    kind = labels.dtype.kind
+    if kind == "O" and all(isinstance(value, str) for value in labels):
+        labels = labels.astype(str)
+    elif kind == "b" or (kind == "f" and (labels == np.rint(labels)).all()):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "iuU":
+        raise SettingsError(f"{name}: labels are {described(labels)}, expected integers or text")
+    values, numbers = np.unique(labels, return_inverse=True)
+    if labels.dtype.kind != "U" and values[0] == 0:
+        return checked_labels(f"{name}: labels", labels, len(labels), MAX_CLASSES), ()
+    mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
+    shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])
+    return numbers.astype(np.int64), (f"{name}: labels are numbered from 0 in sorted order: {shown}",)

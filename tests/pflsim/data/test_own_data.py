@@ -1,0 +1,156 @@
+"""Data sets from Python objects, and what a run warns of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from pflsim import cli
+from pflsim.data.dataset import Dataset, check_dataset, dataset_warnings
+from pflsim.data.sources import digits
+from pflsim.data.sources.own import as_dataset
+from pflsim.errors import SettingsError
+
+X = np.random.default_rng(0).integers(0, 256, (6, 5, 7)).astype(np.uint8)
+Y = np.arange(6) % 3
+
+
+class Columns(list[Any]):
+    """Rows as Hugging Face's `datasets` gives them."""
+
+    features = column_names = ("img", "label")
+
+
+def frame(**columns: Any) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        (X, Y),
+        (torch.from_numpy(X), torch.from_numpy(Y)),
+        (X, Y[:, None]),
+        (X, Y.astype(float)),
+        TensorDataset(torch.from_numpy(X)[:, None], torch.from_numpy(Y)),
+        list(zip(X, Y, strict=True)),
+        [(Image.fromarray(x), int(y)) for x, y in zip(X, Y, strict=True)],
+        Columns({"img": Image.fromarray(x), "label": int(y)} for x, y in zip(X, Y, strict=True)),
+    ],
+)
+def test_objects_of_every_kind(part: Any) -> None:
+    for data in (as_dataset(part, part, "mine"), as_dataset({"train": part, "test": part}, name="mine")):
+        check_dataset(data, "mine")
+        assert np.array_equal(data.x, np.concatenate([X, X])[:, None]) and data.x.dtype == np.uint8
+        assert data.y.tolist() == [*Y, *Y] and (data.train_size, data.num_classes, data.name) == (6, 3, "mine")
+        assert not dataset_warnings(data)
+    alone = as_dataset(part)
+    assert (len(alone.y), alone.train_size) == (6, 6), "no test part"
+
+
+def test_colour_images_and_features() -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (2, 3, 4, 3)).astype(np.uint8)
+    stored = as_dataset([(Image.fromarray(image), 0) for image in colours])
+    assert np.array_equal(stored.x, colours.transpose(0, 3, 1, 2))
+    tensor = torch.rand(2, 3, 4, 3)
+    assert np.array_equal(as_dataset(TensorDataset(tensor, torch.zeros(2, dtype=torch.int64))).x, tensor.numpy())
+    table = as_dataset(frame(a=[1, 2], label=[0, 1], b=[0.5, 0.25]))
+    assert table.x.dtype == np.float32 and table.x.tolist() == [[1, 0.5], [2, 0.25]] and table.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers", "mapping"),
+    [
+        ([0, 2, 0], [0, 2, 0], []),
+        ([1, 3, 1], [0, 1, 0], ["1 is 0", "3 is 1"]),
+        ([-1, 1, -1], [0, 1, 0], ["-1 is 0", "1 is 1"]),
+        (["dog", "cat", "dog"], [1, 0, 1], ["cat is 0", "dog is 1"]),
+        ([False, True, True], [0, 1, 1], []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_labels_are_numbered_from_0_and_the_user_is_told(
+    labels: list[Any], numbers: list[int], mapping: list[str], kind: str
+) -> None:
+    part = (X[:3], np.array(labels)) if kind == "array" else frame(a=[1, 2, 3], label=labels)
+    data = as_dataset(part)
+    assert data.y.tolist() == numbers and data.num_classes == max(numbers) + 1
+    assert all(words in "".join(data.notes) for words in mapping) and bool(data.notes) == bool(mapping)
+
+
+def test_both_parts_number_their_labels_alike() -> None:
+    data = as_dataset((X[:2], np.array(["b", "c"])), (X[:2], np.array(["longer", "a"])))
+    assert data.y.tolist() == [1, 2, 3, 0]
+    assert "2 of 4 classes" in dataset_warnings(data)[1], "classes of the test part only"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: as_dataset([(X[0], 0), (X[1, :2], 1)]), ["row 1", "[2, 7]", "[5, 7]"]),
+        (lambda: as_dataset([(X[0], 0), X[1]]), ["row 1", "(x, y)"]),
+        (lambda: as_dataset((X, Y), (X[:, :2], Y)), ["test", "[1, 2, 7]"]),
+        (lambda: as_dataset((X, Y[:3])), ["training", "[3]", "6 examples"]),
+        (lambda: as_dataset((X.astype(int), Y)), ["int64", "uint8"]),
+        (lambda: as_dataset((X, Y + 0.5)), ["labels", "float64"]),
+        (lambda: as_dataset((X, np.array([{}] * 6))), ["labels", "object"]),
+        (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
+        (lambda: as_dataset(frame(a=["red", "blue"], label=[0, 1])), ["red"]),
+        (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
+        (lambda: as_dataset(Columns()), ["no examples"]),
+        (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
+    ],
+)
+def test_other_objects_are_refused(make: Callable[[], Dataset], says: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        make()
+    assert all(words in str(caught.value) for words in says) and "\n" not in str(caught.value)
+
+
+def test_columns_must_be_image_and_label() -> None:
+    rows = Columns([{"pixels": X[0], "label": 0}])
+    rows.column_names = ("pixels", "label")
+    assert as_dataset(rows).x.shape == (1, 1, 5, 7), "the only other column"
+    rows.column_names = ("pixels", "label", "id")
+    with pytest.raises(SettingsError, match="pixels, label, id"):
+        as_dataset(rows)
+
+
+def test_warnings_about_data() -> None:
+    data = digits.load()
+    assert not dataset_warnings(data) and not dataset_warnings(digits.load(standardize=True))
+    for scale, warned in ((1.0, True), (1 / 255, False), (-1.0, True)):
+        found = dataset_warnings(as_dataset((X * np.float32(scale), Y)))
+        assert ["data.standardize" in text for text in found] == [True] * warned
+    assert not dataset_warnings(as_dataset((X.astype(float), Y), standardize=True))
+    for labels, empty in (([1, 1, 2, 4, 0, 3], "2 of 5 classes"), ([1, 1, 2, 4, 3, 3], "begin at 1")):
+        (text,) = dataset_warnings(Dataset("mine", X[:, None], np.array(labels), 5, 4))
+        assert "0, 3" in text and empty in text and ("begin" in text) == ("begin" in empty)
+    (huge,) = dataset_warnings(as_dataset((X * np.float32(1e30), Y)))
+    assert "data.standardize" in huge
+
+
+def test_a_run_is_called_after_its_file_and_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels from 1 leave class 0 empty; in 0..255, floats are not scaled."""
+    monkeypatch.chdir(tmp_path)
+    x, y = np.concatenate([X] * 10).astype(np.float32), np.concatenate([Y] * 10) + 1
+    np.savez(tmp_path / "birds.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    words = ["data=npz", "data.path=birds.npz", "executor=inline", "lockstep=false", "rounds=1", "clients=2", "lr=1e-4"]
+    assert cli.main([*words, "method=fedavg", "partition=iid", "progress=plain"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "-birds-" in folder.name and json.loads((folder / "summary.json").read_text())["data"] == "birds"
+    printed, log = capsys.readouterr(), (folder / "run.log").read_text()
+    assert "birds" in printed.out
+    for text in (printed.err, log):
+        assert text.count("class") == 1 and text.count("data.standardize") == 1
+    assert cli.main(["compare", "runs"]) == 0 and "on birds" in capsys.readouterr().out
