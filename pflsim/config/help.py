@@ -46,6 +46,9 @@ Commands that read run folders:
   report              write an HTML report of one or more runs
   export              export trained client models
 
+Command for an own method:
+  check-method        check that a method keeps its contract: pflsim check-method mine.moon
+
 Commands for a cluster:
   submit              run an experiment on a Ray cluster, as a job
   status, logs, stop  show a job, follow its output, stop it
