@@ -32,8 +32,9 @@ ANALYSIS = {
     "compare": "pflsim.analysis.compare.command",
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
+    "check-method": "ray_actors.contract.command",
 }
-"""Commands that read run folders, and the modules whose `main` they call."""
+"""Commands that start no run, and the modules whose `main` they call."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
