@@ -130,6 +130,8 @@ class Runner:
             resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
         """
         settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
+        for warning in prepared.warnings:
+            logger.warning(warning)
         joined = settings.ray_address is not None and settings.executor == "ray"
         console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
         with closing(console), ExitStack() as stack:

@@ -127,7 +127,9 @@ def _export_client(source: Source, host: ClientHost, client: int, message: Messa
         text = example(source, client, net is None, suffix, shown, before[0], len(test))
         script.write_text(text, encoding="utf-8")
     loaded = runpy.run_path(str(script))["load"](client).to(host.device)
-    if host.device.type == "cpu":  # as on the host: the memory format changes the order of sums
+    if (
+        host.device.type == "cpu" and module.net.channels_last
+    ):  # as on the host: the memory format changes the order of sums
         loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     predict = loaded.predict_global if net is None and is_global else loaded
     after = count(predict, test, batch_size)  # type: ignore[arg-type]
