@@ -128,10 +128,8 @@ def prepare(settings: Settings) -> PreparedRun:
     if problem := check_lockstep(factory, variants, dataset):
         if settings.lockstep is True:
             raise SettingsError(f"lockstep=true: {problem}")
-        factory, warnings = (
-            replace(factory, stacks=()),
-            [*warnings, f"clients train one by one, not in lockstep: {problem}"],
-        )
+        factory = replace(factory, stacks=())
+        warnings.append(f"clients train one by one, not in lockstep: {problem}")
     return PreparedRun(
         settings,
         dataset,

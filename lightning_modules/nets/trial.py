@@ -114,8 +114,8 @@ def try_net(net: nn.Module, inputs: Tensor, labels: Tensor, classes: int, where:
     frozen = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
     if frozen:
         raise SettingsError(
-            f"{where}: {_listed(net, frozen)} has requires_grad=False, but every parameter is trained; register what is "
-            "constant with register_buffer"
+            f"{where}: {_listed(net, frozen)} has requires_grad=False, but every parameter is trained; register "
+            "constants with register_buffer"
         )
     net, before, others = deepcopy(net), inputs.clone(), _other_generators()
     with seeded_global(0, "trial"), layer_errors(net, where):
@@ -134,9 +134,7 @@ def try_net(net: nn.Module, inputs: Tensor, labels: Tensor, classes: int, where:
     if not torch.equal(inputs, before):
         raise SettingsError(f"{where} changes its input in place; write x = x / 2, not x /= 2 or x.div_(2)")
     if _other_generators() != others:
-        raise SettingsError(
-            f"{where} draws from Python's or NumPy's generator, which no seed of the run sets; use torch"
-        )
+        raise SettingsError(f"{where} draws from Python's or NumPy's generator, which the run does not seed; use torch")
     if (found := _difference(net, together, again)) is not None:
         raise SettingsError(
             f"{where}: two evaluations of the same examples differ{found}; switch randomness off in evaluation, for "
@@ -145,8 +143,8 @@ def try_net(net: nn.Module, inputs: Tensor, labels: Tensor, classes: int, where:
     rows = [torch.cat(parts) if parts[0].dim() else parts[0] for parts in zip(*(one[0] for one in alone), strict=True)]
     if (found := _difference(net, together, (rows, together[1]))) is not None:
         raise SettingsError(
-            f"{where}: its evaluation of an example depends on the other examples of the batch{found}, so accuracy would "
-            "depend on eval.batch_size; use running statistics, or another layer"
+            f"{where}: the scores of an example in evaluation depend on the rest of its batch{found}; accuracy would "
+            "depend on eval.batch_size"
         )
     text = f"{where}: {_listed(net, unused)} gets no gradient and stays as it is; does forward use it?"
     return [text] if unused else []

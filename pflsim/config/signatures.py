@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from pflsim.config.names import nearest
+from pflsim.config.names import close_to, nearest
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
@@ -174,8 +174,10 @@ def unknown_target(target: str, key: str = "_target_") -> str:
     if not folders or not last.isidentifier() or last in sys.stdlib_module_names:
         return f"{key}={target}: expected package.module.Name of a module outside the standard library"
     modules = [p.stem for folder in folders for p in Path(folder).glob("*.py") if p.stem[:1] != "_"]
-    where = package or "the working directory or on the import path"
-    return f"{key}={target}: there is no module {last!r} in {where}; {nearest(last, modules)}"
+    if not package:
+        near = f"; did you mean {' or '.join(close_to(last, modules))}?" if close_to(last, modules) else ""
+        return f"{key}={target}: there is no module {last!r} in the working directory or on the import path{near}"
+    return f"{key}={target}: there is no module {last!r} in {package}; {nearest(last, modules)}"
 
 
 @lru_cache(maxsize=256)
