@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
-from pflsim.config.help import COMMANDS, usage
+from pflsim.config.help import COMMANDS, groups_in, usage
 from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -259,7 +259,9 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
     if others:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(others)]
-            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            name = settings.names["data"]
+            option = name if name in groups_in(folders)["data"] else settings.data["_target_"]
+            same = [f"data={option}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *others], folders)), keys)
     if is_complete(folder, states=True):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")

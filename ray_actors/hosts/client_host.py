@@ -72,7 +72,7 @@ class ClientHost:
             self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
         for module in self.modules.values():
             module.to(self.device)
-            if self.device.type == "cpu":  # convolutions are faster there with channels last
+            if self.device.type == "cpu" and module.net.channels_last:  # convolutions are faster there
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
