@@ -199,7 +199,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
 
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
-    """Resume a run with its own settings, and with given ones that cannot change its results."""
+    """Resume a run with its own settings, given ones that cannot change its results, and perhaps more rounds."""
     from pflsim.config.urls import is_url
     from pflsim.run_folder.folder import check_no_links, is_complete
     from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
@@ -214,7 +214,7 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
             keys = [str(override.key_or_group) for override in parse(others)]
             same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *others], folders)), keys)
-    if is_complete(folder, states=True):
+    if is_complete(folder, settings.rounds):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
         return 0
     if not is_url(name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +24,7 @@ from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
 from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
-from pflsim.run_folder.resume import fixed_settings
+from pflsim.run_folder.resume import fixed_settings, saved_settings
 from pflsim.run_folder.run_log import run_log
 from pflsim.run_folder.summary import Summary
 from pflsim.run_folder.tracking.hyperparameters import hyperparameters
@@ -107,6 +107,8 @@ class Runner:
                 write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
+                if settings.rounds != (saved := saved_settings(folder)).rounds:
+                    write_config(folder, asdict(replace(saved, rounds=settings.rounds)))
             resume_after = (-1 if done is None else done) if has_records(folder) else None
             return self._run_session(prepared, folder, make_executor, remote_copy, checkpoint, resume_after)
 

@@ -148,15 +148,16 @@ def last_run(root: str | Path = "runs") -> Path:
     raise SettingsError(f"there is no run folder in {root}{advice}")
 
 
-def is_complete(folder: Path, states: bool = False) -> bool:
+def is_complete(folder: Path, rounds: int | None = None) -> bool:
     """Return whether summary.json of a run folder says that the run is complete.
 
     Args:
         folder: the run folder.
-        states: whether the states after the last round must be saved too.
+        rounds: the number of rounds that must be done, with the states after the last one saved; None: any.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return summary["complete"] is True and (not states or summary.get("states_saved", True) is True)
+        done = rounds is None or (summary["rounds"] == rounds and summary.get("states_saved", True) is True)
+        return summary["complete"] is True and done
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -20,6 +20,8 @@ CHANGEABLE = (
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path."""
+EXTENSION = "rounds"
+"""The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
 FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.cpu_actors")
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
 FIXED_WITH_CPU_ACTORS = tuple(
@@ -98,10 +100,10 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
     """
     before = settings
     for key in keys:
-        if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
+        if key not in (*CHANGEABLE, EXTENSION) and key.partition(".")[0] not in CHANGEABLE:
             raise SettingsError(
                 f"{key} defines the run and cannot change when it is resumed; settings that can change: "
-                f"{', '.join(CHANGEABLE)}"
+                f"{', '.join((EXTENSION, *CHANGEABLE))}"
             )
         settings = _with(settings, given, key.split("."))
     for key in FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS if before.placement.cpu_actors else FIXED_PLACEMENT:
