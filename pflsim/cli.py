@@ -10,10 +10,9 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
 from pflsim.config.help import COMMANDS, usage
@@ -62,14 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
         return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
-    options = _options(words)
-    folders = _folders(options.config_dir)
-    if options.help:
-        with suppress(BrokenPipeError):
-            print(usage(folders), flush=True)
-        return 0
-    options.overrides = [_quoted(text) for text in options.overrides]
-    return exit_status(lambda: _execute(options, folders))
+    return exit_status(lambda: _execute(_options(words)))
 
 
 def _check_start(words: Sequence[str]) -> None:
@@ -87,7 +79,12 @@ def _check_start(words: Sequence[str]) -> None:
         raise SettingsError("the command line is not text in the encoding of this terminal (LC_ALL, LANG)") from None
 
 
-def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
+def _execute(options: argparse.Namespace) -> int:
+    folders = _folders(options.config_dir)
+    if options.help:
+        print(usage(folders), flush=True)
+        return 0
+    options.overrides = [_quoted(text) for text in options.overrides]
     asked = [text for text in options.overrides if text.startswith(RESUME)]
     if asked:
         return _resume(asked, options, folders)
@@ -122,17 +119,25 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=program(), usage=f"{program()} [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
-        add_help=False, allow_abbrev=False,
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _usage_error  # type: ignore[method-assign, assignment]
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
-    return parser.parse_intermixed_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        key, _, value = unknown[0].lstrip("-").partition("=")
+        after = [*arguments, ""][[*arguments].index(unknown[0]) + 1]
+        written = f"{key}={value or ('VALUE' if after[:1] in ('', '-') else after)}"
+        raise SettingsError(f"{unknown[0]} is not an option; settings have no dash: {written}, see {program()} --help")
+    return options
+
+
+def _usage_error(message: str) -> NoReturn:
+    raise SettingsError(f"{message}; see {program()} --help")
 
 
 def _quoted(text: str) -> str:

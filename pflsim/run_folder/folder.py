@@ -46,7 +46,7 @@ def create_run_folder(
     """
     try:
         if run_dir is not None:
-            return _claim(Path(run_dir))
+            return _claim(Path(os.path.expanduser(run_dir)))
         Path(root).mkdir(parents=True, exist_ok=True)
         method, data = (re.sub(r"[^A-Za-z0-9._]+", "_", name) for name in (method, data))
         return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{method}-{data}-s{seed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -42,7 +43,7 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
         from pflsim.run_folder.remote_copy.begin import download
 
         return download(asked, root)
-    folder = last_run(root) if asked == "last" else Path(asked)
+    folder = last_run(root) if asked == "last" else Path(os.path.expanduser(asked))
     if not (folder / CONFIG).is_file():
         what = f"{folder} is not a run folder, because {CONFIG} is missing" if folder.is_dir() else "no such folder"
         raise SettingsError(f"resume={asked}: {what}; expected a run folder, a URL or last")
