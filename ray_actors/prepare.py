@@ -26,7 +26,14 @@ from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.components import MakesClient, MakesNet, MakesRule, component_name, describe
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
-from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
+from ray_actors.model_checks import (
+    check_batches,
+    check_phases,
+    check_sizes,
+    check_validation,
+    check_variants,
+    sharing_warnings,
+)
 from ray_actors.placement.devices import client_device
 from ray_actors.placement.stacks import stacks
 
@@ -45,6 +52,7 @@ class PreparedRun:
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
         initial_state: the largest initial private state of a client, for its size.
+        warnings: what makes the results doubtful.
     """
 
     settings: Settings
@@ -57,6 +65,7 @@ class PreparedRun:
     meta: RunMeta
     batches_per_round: tuple[int, ...]
     initial_state: Tensors
+    warnings: tuple[str, ...] = ()
 
     @property
     def on_error(self) -> OnError:
@@ -122,6 +131,7 @@ def prepare(settings: Settings) -> PreparedRun:
         meta,
         tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
         max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
+        sharing_warnings(method, variants),
     )
 
 
@@ -174,6 +184,7 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         evaluated_on=cast(Any, settings.eval.on),
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
+        classes=module.net.num_classes,
     )
 
 

@@ -144,6 +144,8 @@ class Runner:
                     hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
                     per_client=settings.tracking.per_client,
                 )
+            for warning in prepared.warnings:
+                tracker.warn(warning)
             if remote_copy:
                 stack.enter_context(remote_copy)
             stack.push(self._end_actors)
