@@ -10,6 +10,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, cast
@@ -30,6 +31,8 @@ ANALYSIS = {
     "export": "pflsim.analysis.export",
 }
 """Commands that read run folders, and the modules whose `main` they call."""
+RUN_BYTES = 2 * 2**30
+"""Free memory that `sweep.parallel=auto` wants for each run."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -174,6 +177,11 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     A sweep continues after a run that fails.
     """
     _check(runs)
+    varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
+    for settings in runs if varying else ():
+        settings.names["sweep"] = ",".join(varying)
+    if (parallel := _parallel(runs)) > 1:
+        return _run_in_processes(jobs, runs, parallel)
     failed: list[str] = []
     done: list[Path] = []
     stopped: Stopped | None = None
@@ -194,13 +202,68 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
                     raise
                 print(f"error: {error}", file=sys.stderr)
                 failed.append(name)
+    return _end_sweep(done, failed, len(runs), stopped)
+
+
+def _end_sweep(done: Sequence[Path], failed: Sequence[str], runs: int, stopped: Stopped | None) -> int:
+    """Print what a sweep leaves, and return its exit status."""
     if len(done) > 1:
         importlib.import_module("pflsim.analysis.compare.sweeps").print_comparisons(done)
     if stopped is not None:
         raise stopped
     if failed:
-        print(f"error: {len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed), file=sys.stderr)
+        print(f"error: {len(failed)} of {runs} runs failed:\n" + "\n".join(failed), file=sys.stderr)
     return 1 if failed else 0
+
+
+def _parallel(runs: Sequence[Settings]) -> int:
+    """Return how many runs of a sweep to run at the same time."""
+    asked, one = runs[0].sweep.parallel, len(runs) == 1 or any(run.executor != "inline" for run in runs)
+    if one or asked != "auto":
+        return 1 if one else int(asked)
+    import psutil
+
+    from pflsim.run_folder.environment import usable_cpus
+
+    if any(run.placement.gpus or run.data.get("download") for run in runs):
+        return 1
+    cpus = usable_cpus() // max(run.placement.threads for run in runs)
+    return max(1, min(len(runs), cpus, psutil.virtual_memory().available // RUN_BYTES))
+
+
+def _run_in_processes(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], parallel: int) -> int:
+    """Run each run in a process of its own, several at once, and print a line when one ends."""
+    from pflsim.terminal.processes import in_processes
+    from pflsim.terminal.result import result_line
+
+    for module in ("ray_actors.run", "torch.utils.tensorboard"):  # once, and not in every process
+        importlib.import_module(module)
+    print(f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True)
+    names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
+    done, failed, ended = list[Path](), list[str](), 0
+    stopped: Stopped | None = None
+    try:
+        for one in in_processes([partial(_run_alone, settings) for settings in runs], parallel):
+            ended += 1
+            if one.result is not None:
+                done.append(one.result)
+                print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
+            else:
+                failed.append(names[one.number])
+                hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
+                killed = [f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"] * (one.status < 0)
+                print("\n".join([names[one.number], *killed, *hints]), file=sys.stderr)
+            print(one.errors, end="", file=sys.stderr, flush=True)
+    except Stopped as error:
+        stopped = error
+        if ended < len(runs):
+            print(f"{len(runs) - ended} runs of the sweep were not started", file=sys.stderr)
+    return _end_sweep(done, failed, len(runs), stopped)
+
+
+def _run_alone(settings: Settings) -> Path:
+    with importlib.import_module("ray_actors.run").Runner() as runner:
+        return runner.run(settings)
 
 
 def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from pflsim.config.checks import check
+from pflsim.config.plain import swept
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Executor, NodeLost
@@ -69,7 +70,8 @@ class Runner:
             prepared = prepare(settings)
             make_executor = self._executor(prepared)
             run_dir = None if remote else settings.run_dir
-            folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, run_dir)
+            names = prepared.meta.method, prepared.meta.data
+            folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
                 write_config(folder, asdict(settings))
