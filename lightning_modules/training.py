@@ -22,7 +22,8 @@ class Training:
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
         buffers: how running statistics of normalisation layers are handled.
         seed: of the run, for random decisions that clients and server make alike without a message.
-        last_round: the last round in which any client trains.
+        last_round: the last round in which any client trains, to check settings with. A schedule must not depend on
+            it, because a run can be extended.
     """
 
     lr: float = 0.01

@@ -55,7 +55,8 @@ def _run(
     overrides: Sequence[str], config_dirs: Sequence[str | Path], settings: Mapping[str, Any], multirun: bool
 ) -> list[Path]:
     """Run one or several runs and return their folders."""
-    from pflsim.cli import check_start, config_folders, run_all
+    from pflsim.cli import check_start, config_folders
+    from pflsim.commands.sweep import run_all
     from pflsim.config.compose import configs, plain
     from pflsim.config.objects import overrides_of
 

@@ -10,16 +10,15 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
+from pflsim.commands.sweep import check_all, run_all
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
-from pflsim.config.help import COMMANDS, groups_in, usage
+from pflsim.config.help import COMMANDS, usage
 from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
-from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
 from pflsim.terminal.streams import detach_if_closed, open_closed
@@ -66,16 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
         return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
-    options = _options(words[1:] if words[:1] == [PARTITION] else words)
-    folders = config_folders(options.config_dir)
-    if options.help:
-        with suppress(BrokenPipeError):
-            print(usage(folders), flush=True)
-        return 0
-    options.overrides = [_quoted(text) for text in options.overrides]
-    if words[:1] == [PARTITION]:
-        return exit_status(lambda: _partition(options))
-    return exit_status(lambda: _execute(options, folders))
+    partition = words[:1] == [PARTITION]
+    return exit_status(lambda: _execute(_options(words[partition:]), partition))
 
 
 def check_start(words: Sequence[str]) -> None:
@@ -93,11 +84,21 @@ def check_start(words: Sequence[str]) -> None:
         raise SettingsError("the command line is not text in the encoding of this terminal (LC_ALL, LANG)") from None
 
 
-def _execute(options: argparse.Namespace, folders: Sequence[Path]) -> int:
-    asked = [text for text in options.overrides if text.startswith(RESUME)]
+def _execute(options: argparse.Namespace, partition: bool) -> int:
+    folders, overrides = config_folders(options.config_dir), [_quoted(text) for text in options.overrides]
+    if options.help:
+        print(usage(folders), flush=True)
+        return 0
+    asked = [text for text in overrides if text.startswith(RESUME)]
+    if partition:
+        return _partition(overrides, options)
     if asked:
-        return _resume(asked, options, folders)
-    jobs, found = configs(options.overrides, options.multirun, folders)
+        from pflsim.commands.resume import resume_run
+
+        name = _resumed_folder(asked, options.multirun or bool(options.cfg))
+        resume_run(name, [text for text in overrides if text not in asked], folders)
+        return 0
+    jobs, found = configs(overrides, options.multirun, folders)
     if options.cfg:
         for config in found:
             print(as_yaml(config, options.resolve), end="")
@@ -123,22 +124,30 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
             changed(given, given, [str(override.key_or_group) for override in parse(known)])
         return []
     runs = [plain(config) for config in configs(texts, multirun, folders)[1]]
-    _check(runs)
+    check_all(runs)
     return runs
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=program(), usage=f"{program()} [GROUP=NAME ...] [KEY=VALUE ...] [options]; see --help",
-        add_help=False, allow_abbrev=False,
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _usage_error  # type: ignore[method-assign, assignment]
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--config-dir", "-cd", action="append", default=[])
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
-    return parser.parse_intermixed_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        key, _, value = unknown[0].lstrip("-").partition("=")
+        after = [*arguments, ""][[*arguments].index(unknown[0]) + 1]
+        written = f"{key}={value or ('VALUE' if after[:1] in ('', '-') else after)}"
+        raise SettingsError(f"{unknown[0]} is not an option; settings have no dash: {written}, see {program()} --help")
+    return options
+
+
+def _usage_error(message: str) -> NoReturn:
+    raise SettingsError(f"{message}; see {program()} --help")
 
 
 def _quoted(text: str) -> str:
@@ -149,14 +158,6 @@ def _quoted(text: str) -> str:
 def config_folders(config_dirs: Sequence[str]) -> list[Path]:
     """Return this project's config folder, and those of `--config-dir`."""
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
-
-
-def _check(runs: Sequence[Settings]) -> None:
-    from pflsim.config.checks import check, check_sweep
-
-    for settings in runs:
-        check(settings)
-    check_sweep(runs)
 
 
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
@@ -175,7 +176,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     done: list[Path] = []
     failure: RunError | None = None
     try:
-        run_all(jobs, runs, done)
+        run_all(jobs, runs, done, processes=True)
     except RunError as error:
         failure = error
     if len(done) > 1:
@@ -185,89 +186,14 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     return 0
 
 
-def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path]) -> None:
-    """Check all runs, then run them one after the other. A sweep continues after a run that fails.
-
-    Args:
-        jobs: the overrides of each run, for its name in messages.
-        runs: the settings of each run.
-        done: the folders of the runs are added.
-
-    Raises:
-        SettingsError: a setting is wrong; nothing was started.
-        RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
-    """
-    _check(runs)
-    failed: list[str] = []
-    with importlib.import_module("ray_actors.run").Runner() as runner:
-        for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
-            name = f"[{number}/{len(runs)}] {' '.join(job)}"
-            if len(runs) > 1 and settings.progress != "none":
-                print(name, flush=True)
-            try:
-                done.append(runner.run(settings))
-            except Stopped:
-                if number < len(runs):
-                    print(f"{len(runs) - number} runs of the sweep were not started", file=sys.stderr)
-                raise
-            except (SettingsError, RunError) as error:
-                if len(runs) == 1:
-                    raise
-                print(f"error: {error}", file=sys.stderr)
-                failed.append(name)
-    if failed:
-        raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
-
-
-def _partition(options: argparse.Namespace) -> int:
-    """Partition the data without a run: write partition.json and partition.png, and print the sizes."""
-    from pflsim.config.component_names import record_names
-    from pflsim.data.dataset import dataset_warnings
-    from pflsim.data.federate import load_federation
-    from pflsim.data.record import sizes, write_partition
-
-    into = [text for text in options.overrides if text.startswith(INTO)]
-    others = [text for text in options.overrides if not text.startswith(INTO)]
+def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
+    into = [text for text in overrides if text.startswith(INTO)]
+    others = [text for text in overrides if text not in into]
     if options.multirun or options.cfg or len(into) > 1 or any(text.startswith(RESUME) for text in others):
         raise SettingsError(f"{PARTITION} makes one partition: leave out -m, --cfg and resume=, and give {INTO} once")
     folder = Path("".join(into).removeprefix(INTO) or PARTITION)
     if (folder / "partition.json").exists():
         raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another {INTO}FOLDER")
     (settings,) = checked(others, False, options.config_dir)
-    dataset, partition = load_federation(settings)
-    for warning in dataset_warnings(dataset):
-        print(f"warning: {warning}", file=sys.stderr)
-    try:
-        write_partition(folder, dataset, partition, **record_names(settings))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
-    print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")
-    return 0
-
-
-def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence[Path]) -> int:
-    """Resume a run with its own settings, and with given ones that cannot change its results."""
-    from pflsim.config.urls import is_url
-    from pflsim.run_folder.folder import check_no_links, is_complete
-    from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
-
-    name = _resumed_folder(asked, options.multirun or bool(options.cfg))
-    folder, keys = run_folder(name), list[str]()
-    check_no_links(folder)
-    others = [text for text in options.overrides if not text.startswith(RESUME)]
-    settings = saved_settings(folder)
-    if others:
-        with composing(folders):
-            keys = [str(override.key_or_group) for override in parse(others)]
-            name = settings.names["data"]
-            option = name if name in groups_in(folders)["data"] else settings.data["_target_"]
-            same = [f"data={option}"] if any(key.startswith("data.") for key in keys) else []
-            settings = changed(settings, plain(composed([*same, *others], folders)), keys)
-    if is_complete(folder, states=True):
-        print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
-        return 0
-    if not is_url(name):
-        check_destination(settings, folder, keys)
-    with importlib.import_module("ray_actors.run").Runner() as runner:
-        runner.resume(folder, settings)
+    importlib.import_module("pflsim.commands.partition").make_partition(settings, folder)
     return 0

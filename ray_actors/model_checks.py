@@ -19,7 +19,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
-from pflsim.params import NET
+from pflsim.params import NET, NOTHING, Selector
 from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory
 
@@ -166,6 +166,19 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
                     f"{method} trains {', '.join(phase.trainable.under)} in phase {phase.name}, but there the model of "
                     f"client {client} has no parameters; use another model, for example with more in model.hidden"
                 )
+
+
+def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str, ...]:
+    """Return a warning if the method shares a part of the model, and this part has no parameters, or all of them."""
+    for module in variants:
+        shared, everything = {*module.shared_parameters(), *module.shared_buffers()}, Selector(("",))
+        part = "a part of the model, but here this part has no parameters, so"
+        if not shared and type(module).shared != NOTHING:
+            return (f"{method} shares {part} each client trains alone, as in Local",)
+        travels = everything.buffers(module) if module.training_settings.buffers == "aggregate" else ()
+        if module.shared != NET and shared and shared.issuperset((*everything.parameters(module), *travels)):
+            return (f"{method} does not share {part} all parameters are shared, as in FedAvg",)
+    return ()
 
 
 def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:

@@ -35,6 +35,7 @@ from ray_actors.model_checks import (
     check_sizes,
     check_validation,
     check_variants,
+    sharing_warnings,
 )
 from ray_actors.placement.devices import client_device
 from ray_actors.placement.stacks import stacks
@@ -136,7 +137,7 @@ def prepare(settings: Settings) -> PreparedRun:
         meta,
         tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
         max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
-        (*dataset_warnings(dataset), *warnings),
+        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
     )
 
 
@@ -189,6 +190,7 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         evaluated_on=cast(Any, settings.eval.on),
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
+        classes=module.net.num_classes,
     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from pflsim.errors import SettingsError
 from pflsim.run_folder.checkpoint.meta import Checkpoint
 from pflsim.run_folder.checkpoint.read import check_header, newest_checkpoint
+from pflsim.run_folder.checkpoint.state import plain
+from pflsim.run_folder.folder import is_complete
 from pflsim.run_folder.tracking.records import read_records
 from ray_actors.prepare import PreparedRun
 
@@ -22,13 +28,18 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
         report: called with a line for each difference and each damaged file.
 
     Raises:
-        SettingsError: the checkpoint is of another run, or the records of all checkpoints' rounds are lost.
+        SettingsError: the checkpoint is of another run, the number of rounds cannot change, or the records of all
+            checkpoints' rounds are lost.
     """
     records = read_records(folder) if has_records(folder) else None
     until, checkpoints = -1 if records is None else records.last, folder / "checkpoints"
     found = newest_checkpoint(checkpoints, report, until)
     if found is not None:
-        check_header(found, {"method": prepared.plan.method, **(prepared.plan.header or {})}, report)
+        own = {"method": prepared.plan.method, **(prepared.plan.header or {})}
+        planned = (found.header.get("settings") or {}).get("rounds", prepared.plan.rounds)
+        check_header(found, {**own, "settings": {**own["settings"], "rounds": planned}}, report)
+        if planned != prepared.plan.rounds:
+            _check_rounds(prepared, found, planned, report)
         return found
     if any(checkpoints.glob("round_*")) and newest_checkpoint(checkpoints, lambda line: None):
         why = f" ({records.reason})" if records is not None and records.reason else ""
@@ -36,8 +47,45 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
             f"metrics.jsonl and per_client.csv of {folder} are complete up to round {max(until, 0)} only{why}, and all "
             f"checkpoints are later: restore these files, or remove {checkpoints} to start from the beginning"
         )
+    if is_complete(folder, max(until, 0)):
+        raise SettingsError(f"{folder} has no usable checkpoint, so it cannot be extended: start a new run")
     report(f"{folder} has no checkpoint to resume from: the run starts from the beginning")
     return None
+
+
+def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report: Callable[[str], None]) -> None:
+    """Check that a run with another number of rounds would have done the same rounds so far.
+
+    Args:
+        prepared: the run with the new number.
+        found: where it resumes.
+        planned: the number with which the checkpoint was saved.
+        report: called with a line if the last planned round is evaluated only because it was the last one.
+
+    Raises:
+        SettingsError: these rounds are done already, or the method's schedule depends on the number of rounds.
+    """
+    plan, rule, rounds = prepared.plan, prepared.rule, prepared.plan.rounds
+    if rounds <= found.round:
+        raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
+    before, now = (plain(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
+    differing = [key for key in now if _bytes(before[key]) != _bytes(now[key])]
+    for t in range(1, found.round + 1):
+        if rule.full_participation(t, planned) != rule.full_participation(t, rounds):
+            differing.append(f"participants of round {t}")
+    if differing:
+        raise SettingsError(
+            f"rounds={rounds}: the schedule of {plan.method} depends on the number of rounds, so the first {found.round} "
+            f"rounds would differ ({', '.join(differing)}); start a new run"
+        )
+    if found.round == planned and planned % plan.eval_every:
+        report(f"round {planned} stays evaluated, which it would not be with rounds={rounds} from the start")
+
+
+def _bytes(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
 def has_records(folder: Path) -> bool:

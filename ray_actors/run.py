@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,6 +14,7 @@ import psutil
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
 from pflsim.config.components import COMPONENTS, own_modules
+from pflsim.config.plain import swept
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Executor, NodeLost
@@ -26,7 +27,7 @@ from pflsim.run_folder.environment import write_environment
 from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
 from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy
 from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
-from pflsim.run_folder.resume import fixed_settings
+from pflsim.run_folder.resume import fixed_settings, saved_settings
 from pflsim.run_folder.run_log import run_log
 from pflsim.run_folder.summary import Summary
 from pflsim.run_folder.tracking.hyperparameters import hyperparameters
@@ -70,7 +71,8 @@ class Runner:
             prepared = prepare(settings)
             make_executor = self._executor(prepared)
             run_dir = None if remote else settings.run_dir
-            folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, run_dir)
+            names = prepared.meta.method, prepared.meta.data
+            folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
                 write_config(folder, asdict(settings))
@@ -109,6 +111,8 @@ class Runner:
                 write_environment(folder, name, _own_modules(settings))
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
+                if settings.rounds != (saved := saved_settings(folder)).rounds:
+                    write_config(folder, asdict(replace(saved, rounds=settings.rounds)))
             resume_after = (-1 if done is None else done) if has_records(folder) else None
             return self._run_session(prepared, folder, make_executor, remote_copy, checkpoint, resume_after)
 
@@ -132,8 +136,6 @@ class Runner:
             resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
         """
         settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
-        for warning in prepared.warnings:
-            logger.warning(warning)
         joined = settings.ray_address is not None and settings.executor == "ray"
         console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
         with closing(console), ExitStack() as stack:
@@ -147,6 +149,8 @@ class Runner:
                     hyperparameters=hyperparameters(fixed_settings(settings), names),
                     per_client=settings.tracking.per_client,
                 )
+            for warning in prepared.warnings:
+                tracker.warn(warning)
             if remote_copy:
                 stack.enter_context(remote_copy)
             stack.push(self._end_actors)

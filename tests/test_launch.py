@@ -16,6 +16,8 @@ from pflsim import cli
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
+from pflsim.run_folder.folder import create_run_folder
+from pflsim.run_folder.resume import run_folder
 
 NUMBERS = itertools.count()
 COMPONENTS = """
@@ -220,10 +222,32 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["local_steps=1", "local_epochs=1"], "local_epochs=1 and local_steps=1"),
         (["fraction=0.01"], "fraction=0.01"),
         (["--config-dir", "nowhere"], "there is no such folder"),
+        (["learning_rate=0.1"], "learning_rate: no such setting. Did you mean lr?"),
+        (["method.learning_rate=0.1"], "Did you mean lr?"),
+        (["optimizer=adam"], "Did you mean lr, momentum or weight_decay"),
+        (["-lr", "0.1"], "lr=0.1"),
+        (["--rounds", "5"], "rounds=5"),
+        (["--method.mu=5"], "method.mu=5"),
+        (["--rounds", "--cfg", "job"], "rounds=VALUE"),
+        (["-momentum", "0.9"], "see "),
+        (["--cfg", "run"], "invalid choice"),
+        (["model._target_=mine.Net"], "write model=mine.Net"),
+        (["method=fedavg", "method.mu=1"], "It is a setting of method=fedprox"),
+        (["data.root=/x"], "It is a setting of data=cifar10"),
+        (["partition.alpha=1"], "It is a setting of partition=dirichlet or dirichlet_by_client."),
     ],
 )
 def test_mistakes_are_explained(refused: Refused, arguments: list[str], said: str) -> None:
-    assert said in refused(*arguments)
+    found = refused(*arguments)
+    assert said in found and found.count("\n") == 1
+
+
+def test_a_tilde_in_run_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = create_run_folder("fedavg", "digits", 0, "~/x")
+    assert folder == tmp_path / "x" and folder.is_dir()
+    (folder / "config.yaml").write_text("lr: 1")
+    assert run_folder("~/x") == folder
 
 
 def test_all_bad_overrides_are_named(refused: Refused) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from run_files import read_state
 from support import METHODS, slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -82,3 +84,64 @@ def test_stopped_and_resumed(
     assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 0
     agree(left(tmp_path / "stopped"), left(tmp_path / "straight"))
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["resumed_after"] == [2]
+
+
+EXTENDED = [m for m in METHODS if m != "fedalp"]
+
+
+@pytest.mark.parametrize("method", slow_except(["fedavg", "pfedhn", "fedfomo"], EXTENDED))
+def test_extended(method: str, tmp_path: Path) -> None:
+    """After its end, newcomers included, and a second time, with faults and a decaying learning rate."""
+    settings = [f"method={method}", *SMALL, "lr_decay=0.9", "faults.straggler=0.3"]
+    assert cli.main([*settings, "rounds=5", f"run_dir={tmp_path / 'straight'}"]) == 0
+    folder = tmp_path / "extended"
+    assert cli.main([*settings, "rounds=2", f"run_dir={folder}"]) == 0
+    for rounds in (3, 5):
+        assert cli.main([f"resume={folder}", f"rounds={rounds}"]) == 0
+    agree(left(folder), left(tmp_path / "straight"))
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in (folder, tmp_path / "straight")]
+    assert configs[0] == {**configs[1], "run_dir": str(folder)} and configs[0]["rounds"] == 5
+
+
+def test_a_stopped_run_is_extended_on_resume_and_again_without_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extension is stopped before its first own checkpoint; `resume=` alone continues it."""
+    settings = ["method=fedavg", *SMALL]
+    assert cli.main([*settings, "rounds=5", f"run_dir={tmp_path / 'straight'}"]) == 0
+    stop_after(1, monkeypatch)
+    folder = tmp_path / "stopped"
+    assert cli.main([*settings, "rounds=3", f"run_dir={folder}"]) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Runner, "_run_session", lambda *_: None)
+        assert cli.main([f"resume={folder}", "rounds=5"]) == 0
+    assert cli.main([f"resume={folder}"]) == 0
+    agree(left(folder), left(tmp_path / "straight"))
+
+
+def test_extensions_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FedALP's warm-up is a fraction of the rounds; 2 and 3 rounds have the same one."""
+    folder = tmp_path / "run"
+
+    def refused(rounds: int) -> str:
+        before = (folder / "config.yaml").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+        assert cli.main([f"resume={folder}", f"rounds={rounds}"]) == 2
+        assert before == ((folder / "config.yaml").read_bytes(), (folder / "metrics.jsonl").read_bytes())
+        return capsys.readouterr().err
+
+    assert cli.main(["method=fedalp", *SMALL, "method.warmup=0.4", "rounds=2", f"run_dir={folder}"]) == 0
+    assert cli.main([f"resume={folder}", "rounds=3"]) == 0
+    assert "fedalp" in (said := refused(9)) and "warmup" in said and "participants of round 1" in said
+    assert "3 rounds are done" in refused(2)
+    shutil.rmtree(folder / "checkpoints")
+    assert "no usable checkpoint" in refused(9)
+
+
+def test_the_extra_evaluation_of_a_last_round_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["method=fedavg", *SMALL, "eval.every=2"]
+    assert cli.main([*settings, "rounds=3", f"run_dir={tmp_path / 'run'}"]) == 0
+    assert "round 3" not in capsys.readouterr().err
+    assert cli.main([f"resume={tmp_path / 'run'}", "rounds=5"]) == 0
+    assert "round 3 stays evaluated" in capsys.readouterr().err
+    assert cli.main([*settings, "rounds=5", f"run_dir={tmp_path / 'straight'}"]) == 0
+    agree(left(tmp_path / "run")["states"], left(tmp_path / "straight")["states"])

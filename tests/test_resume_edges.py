@@ -45,7 +45,7 @@ def refused(stopped: Path, capsys: pytest.CaptureFixture[str], *more: str) -> st
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["lr: 0.05", "rounds: 4"])
+@pytest.mark.parametrize("line", ["lr: 0.05", "clients: 5"])
 def test_an_edited_setting_is_noticed(line: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = stopped / "config.yaml"
     text = config.read_text()
@@ -90,7 +90,7 @@ def test_without_checkpoints_it_begins_again(stopped: Path, tmp_path: Path) -> N
         (["lr=0.2"], "lr defines the run"),
         (["placement.threads=2"], "placement.threads"),
         (["placement.gpus=1"], "would change the device"),
-        (["rounds=9"], "rounds defines"),
+        (["rounds=2"], "2 rounds are done"),
     ],
 )
 def test_what_cannot_change(more: list[str], words: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import itertools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, short_name, targets_of
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, keys_of, settings_of, short_name, targets_of
 from pflsim.config.help import groups_in
 from pflsim.config.installation import FOLDER
-from pflsim.config.names import nearest, shortened, unknown_key
+from pflsim.config.names import listed, nearest, shortened, unknown_key
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
 from pflsim.config.signatures import find, unknown_target
@@ -71,11 +71,18 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         SettingsError: an override or a file is wrong; the message names it and lists the choices.
     """
     asked, groups = parse(overrides), groups_in(folders)
+    for override in asked:
+        group, _, rest = str(override.key_or_group).partition(".")
+        if group in COMPONENTS and rest == TARGET:
+            name = override.input_line.partition("=")[2]
+            raise SettingsError(
+                f"{override.input_line} would keep the settings of another {group}: write {group}={name}"
+            )
     quick, asked = _is_quick(asked), [override for override in asked if override.key_or_group != QUICK]
     _check_groups(asked, groups)
     for override in asked:
         if override.is_sweep_override():
-            raise SettingsError(f"{override.input_line}: several values need --multirun")
+            raise SettingsError(f"{override.input_line}: several values need -m (--multirun), which runs each of them")
     if quick:
         experiment = [override for override in asked if override.key_or_group == "experiment"]
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -137,7 +144,22 @@ def plain(composition: Composition) -> Settings:
     try:
         return settings_from(typing.cast(Mapping[str, Any], values))
     except SettingsError as error:
-        raise _located(error, composition.config.names, composition.keys, composition.folders) from error
+        located = _located(error, composition.config.names, composition.keys, composition.folders)
+        raise SettingsError("\n".join(_with_owners(line, composition) for line in str(located).splitlines())) from error
+
+
+def _with_owners(line: str, composition: Composition) -> str:
+    """Add the options that have a setting to the message that the chosen option does not have it."""
+    key = line.partition(": no such setting.")[0].rpartition(" ")[2]
+    group, options = key.partition(".")[0], list[str]()
+    if key == line or group not in COMPONENTS:
+        return line
+    for name in groups_in(composition.folders)[group]:
+        with suppress(SettingsError, YAMLError, OmegaConfBaseException):
+            file = next(file for folder in composition.folders if (file := folder / group / f"{name}.yaml").is_file())
+            options += [name] if key in keys_of(OmegaConf.load(file), group) else []
+    owners = f" It is a setting of {group}={listed(options, 'or')}." if options else ""
+    return line.replace(" All settings:", f"{owners} All settings:")
 
 
 def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:

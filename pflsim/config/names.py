@@ -9,6 +9,14 @@ from pflsim.config.installation import program
 
 RENAMED = {"tracking.views_every": "tracking.diagnostics_every"}
 """Old key of a setting to the new one; the error about the old key gives the new one."""
+MEANT = {
+    **dict.fromkeys(("learning_rate", "eta", "step_size"), "lr"),
+    **dict.fromkeys(("optimizer", "optim", "opt"), "lr, momentum or weight_decay, since clients train by SGD"),
+    **dict.fromkeys(("participation", "participation_rate", "sample_fraction", "join_ratio"), "fraction"),
+    **dict.fromkeys(("communication_rounds", "global_rounds"), "rounds"),
+    "dataset": "data",
+}
+"""Names of other programs to what they are called here."""
 
 
 def shortened(value: object, most: int = 80) -> str:
@@ -65,7 +73,8 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}"
     known = list(known)
-    near, group = close_to(key, known), key.partition(".")[0]
+    meant, group = MEANT.get(key.rpartition(".")[2]), key.partition(".")[0]
+    near = [meant] if meant else close_to(key, known)
     inside = [name for name in known if name.startswith(f"{group}.") and not name.endswith("_")]
     asked = f" Did you mean {' or '.join(near)}?" if near else ""
     listed = f" The settings of {group}: {', '.join(inside)}." if inside else ""

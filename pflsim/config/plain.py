@@ -57,6 +57,12 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def swept(settings: Settings) -> dict[str, Any]:
+    """Return the settings that vary in the sweep of a run, by the key on the command line; none outside a sweep."""
+    values = {**dotted(asdict(settings)), **settings.names}
+    return {key: values[key] for key in settings.names.get("sweep", "").split(",") if key in values}
+
+
 def _build(
     schema: type[Schema], values: Mapping[str, Any], prefix: str, problems: list[str], config: Mapping[str, Any]
 ) -> Schema:

@@ -114,6 +114,14 @@ class Tracking:
 
 
 @dataclass
+class Sweep:
+    """The runs of a sweep (-m)."""
+
+    parallel: Literal["auto"] | Annotated[int, Bounds(1, 256)] = "auto"
+    """Runs at the same time, with executor=inline; auto: one per CPU and 2 GiB of free memory, on GPUs one."""
+
+
+@dataclass
 class Settings:
     """One run."""
 
@@ -166,6 +174,7 @@ class Settings:
     """Ray cluster to join: auto or HOST:PORT; null: start Ray on this machine."""
     run_dir: str | None = None
     """Run folder; null: runs/<date-time>-<method>-<data>-s<seed>; a URL (s3://...) adds a remote copy."""
+    sweep: Sweep = field(default_factory=Sweep)
     placement: Placement = field(default_factory=Placement)
     eval: Eval = field(default_factory=Eval)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

@@ -13,13 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.names import written
 from pflsim.errors import SettingsError
 from pflsim.run_folder.files import write_atomically
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
-NAME = re.compile(r"(\d{8}-\d{6})-[^-]+-[^-]+-s-?\d+(?:-(\d+))?")
+NAME = re.compile(r"(\d{8}-\d{6})-.+-s-?\d+(?:-(\d+))?")
 """Matches default names: groups are the time, and the number of a repeated name."""
+MAX_PART, MAX_NAME = 40, 160
+"""Characters of one part, and of all parts, of a default name."""
 
 
 def create_run_folder(
@@ -29,6 +32,7 @@ def create_run_folder(
     run_dir: str | Path | None = None,
     root: str | Path = "runs",
     now: datetime | None = None,
+    swept: Mapping[str, Any] | None = None,
 ) -> Path:
     """Create a run folder that no simultaneous run can use.
 
@@ -36,20 +40,23 @@ def create_run_folder(
         method: the method's name, part of the default name.
         data: the data set's name, part of the default name.
         seed: the run's seed, part of the default name.
-        run_dir: the folder, which must be new or empty. None: <date-time>-<method>-<data>-s<seed> below `root`, in
-            portable characters, with a suffix -2, -3, … if the name exists.
+        run_dir: the folder, which must be new or empty. None: <date-time>-<method>-<data>-<swept>-s<seed> below
+            `root`, in portable characters, with a suffix -2, -3, … if the name exists.
         root: the parent of folders with default names.
         now: the time in the name; None: the current time.
+        swept: the settings that vary in the sweep of the run, part of the default name.
 
     Raises:
         SettingsError: the folder is not empty, or cannot be created.
     """
     try:
         if run_dir is not None:
-            return _claim(Path(run_dir))
+            return _claim(Path(os.path.expanduser(run_dir)))
         Path(root).mkdir(parents=True, exist_ok=True)
-        method, data = (re.sub(r"[^A-Za-z0-9._]+", "_", name) for name in (method, data))
-        return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{method}-{data}-s{seed}")
+        others = {key: value for key, value in (swept or {}).items() if key not in ("method", "data", "seed")}
+        parts = [method, data, *(f"{key.rpartition('.')[2]}={written(value)}" for key, value in others.items())]
+        name = "-".join(re.sub(r"[^A-Za-z0-9._=]+", "_", part)[:MAX_PART] for part in parts)[:MAX_NAME]
+        return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{name}-s{seed}")
     except OSError as error:
         path = error.filename or run_dir or root
         raise SettingsError(f"run folder {path} cannot be created: {error.strerror}; choose another run_dir") from error
@@ -148,15 +155,16 @@ def last_run(root: str | Path = "runs") -> Path:
     raise SettingsError(f"there is no run folder in {root}{advice}")
 
 
-def is_complete(folder: Path, states: bool = False) -> bool:
+def is_complete(folder: Path, rounds: int | None = None) -> bool:
     """Return whether summary.json of a run folder says that the run is complete.
 
     Args:
         folder: the run folder.
-        states: whether the states after the last round must be saved too.
+        rounds: the number of rounds that must be done, with the states after the last one saved; None: any.
     """
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return summary["complete"] is True and (not states or summary.get("states_saved", True) is True)
+        done = rounds is None or (summary["rounds"] == rounds and summary.get("states_saved", True) is True)
+        return summary["complete"] is True and done
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

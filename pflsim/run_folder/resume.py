@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -16,11 +17,23 @@ from pflsim.run_folder.environment import missing_modules
 from pflsim.run_folder.folder import CONFIG, last_run
 
 CHANGEABLE = (
-    *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite", "progress", "tracking"),
+    *(
+        "placement",
+        "checkpoint",
+        "executor",
+        "ray_address",
+        "on_client_error",
+        "on_nonfinite",
+        "progress",
+        "sweep",
+        "tracking",
+    ),
     *("data.root", "data.path", "run_dir"),
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path."""
+EXTENSION = "rounds"
+"""The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
 FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.cpu_actors")
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
 FIXED_WITH_CPU_ACTORS = tuple(
@@ -41,7 +54,7 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
         from pflsim.run_folder.remote_copy.begin import download
 
         return download(asked, root)
-    folder = last_run(root) if asked == "last" else Path(asked)
+    folder = last_run(root) if asked == "last" else Path(os.path.expanduser(asked))
     if not (folder / CONFIG).is_file():
         what = f"{folder} is not a run folder, because {CONFIG} is missing" if folder.is_dir() else "no such folder"
         raise SettingsError(f"resume={asked}: {what}; expected a run folder, a URL or last")
@@ -99,10 +112,10 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
     """
     before = settings
     for key in keys:
-        if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
+        if key not in (*CHANGEABLE, EXTENSION) and key.partition(".")[0] not in CHANGEABLE:
             raise SettingsError(
                 f"{key} defines the run and cannot change when it is resumed; settings that can change: "
-                f"{', '.join(CHANGEABLE)}"
+                f"{', '.join((EXTENSION, *CHANGEABLE))}"
             )
         settings = _with(settings, given, key.split("."))
     for key in FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS if before.placement.cpu_actors else FIXED_PLACEMENT:

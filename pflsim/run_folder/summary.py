@@ -35,6 +35,7 @@ class RunMeta:
         evaluated_on: the clients that are evaluated.
         newcomers: the number of clients that join after the last round. Only their own results include them.
         finetune_epochs: the epochs that newcomers train.
+        classes: C.
     """
 
     method: str
@@ -50,6 +51,7 @@ class RunMeta:
     evaluated_on: Literal["all", "participants"] = "all"
     newcomers: int = 0
     finetune_epochs: int = 1
+    classes: int = 2
 
     def phase(self, model: Model) -> Phase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
@@ -98,6 +100,7 @@ class Summary:
         newcomers: results of newcomers; None if there are none yet.
         resumed_after: the round after which each resumed session continued.
         actor_restarts: the number of actors that died and were replaced.
+        warnings: what makes the results doubtful.
     """
 
     meta: RunMeta
@@ -109,6 +112,7 @@ class Summary:
     resumed_after: tuple[int, ...] = ()
     actor_restarts: int = 0
     states_saved: bool = True
+    warnings: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> int:
@@ -157,6 +161,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
         **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
         **({"actor_restarts": summary.actor_restarts} if summary.actor_restarts else {}),
+        **({"warnings": list(summary.warnings)} if summary.warnings else {}),
         **_newcomers(summary),
     }
 

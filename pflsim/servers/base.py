@@ -25,7 +25,7 @@ class Federation:
         initial: the initial shared tensors, equal for all clients.
         layouts: the fusion units of the shared tensors, for each kind of unit.
         seed: the run's seed.
-        rounds: the number of rounds.
+        rounds: the number of rounds. A run whose initial state depends on it cannot be extended.
         num_classes: C.
         feature_width: D, the width of flattened features.
         head: a copy of the initial classifier, D features → C logits, for rules that train one; None if unknown.

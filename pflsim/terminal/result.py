@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -92,6 +93,15 @@ def _time(summary: Summary, round_seconds: list[float]) -> str:
         return f"{total} in all sessions; rounds of this session {format_seconds(rounds)}{each}"
     name = "startup and restarts" if summary.actor_restarts else "startup"
     return f"{total}: {name} {format_seconds(max(summary.seconds - rounds, 0))}, rounds {format_seconds(rounds)}{each}"
+
+
+def result_line(folder: Path) -> str:
+    """Return the accuracy, the time and the folder of a complete run in one line."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    figures = summary["accuracy"][summary["reported_model"]]
+    best = figures["best_val"] or figures["last"]
+    accuracy = f"accuracy {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"
+    return f"{accuracy}, {format_seconds(summary['seconds'])}, {folder}"
 
 
 def headline(meta: RunMeta) -> str:

@@ -83,6 +83,8 @@ def _banners(comparison: Comparison) -> list[str]:
     """Return the warnings at the top of the page."""
     lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
     lines += [f"{reason}." for reason in incomplete(comparison.runs)]
+    warned = {warning: run.name for run in comparison.runs for warning in run.summary.get("warnings", ())}
+    lines += [f"Warning of {name}: {warning}." for warning, name in warned.items()]
     repeated = [run.name for group in comparison.groups for run in group.left_out]
     if repeated:
         lines.append(f"Left out, because they repeat other runs with the same settings and seed: {listed(repeated)}.")

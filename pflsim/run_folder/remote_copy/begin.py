@@ -68,7 +68,7 @@ def resume_remote_copy(run_dir: str | None, folder: Path, done: int | None) -> R
 def _check_same_run(remote: RemoteFolder, folder: Path) -> None:
     """Compare the settings and the first record, whose times differ between two runs."""
     configs = [_settings(data) or {} for data in (_read(folder, CONFIG), remote.read(CONFIG))]
-    here, there = ({**config, "run_dir": None} for config in configs)
+    here, there = ({**config, "run_dir": None, "rounds": None} for config in configs)  # one may be extended
     first, own = (data.partition(b"\n")[0] for data in (remote.read(METRICS), _read(folder, METRICS)))
     if here != there or (first and own and first != own):
         raise SettingsError(

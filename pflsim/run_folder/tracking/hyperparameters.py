@@ -19,13 +19,17 @@ SHOWN = (
 
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, bool | float | str]:
-    """Return the settings to show.
+    """Return the settings to show: those that vary in the sweep of the run, if it is part of one.
 
     Args:
         settings: by dotted key.
-        names: names of the components by group.
+        names: names of the components by group, and under "sweep" the keys that vary.
     """
-    components = {group: name for group, name in names.items() if group != "placement"}
+    varying = names.get("sweep", "").split(",")
+    components = {group: name for group, name in names.items() if group not in ("placement", "sweep")}
+    if "sweep" in names:
+        components = {group: name for group, name in components.items() if group in varying}
+        settings = {key: value for key, value in settings.items() if key in varying}
     shown = {key: value for key, value in settings.items() if _is_shown(key) and value is not None}
     return components | {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
 

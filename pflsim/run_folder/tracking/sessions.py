@@ -35,14 +35,20 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     event_files.cut(folder / "tb", history)
     cut_diagnostics(folder, after)
     resumed_after = *summary["resumed_after"], after
-    return Summary(
-        meta, history, False, seconds, summary["peak_rss_mb"], None, resumed_after, summary["actor_restarts"]
-    )
+    kept = {key: summary[key] for key in ("peak_rss_mb", "actor_restarts", "warnings")}
+    return Summary(meta, history, False, seconds, resumed_after=resumed_after, **kept)
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     """Return the entries of the previous session's summary.json; the defaults if it is missing or invalid."""
-    default = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0, "resumed_after": (), "actor_restarts": 0}
+    default = {
+        "rounds": -1,
+        "seconds": 0.0,
+        "peak_rss_mb": 0.0,
+        "resumed_after": (),
+        "actor_restarts": 0,
+        "warnings": (),
+    }
     try:
         found = {**default, **json.loads((folder / "summary.json").read_text(encoding="utf-8"))}
         return {key: type(value)(found[key]) for key, value in default.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -21,6 +23,11 @@ from pflsim.run_folder.tracking.per_client import COLUMNS, newcomer_rows, round_
 from pflsim.run_folder.tracking.sessions import resumed
 from pflsim.run_folder.tracking.tensorboard import TensorBoard
 from pflsim.types import NewcomerRecord, RoundRecord
+
+logger = logging.getLogger(__name__)
+EXPLODES = "training explodes"
+MAX_LOSS = 100.0
+"""A training cross-entropy above this multiple of that of random guesses gets a warning."""
 
 
 class Tracker:
@@ -58,6 +65,8 @@ class Tracker:
         """Each client's test accuracy in its last evaluation of the reported model."""
         self.restarts = 0
         """The number of actors replaced in this session."""
+        self.warnings = self._earlier.warnings
+        """What makes the results doubtful, in all sessions."""
         self._summary: Summary | None = None
         self._newcomers: NewcomerFigures | None = None
         write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
@@ -87,7 +96,20 @@ class Tracker:
         if rows := rows_by_scope(record.evaluations).get(reported):
             self.rates = {row.client: row.correct / row.total for row in rows}
         self.history.append(metrics)
+        guesses = math.log(max(self.meta.classes, 2))
+        worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
+        if worst and not any(warning.startswith(EXPLODES) for warning in self.warnings):
+            loss = f"cross-entropy is {worst[0]:.3g} in round {record.round}, and {guesses:.3g} for random guesses"
+            self.warn(f"{EXPLODES}: the {loss}; use a smaller lr")
         return metrics
+
+    def warn(self, warning: str) -> None:
+        """Log a warning and save it in summary.json, once per run."""
+        if warning not in self.warnings:
+            logger.warning(warning)
+            self.warnings += (warning,)
+            with suppress(OSError):  # e.g. a full disk; `close` writes it again
+                write_summary(self.folder, self._summarised(complete=False))
 
     def sync(self) -> None:
         """Fsync metrics.jsonl and per_client.csv. A checkpoint is usable only together with these records."""
@@ -138,6 +160,7 @@ class Tracker:
             peak_rss_mb=max(earlier.peak_rss_mb, self.memory.peak_mb),
             newcomers=self._newcomers,
             actor_restarts=earlier.actor_restarts + self.restarts,
+            warnings=self.warnings,
         )
 
     def __enter__(self) -> Tracker:

@@ -1,0 +1,45 @@
+"""Resumes a run from its folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pflsim.config.compose import composed, composing, parse, plain
+from pflsim.config.urls import is_url
+from pflsim.run_folder.folder import check_no_links, is_complete
+from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
+
+
+def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path]) -> Path:
+    """Resume a run with its own settings, given ones that cannot change its results, and perhaps more rounds.
+
+    Args:
+        name: the run's folder or URL, or `last`.
+        overrides: settings to change.
+        folders: config folders.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        SettingsError: the run cannot be resumed with these settings.
+        RunError: the run ended early.
+    """
+    folder, keys = run_folder(name), list[str]()
+    check_no_links(folder)
+    settings = saved_settings(folder)
+    if overrides:
+        with composing(folders):
+            keys = [str(override.key_or_group) for override in parse(overrides)]
+            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            settings = changed(settings, plain(composed([*same, *overrides], folders)), keys)
+    if is_complete(folder, settings.rounds):
+        print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
+        return folder
+    if not is_url(name):
+        check_destination(settings, folder, keys)
+    with importlib.import_module("ray_actors.run").Runner() as runner:
+        runner.resume(folder, settings)
+    return folder

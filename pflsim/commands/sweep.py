@@ -1,0 +1,126 @@
+"""Runs the settings of one run or of a sweep."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from pflsim.config.checks import check, check_sweep
+from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
+from pflsim.errors import RunError, SettingsError
+
+RUN_BYTES = 2 * 2**30
+"""Free memory that `sweep.parallel=auto` wants for each run."""
+
+
+def check_all(runs: Sequence[Settings]) -> None:
+    """Check the settings of all runs.
+
+    Raises:
+        SettingsError: a setting is wrong, or two runs have the same folder.
+    """
+    for settings in runs:
+        check(settings)
+    check_sweep(runs)
+
+
+def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path], processes: bool = False) -> None:
+    """Check all runs, then run them. A sweep continues after a run that fails.
+
+    Args:
+        jobs: the overrides of each run, for its name in messages.
+        runs: the settings of each run.
+        done: the folders of the runs are added.
+        processes: whether inline runs of a sweep may be in processes of their own, several at once. This process must
+            not have computed anything before.
+
+    Raises:
+        SettingsError: a setting is wrong; nothing was started.
+        RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
+    """
+    check_all(runs)
+    varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
+    for settings in runs if varying else ():
+        settings.names["sweep"] = ",".join(varying)
+    names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
+    failed: list[str] = []
+    if processes and (parallel := _parallel(runs)) > 1:
+        _run_in_processes(names, runs, parallel, done, failed)
+    else:
+        _run_in_turn(names, runs, done, failed)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
+
+
+def _run_in_turn(names: Sequence[str], runs: Sequence[Settings], done: list[Path], failed: list[str]) -> None:
+    with importlib.import_module("ray_actors.run").Runner() as runner:
+        for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
+            if len(runs) > 1 and settings.progress != "none":
+                print(name, flush=True)
+            try:
+                done.append(runner.run(settings))
+            except Stopped:
+                _print_missing(len(runs) - number)
+                raise
+            except (SettingsError, RunError) as error:
+                if len(runs) == 1:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                failed.append(name)
+
+
+def _print_missing(runs: int) -> None:
+    if runs:
+        print(f"{runs} runs of the sweep were not started", file=sys.stderr)
+
+
+def _parallel(runs: Sequence[Settings]) -> int:
+    """Return how many runs of a sweep to run at the same time."""
+    asked, one = runs[0].sweep.parallel, len(runs) == 1 or any(run.executor != "inline" for run in runs)
+    if one or asked != "auto":
+        return 1 if one else int(asked)
+    import psutil
+
+    from pflsim.run_folder.environment import usable_cpus
+
+    if any(run.placement.gpus or run.data.get("download") for run in runs):
+        return 1
+    cpus = usable_cpus() // max(run.placement.threads for run in runs)
+    return max(1, min(len(runs), cpus, psutil.virtual_memory().available // RUN_BYTES))
+
+
+def _run_in_processes(
+    names: Sequence[str], runs: Sequence[Settings], parallel: int, done: list[Path], failed: list[str]
+) -> None:
+    """Run each run in a process of its own, several at once, and print a line when one ends."""
+    from pflsim.terminal.processes import in_processes
+    from pflsim.terminal.result import result_line
+
+    for module in ("ray_actors.run", "torch.utils.tensorboard"):  # once, and not in every process
+        importlib.import_module(module)
+    print(
+        f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
+    )
+    try:
+        for one in in_processes([partial(_run_alone, settings) for settings in runs], parallel):
+            if one.result is not None:
+                done.append(one.result)
+                print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
+            else:
+                failed.append(names[one.number])
+                hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
+                killed = [f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"] * (one.status < 0)
+                print("\n".join([names[one.number], *killed, *hints]), file=sys.stderr)
+            print(one.errors, end="", file=sys.stderr, flush=True)
+    except Stopped:
+        _print_missing(len(runs) - len(done) - len(failed))
+        raise
+
+
+def _run_alone(settings: Settings) -> Path:
+    with importlib.import_module("ray_actors.run").Runner() as runner:
+        return runner.run(settings)
