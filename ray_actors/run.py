@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import psutil
 
+from lightning_modules.loggers import logger_makers
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
@@ -141,6 +142,7 @@ class Runner:
                     resume_after=resume_after,
                     hyperparameters=hyperparameters(fixed_settings(settings), settings.names),
                     per_client=settings.tracking.per_client,
+                    loggers=logger_makers(settings.tracking.loggers, folder),
                 )
             if remote_copy:
                 stack.enter_context(remote_copy)

@@ -47,7 +47,7 @@ class Console:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
-        self._reported = Scope(meta.reported_model, "test", meta.phase(meta.reported_model))
+        self._reported = meta.reported
         self._round_seconds: list[float] = []
         self._status = Status(meta.rounds)
         self._best: tuple[float, int, float] | None = None
