@@ -151,6 +151,8 @@ class Runner:
             try:
                 with self._stoppable():
                     with self.interrupts.abandonable():
+                        if settings.executor == "ray":
+                            console.waiting("starting Ray and its actors")
                         executor = make_executor()
                         executor.faults.on_restart = tracker.restarted
                         self.interrupts.install()  # Ray replaces one of the handlers when it starts

@@ -138,7 +138,9 @@ def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
     charts = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
         diagnostics = read_diagnostics(run.folder)
-        for kind in by_kind(diagnostics.matrices).values() if diagnostics else ():
+        if diagnostics is None:
+            continue
+        for kind in by_kind(diagnostics.matrices).values():
             first = kind[0]
             what = f"{group.label}, seed {run.seed}, round {diagnostics.round}: {first.title}"
             label = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"

@@ -24,7 +24,7 @@ ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
 
-def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float | str]:
+def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:
     """Return the components' names and the settings to show that differ from their default.
 
     Args:
