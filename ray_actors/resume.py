@@ -99,4 +99,6 @@ def remove_empty_records(folder: Path) -> None:
     if not has_records(folder):
         for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
             path.unlink(missing_ok=True)
-        shutil.rmtree(folder / "tb", ignore_errors=True)
+        shutil.rmtree(folder / "tb", ignore_errors=True)  # of older versions
+        for path in folder.glob("*tfevents*"):
+            path.unlink()

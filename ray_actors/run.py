@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import psutil
 
+from lightning_modules.loggers import logger_makers
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
 from pflsim.config.components import COMPONENTS, own_modules
@@ -148,6 +149,7 @@ class Runner:
                     resume_after=resume_after,
                     hyperparameters=hyperparameters(fixed_settings(settings), names),
                     per_client=settings.tracking.per_client,
+                    loggers=logger_makers(settings.tracking.loggers, folder),
                 )
             for warning in prepared.warnings:
                 tracker.warn(warning)
@@ -158,6 +160,8 @@ class Runner:
             try:
                 with self._stoppable():
                     with self.interrupts.abandonable():
+                        if settings.executor == "ray":
+                            console.waiting("starting Ray and its actors")
                         executor = make_executor()
                         executor.faults.on_restart = tracker.restarted
                         self.interrupts.install()  # Ray replaces one of the handlers when it starts

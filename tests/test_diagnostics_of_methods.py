@@ -63,7 +63,7 @@ def similarity(folder: Path) -> np.ndarray:
 
 def pictures(folder: Path, seen: Diagnostics) -> None:
     """Each kind once at least, and the last one is of the last round."""
-    events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0}).Reload()
+    events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
     kinds = {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}
     assert set(events.Tags()["images"]) == kinds | {"partition"}
     assert all(events.Images(kind)[-1].step == 3 for kind in kinds)

@@ -41,7 +41,7 @@ def left(folder: Path) -> dict[str, Any]:
     """Everything that a run leaves, without times and memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = max((folder / "checkpoints").glob("round_*"))  # a stop leaves one more, which may stay as the best
-    events = EventAccumulator(str(folder / "tb"), size_guidance={"scalars": 0}).Reload()
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("seconds", "memory"))]
     summary = json.loads((folder / "summary.json").read_text())
     return {

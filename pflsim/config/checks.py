@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 
 from pflsim.config.installation import program
 from pflsim.config.names import shortened, written
@@ -38,9 +39,17 @@ def check(settings: Settings) -> None:
         *_placement(settings),
         *_sweep(settings),
         *_texts(settings),
+        *_loggers(settings),
     ]
     if problems:
         raise SettingsError("\n".join(problems))
+
+
+def _loggers(settings: Settings) -> Iterator[str]:
+    for name in settings.tracking.loggers:
+        found = find_spec(name)
+        if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name
+            yield f"tracking.loggers: the package {name} is not installed: pip install 'pflsim[{name}]'"
 
 
 def check_sweep(runs: Sequence[Settings]) -> None:

@@ -111,6 +111,8 @@ class Tracking:
     """Write matrices (fusion weights, prototype similarity, confusion) every N rounds, and after the last one."""
     per_client: bool = False
     """Write accuracy and drift of every client to TensorBoard; per_client.csv has both anyway."""
+    loggers: list[Literal["csv", "wandb", "mlflow"]] = field(default_factory=list)
+    """Log the scalars also with csv, wandb (Weights & Biases) or mlflow."""
 
 
 @dataclass

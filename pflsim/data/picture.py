@@ -14,15 +14,22 @@ COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#
 
 
 def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "") -> None:
+    """Write the picture of a partition to a PNG file; see `partition_figure` for the arguments."""
+    partition_figure(counts, title).savefig(path, dpi=100, bbox_inches="tight")
+
+
+def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any:
     """Draw a stacked bar of train/val/test examples per client, and below it a tile per class.
 
     The shade of a tile is the client's number of training and validation examples of the class on a logarithmic scale;
-    white is none. Small pictures show the numbers.
+    none has no shade. Small pictures show the numbers.
 
     Args:
-        path: the PNG file.
         counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
         title: the figure's title.
+
+    Returns:
+        A matplotlib `Figure`.
     """
     from matplotlib.figure import Figure
 
@@ -35,17 +42,19 @@ def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = 
     _draw_bars(bars, counts)
     _draw_tiles(figure, tiles, figure.add_subplot(grid[1, 1]), counts["train"] + counts["val"])
     bars.set_title(title, fontsize=10)
-    figure.savefig(path, dpi=100, bbox_inches="tight")
+    return figure
 
 
 def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
     clients = len(counts["train"])
     base = np.zeros(clients)
-    gap = 0.85 if clients <= 60 else 1.0
     for name, colour in COLOURS.items():
         height = counts[name].sum(axis=1)
-        if height.any():
-            axes.bar(np.arange(clients), height, gap, bottom=base, color=colour, label=name, linewidth=0)
+        if height.any() and clients <= 60:
+            axes.bar(np.arange(clients), height, 0.85, bottom=base, color=colour, label=name, linewidth=0)
+        elif height.any():  # one shape for all clients
+            edges = np.arange(clients + 1) - 0.5
+            axes.stairs(base + height, edges, baseline=base.copy(), fill=True, color=colour, label=name)
         base += height
     axes.set_ylabel("examples")
     axes.set_ylim(0, base.max() * 1.22)
@@ -56,14 +65,15 @@ def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
 
 
 def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None:
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = held.shape
     top = max(int(held.max()), 2)
     shown = np.ma.masked_equal(held.T, 0)
     norm = LogNorm(0.5, top)
-    image = axes.imshow(shown, aspect="auto", origin="lower", cmap="YlGnBu", norm=norm, interpolation="nearest")
+    blues = LinearSegmentedColormap.from_list("blues", ["#2f6db833", "#2f6db8"])  # more opaque: also for dark pages
+    image = axes.imshow(shown, aspect="auto", origin="lower", cmap=blues, norm=norm, interpolation="none")
     axes.set_xlabel("client")
     axes.set_ylabel("class (training and validation examples)", fontsize=9)
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
@@ -73,7 +83,7 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
         axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
     if classes <= 30:
         axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#e4e4e4", linewidth=0.6)
+    axes.grid(which="minor", color="#d8dee4", linewidth=0.6)
     axes.tick_params(which="minor", length=0)
     if clients <= 24 and classes <= 20:
         for client, c in np.argwhere(held > 0):

@@ -17,6 +17,8 @@ MAX_COLUMNS = 4
 """Maximum number of maps beside each other."""
 MAX_ANNOTATED = 144
 """Larger matrices are drawn without numbers in their cells."""
+MIN_RANGE = 0.05
+"""Smaller differences are drawn without numbers, which have two decimals."""
 MAX_TICKS = 40
 """Longer axes show a few numbers instead of all names."""
 
@@ -34,7 +36,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
 
     Args:
         matrices: at least one.
-        title: title of the figure; default: the title of the first matrix.
+        title: title of the figure.
     """
     from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -49,41 +51,50 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     FigureCanvasAgg(figure)  # TensorBoard reads the pixels of this canvas
     low, top = _bounds(matrices)
     image: Any = None
-    colours = colormaps["viridis"].with_extremes(over="#fff4c2")
+    colours = colormaps["viridis"].with_extremes(over="#fff4c2", bad="#8f959d")
+    compared = _compared(matrices)
+    numbers = len(compared) and np.ptp(compared) >= MIN_RANGE
     for number, matrix in enumerate(matrices):
         axes = figure.add_subplot(down, along, number + 1)
         shown = np.ma.masked_invalid(matrix.values)
-        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=top, interpolation="nearest", aspect="auto")
-        axes.set_facecolor("#d9d9d9")  # the colour of missing values
+        image = axes.imshow(shown, cmap=colours, vmin=low, vmax=top, interpolation="none", aspect="auto")
         if len(matrices) > 1:
             axes.set_title(matrix.name.partition("/")[2] or matrix.title, fontsize=9)
         _label(axes.xaxis, matrix.columns, matrix.values.shape[1], rotate=True)
         _label(axes.yaxis, matrix.rows, matrix.values.shape[0])
         axes.tick_params(labelsize=7)
-        if matrix.values.size <= MAX_ANNOTATED:
+        if numbers and matrix.values.size <= MAX_ANNOTATED:
             _write_values(axes, matrix.values, low, top)
     beyond = any(np.nanmax(m.values, initial=low) > top for m in matrices)
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
-    letters = int(14 * figure.get_figwidth())  # characters per line
-    figure.suptitle("\n".join(textwrap.wrap(title or matrices[0].title, letters)), fontsize=10)
+    if title:
+        letters = int(14 * figure.get_figwidth())  # characters per line
+        figure.suptitle("\n".join(textwrap.wrap(title, letters)), fontsize=10)
     return figure
 
 
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """Return the limits of the colour scale.
 
-    The diagonal of a matrix between clients is ignored, because a client's weight on itself can exceed all others.
     Scales of weights start at 0; scales of similarities start at the smallest value.
     """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    shown = [m.values[~np.eye(len(m.values), dtype=bool)] if _between_clients(m) else m.values for m in matrices]
-    values = np.concatenate([v[np.isfinite(v)] for v in shown])
+    values = _compared(matrices)
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
     return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
+
+
+def _compared(matrices: Sequence[Matrix]) -> np.ndarray:
+    """Return the finite values, without the diagonals of matrices between clients.
+
+    A client's weight on itself can exceed all others.
+    """
+    shown = [m.values[~np.eye(len(m.values), dtype=bool)] if _between_clients(m) else m.values for m in matrices]
+    return np.concatenate([v[np.isfinite(v)] for v in shown])
 
 
 def _between_clients(matrix: Matrix) -> bool:
@@ -105,6 +116,6 @@ def _write_values(axes: Any, values: np.ndarray, low: float, high: float) -> Non
     middle = (low + high) / 2
     for row, column in np.ndindex(values.shape):
         value = values[row, column]
-        if np.isfinite(value):
-            colour = "black" if value > middle else "white"
+        if np.isfinite(value) and abs(value) >= 0.005:  # 0.00 is the colour alone
+            colour = "#010101" if value > middle else "white"  # pages in dark colours replace black
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)

@@ -1,8 +1,7 @@
-"""Converts matplotlib figures to SVG elements that follow the light or dark colours of a page, and to PNG."""
+"""Converts matplotlib figures to SVG elements that follow the light or dark colours of a page."""
 
 from __future__ import annotations
 
-import base64
 import io
 import re
 from contextlib import AbstractContextManager
@@ -18,6 +17,8 @@ PALETTE = (
 """Matplotlib's colour cycle, for which the page defines light and dark shades."""
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for n, c in enumerate(PALETTE, start=1)}}
 """CSS custom property of the page for each colour."""
+MAX_SCALE = 1.25
+"""Maximum CSS pixels per point of a figure; the page reads the width that follows from `--width`."""
 FONT_SIZE = 11.5
 """Font size in points, legible on a phone."""
 
@@ -45,13 +46,14 @@ def style_axes(axes: Any) -> None:
         text.set_color(INK)
 
 
-def to_svg(figure: Any, name: str, label: str) -> str:
+def to_svg(figure: Any, name: str, label: str, **options: Any) -> str:
     """Return a figure as an `<svg>` element; text stays text, and colours become custom properties of the page.
 
     Args:
         figure: a matplotlib `Figure`.
         name: prefix of every id in the element, unique on the page.
         label: description for screen readers.
+        options: of `Figure.savefig`.
     """
     import matplotlib as mpl
 
@@ -60,7 +62,8 @@ def to_svg(figure: Any, name: str, label: str) -> str:
         axes.patch.set_visible(False)
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, **options)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -70,27 +73,12 @@ def to_svg(figure: Any, name: str, label: str) -> str:
     for colour, variable in VARIABLES.items():
         text = re.sub(colour, f"var({variable})", text, flags=re.IGNORECASE)
     text = text.replace("#000000", "var(--ink)")
-    size = re.search(r'viewBox="[^"]*"', text)
-    head = f'<svg class="chart" role="img" aria-label="{escape(label)}" {size[0] if size else ""}'
+    size = re.search(r'viewBox="0 0 ([\d.]+)[^"]*"', text)
+    shown = f'style="--width:{float(size[1]) * MAX_SCALE:.0f}px" {size[0]}' if size else ""
+    head = f'<svg class="chart" role="img" aria-label="{escape(label)}" {shown}'
     return re.sub(r"<svg[^>]*>", f"{head}>", text, count=1).strip()
 
 
 def _rounded(path: str) -> str:
     short = re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path)
     return " ".join(short.split())
-
-
-def to_png(figure: Any, dpi: int = 110) -> str:
-    """Return a figure as the data URI of a PNG with at most 256 colours."""
-    from PIL import Image
-
-    buffer, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-    buffer.seek(0)
-    Image.open(buffer).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
-    return png_uri(small.getvalue())
-
-
-def png_uri(data: bytes) -> str:
-    """Return the content of a PNG file as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"

@@ -57,6 +57,11 @@ class RunMeta:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
         return self.reported_phase if model == "personal" else "received"
 
+    @property
+    def reported(self) -> Scope:
+        """The scope that the method reports: the reported model on test data."""
+        return Scope(self.reported_model, "test", self.phase(self.reported_model))
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

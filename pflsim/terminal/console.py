@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Literal, TextIO, cast
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import RunMeta, Summary
-from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
+from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
 from pflsim.terminal.live import Live, Status
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.streams import IgnoreClosedPipe
@@ -44,10 +43,9 @@ class Console:
         self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
         self.terminal = self.stream.isatty()
-        columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
-        self.width = min(width or columns, WIDTH)
+        self.width = min(width or width_of(self.stream), WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
-        self._reported = Scope(meta.reported_model, "test", meta.phase(meta.reported_model))
+        self._reported = meta.reported
         self._round_seconds: list[float] = []
         self._status = Status(meta.rounds)
         self._best: tuple[float, int, float] | None = None
@@ -78,6 +76,12 @@ class Console:
         """Add rounds of earlier sessions to the best accuracy so far, without printing them."""
         for metrics in history:
             self._update_status(metrics, 0.0)
+
+    def waiting(self, what: str) -> None:
+        """Show what the run waits for before its first round, e.g. "starting Ray"."""
+        self._status.phase = what
+        if self.progress == "plain":
+            self._print(what)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """Start a phase of a round with `due` clients."""
@@ -156,7 +160,7 @@ class Console:
             (head, own),
         )
         lines = ["  ".join(form) for form in forms]
-        return next((line for line in lines if len(line) <= self.width), lines[-1][: self.width]).rstrip()
+        return next((line for line in lines if len(line) <= self.width), lines[-1]).rstrip()
 
     def _accuracy(self, metrics: RoundMetrics, model: Model, worst: bool = False) -> str:
         stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_S = 2
 """At this rate, the display takes less than 1% of a core."""
+MIN_BAR = 6
+"""On terminals with less room, there is no progress bar."""
 PHASES = {
     "start": "starting",
     "downlink": "sending",
@@ -96,11 +98,11 @@ class Live:
         elapsed = f"{format_seconds(now - self._begun)} elapsed"
         if status.remaining is not None:
             elapsed += f", {format_seconds(max(status.remaining - (now - self._since), 0.0))} left"
-        row = Table.grid(padding=(0, 2))
-        row.add_row(
-            Text(f"round {status.round}/{status.rounds}" if status.round else "       ", style="bold"),
-            ProgressBar(total=status.rounds, completed=max(status.round - 1, 0) + share, width=30),
-            Text(phase),
-            Text(elapsed, style="dim"),
-        )
-        return Group(row, *(Text(line, no_wrap=True, overflow="ellipsis") for line in status.lines))
+        place = f"round {status.round}/{status.rounds}  " if status.round else ""
+        room = self._console.width - len(place) - len(phase) - len(elapsed) - 4
+        if room < MIN_BAR:  # the line wraps between words
+            return Group(*map(Text, (f"{place}{phase}  {elapsed}", *status.lines)))
+        row = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(status.rounds, max(status.round - 1, 0) + share, width=min(room, 30))
+        row.add_row(Text(place.rstrip(), style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
+        return Group(row, *map(Text, status.lines))

@@ -24,6 +24,8 @@ AGAINST: tuple[Against, ...] = get_args(Against)
 Measure = Callable[[Run, RoundMetrics], float | None]
 """Returns the value to draw for a round of a run, or None to leave the round out."""
 SUFFIXES = (".png", ".svg", ".pdf")
+BAND = "mean ± sample standard deviation over seeds"
+"""The line and the band of a curve."""
 MAX_POINTS = 400
 """Longer curves are thinned out to this number of points."""
 
@@ -34,7 +36,7 @@ def accuracy(figure: str = "mean") -> Measure:
 
 
 def curve(group: Group, against: Against, measure: Measure) -> Curve:
-    """Return mean ± sample standard deviation over the seeds, at the rounds that all runs have.
+    """Return the curve of a group (`BAND`), at the rounds that all runs have.
 
     The x values are means over the seeds too: rounds, bytes of all clients in both directions, or wall seconds.
     """
@@ -72,9 +74,9 @@ def check_picture(path: Path) -> None:
 def draw(comparison: Comparison, path: Path, against: Against) -> None:
     """Write the accuracy curves of all groups to a picture."""
     curves, x_label = curves_of(comparison.groups, against, accuracy())
-    what = "mean ± std over seeds" if any(len(group.runs) > 1 for group in comparison.groups) else "reported model"
-    head = "\n".join(textwrap.wrap(title(comparison), 64))
-    draw_curves(curves, x_label, f"test accuracy, {what}", title=head, size=(6.0, 4.0)).savefig(path, dpi=150)
+    band = f"; {BAND}" if any(len(group.runs) > 1 for group in comparison.groups) else ""
+    head = "\n".join(textwrap.wrap(title(comparison) + band, 64))
+    draw_curves(curves, x_label, "test accuracy", title=head, size=(6.0, 4.0)).savefig(path, dpi=150)
 
 
 def _points(run: Run, against: Against, measure: Measure) -> dict[int, tuple[float, float]]:

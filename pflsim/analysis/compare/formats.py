@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 from pflsim.analysis.compare.comparison import Comparison
 from pflsim.analysis.compare.tables import Table, records, tables
 from pflsim.errors import SettingsError
-from pflsim.terminal.formats import WIDTH
+from pflsim.terminal.formats import width_of
 
 Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
@@ -35,11 +36,17 @@ def drawn(made: Sequence[Table], kind: Format) -> str:
     return "\n\n".join(map({"text": text, "markdown": markdown, "latex": latex}[kind], made))
 
 
-def text(table: Table, width: int = WIDTH) -> str:
-    """Return a table for a terminal; if lines are too long, the settings in a label move to lines of their own."""
+def text(table: Table, width: int | None = None) -> str:
+    """Return a table for a terminal.
+
+    If lines are longer than `width` (default: that of standard output), the settings in a label move to lines of their
+    own; if they are still too long, the columns continue below.
+    """
+    width = width or width_of(sys.stdout)
     forms = (table.rows, _broken(table.rows, 1), _broken(table.rows, -1))
     made = [_plain(table.headers, rows) for rows in forms]
-    lines = next((lines for lines in made if max(map(len, lines)) <= width), made[-1])
+    fits = (lines for lines in made if max(map(len, lines)) <= width)
+    lines = next(fits, None) or _stacked(table.headers, forms[-1], width)
     notes = [line for note in table.notes for line in _wrapped(note, width)]
     return "\n".join([*_wrapped(table.title, width), "", *lines, "", *notes])
 
@@ -86,6 +93,22 @@ def _plain(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     grid = [head, ["-" * width for width in widths], *rows]
     made = tabulate(grid, tablefmt="plain", disable_numparse=True, colalign=_align(headers), preserve_whitespace=True)
     return [line.rstrip() for line in made.splitlines()]
+
+
+def _stacked(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the lines of a wide table in blocks below each other, each with the first column."""
+
+    def block(columns: list[int]) -> list[str]:
+        return _plain([headers[n] for n in columns], [[row[n] for n in columns] for row in rows])
+
+    blocks = [[0, 1]]
+    for number in range(2, len(headers)):
+        wider = [*blocks[-1], number]
+        if max(map(len, block(wider))) <= width:
+            blocks[-1] = wider
+        else:
+            blocks.append([0, number])
+    return [line for columns in blocks for line in ["", *block(columns)]][1:]
 
 
 def _align(headers: Sequence[str]) -> list[str]:

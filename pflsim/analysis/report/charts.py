@@ -1,22 +1,24 @@
-"""The charts and pictures of a report: accuracy, losses and clients as SVG, partitions and matrices as PNG."""
+"""The charts of a report as SVG: accuracy, losses, clients, partitions and matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pflsim.analysis.compare.comparison import Comparison
 from pflsim.analysis.compare.curves import AGAINST, accuracy, curves_of
 from pflsim.analysis.results import Group, Run
+from pflsim.data.picture import partition_figure
 from pflsim.figures.curves import Curve, draw_curves
 from pflsim.figures.heatmaps import by_kind, draw_heatmaps
-from pflsim.figures.svg import GRID, INK, colour_of, drawing, png_uri, style_axes, to_png, to_svg
+from pflsim.figures.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
 from pflsim.run_folder.diagnostics import read_diagnostics
 from pflsim.run_folder.summary import Choice
 from pflsim.terminal.formats import plural
+from pflsim.types import Split
 
 SIZE = (4.9, 3.1)
 """Width and height of a chart in inches."""
@@ -26,10 +28,11 @@ MAX_WITH_GAPS = 60
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as SVG and its caption."""
+    """A chart as SVG and its caption; wide charts take the width of the page."""
 
     svg: str
     caption: str
+    wide: bool = False
 
 
 def accuracy_charts(comparison: Comparison) -> list[Chart]:
@@ -97,7 +100,7 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name) if reference else "every client's test accuracy"
         with drawing():
-            drawn = draw_clients(rates, reference, colour_of(number), group.label, name)
+            drawn = draw_clients(rates, reference, colour_of(number))
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
 
@@ -112,62 +115,46 @@ def _counts(rates: dict[int, float], reference: dict[int, float], name: str) -> 
     better = sum(rates[client] > reference[client] for client in both)
     worse = sum(rates[client] < reference[client] for client in both)
     equal = len(both) - better - worse
-    return f"{better} of {plural(len(both), 'client')} are better than with {name}, {worse} worse, {equal} equal"
+    counts = f"{better} of {plural(len(both), 'client')} are better than with {name}, {worse} worse, {equal} equal"
+    return f"{counts}; dashes: {name} on the same client"
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture as a data URI with its alternative text and caption; wide pictures take the width of the page."""
-
-    uri: str
-    alt: str
-    caption: str
-    wide: bool = False
-
-
-def partition_pictures(groups: Sequence[Group]) -> list[Picture]:
-    """Return partition.png of every different partition among the shown runs."""
-    seen: dict[str, Run] = {}
-    for run in shown_runs(groups):
-        if (run.folder / "partition.png").is_file():
-            seen.setdefault(run.partition_hash, run)
-    return [
-        Picture(
-            png_uri((run.folder / "partition.png").read_bytes()),
-            f"Examples of {run.partition['clients']} clients by split and by {run.partition['classes']} classes",
-            f"Seed {run.seed}: {run.partition['data']}, {run.partition['partition']}; partition {digest[:8]}.",
-            wide=True,
-        )
-        for digest, run in seen.items()
-    ]
+def partition_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Return the picture of every different partition among the shown runs."""
+    seen = {run.partition_hash: run for run in shown_runs(groups) if "class_counts" in run.partition}
+    charts = []
+    for number, (digest, run) in enumerate(seen.items()):
+        about = run.partition
+        counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
+        label = f"Examples of {about['clients']} clients by split and by {about['classes']} classes"
+        svg = to_svg(partition_figure(counts), f"partition-{number}", label, bbox_inches="tight")
+        caption = f"Seed {run.seed}: {about['data']}, {about['partition']}; partition {digest[:8]}."
+        charts.append(Chart(svg, caption, wide=True))
+    return charts
 
 
-def matrix_pictures(groups: Sequence[Group]) -> list[Picture]:
-    """Return the matrices of every group's shown run, one picture for each kind; wide pictures come first."""
-    pictures = []
+def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Return the matrices of every group's shown run, one chart for each kind; wide ones come first."""
+    charts = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
         diagnostics = read_diagnostics(run.folder)
         if diagnostics is None:
             continue
-        for matrices in by_kind(diagnostics.matrices).values():
-            first = matrices[0]
+        for kind in by_kind(diagnostics.matrices).values():
+            first = kind[0]
             what = f"{group.label}, seed {run.seed}, round {diagnostics.round}: {first.title}"
-            alt = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
-            pictures.append(Picture(to_png(draw_heatmaps(matrices), dpi=100), alt, f"{what}.", len(matrices) > 1))
-    return sorted(pictures, key=lambda picture: not picture.wide)
+            label = f"Heat map, {first.rows.label} by {first.columns.label}. {what}"
+            charts.append(Chart(to_svg(draw_heatmaps(kind), f"matrix-{len(charts)}", label), f"{what}.", len(kind) > 1))
+    return sorted(charts, key=lambda chart: not chart.wide)
 
 
-def draw_clients(
-    rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str, title: str, reference_name: str
-) -> Any:
+def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str) -> Any:
     """Draw a bar for every client, sorted by accuracy, into a matplotlib `Figure`.
 
     Args:
         rates: accuracy by client.
         reference: the accuracy of another method by client, drawn as a dash at each bar.
         colour: the bars' colour.
-        title: title of the figure.
-        reference_name: the reference's name in the legend.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -185,14 +172,12 @@ def draw_clients(
         dashes = np.array([reference.get(client, np.nan) for client in order])
         x = np.stack([places - 0.45, places + 0.45, places], axis=1).ravel()
         y = np.stack([dashes, dashes, dashes * np.nan], axis=1).ravel()  # NaN separates the dashes
-        axes.plot(x, y, color=INK, linewidth=1.8, label=f"{reference_name}, same client")
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0, labelcolor=INK)
+        axes.plot(x, y, color=INK, linewidth=1.8)
     axes.set_xlim(0.5, len(order) + 0.5)
     axes.set_ylim(0, 1.04)
     axes.set_xlabel("clients by accuracy")
     axes.set_ylabel("test accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    axes.set_title(title, loc="left", fontsize="medium")
     style_axes(axes)
     axes.grid(False, axis="x")
     axes.grid(color=GRID, axis="y")

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pflsim.analysis.compare.comparison import TOLERANCE, Comparison, Row, Spread, compare, row
+from pflsim.analysis.compare.curves import BAND
 from pflsim.analysis.compare.tables import title
 from pflsim.analysis.report import charts, facts
+from pflsim.analysis.report.grid import Grid, grid_of
 from pflsim.analysis.results import Group, group_runs, read_run
+from pflsim.analysis.results.groups import check_evaluation
 from pflsim.analysis.results.run import incomplete
-from pflsim.config.names import listed
+from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.figures.svg import PALETTE
 from pflsim.run_folder.metrics import Model
@@ -35,18 +38,28 @@ def page(folders: Sequence[Path]) -> str:
     for run in (run for group in groups for run in group.runs):
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: this run has no evaluated round yet")
-    return _render(_context(compare(groups)))
+    comparison = compare(groups)
+    grid = None if check_evaluation(groups) else grid_of(groups, comparison.choice)
+    return _render(_context(compare(grid.shown, comparison.choice) if grid else comparison, comparison, grid))
 
 
-def _context(comparison: Comparison) -> dict[str, Any]:
-    groups, runs, choice = comparison.groups, comparison.runs, comparison.choice
+def _context(comparison: Comparison, whole: Comparison, grid: Grid | None) -> dict[str, Any]:
+    """Return the values of the template.
+
+    Args:
+        comparison: the groups to show in detail.
+        whole: all groups.
+        grid: their grid, if only the best of each method are shown.
+    """
+    groups, runs, choice = comparison.groups, whole.runs, comparison.choice
     return {
+        "grid": grid,
         "title": _title(groups),
-        "about": f"{title(comparison)}; {plural(len(runs), 'run')}",
+        "about": f"{title(whole)}; {plural(len(runs), 'run')}",
         "groups": groups,
         "runs": runs,
         "seeds": max(len(group.runs) for group in groups),
-        "banners": _banners(comparison),
+        "banners": _banners(whole),
         "sentences": sentences(comparison),
         "choice": choice,
         "chosen": CHOSEN[choice],
@@ -61,9 +74,10 @@ def _context(comparison: Comparison) -> dict[str, Any]:
         "differences": {d.group.label: d for d in comparison.differences},
         "target": comparison.target if len(groups) > 1 else None,
         "per_round": [facts.traffic_per_round(group) for group in groups],
-        "partitions": charts.partition_pictures(groups),
+        "band": BAND,
+        "partitions": charts.partition_charts(groups),
         "hashes": sorted({(run.seed, run.partition_hash) for run in runs}),
-        "matrices": charts.matrix_pictures(groups),
+        "matrices": charts.matrix_charts(groups),
         "newcomers": [(g, run) for g in groups for run in g.runs if run.summary.get("newcomers")],
         "incidents": facts.incidents(runs),
         "settings": facts.settings_table(groups),
@@ -117,6 +131,7 @@ def _render(context: Mapping[str, Any]) -> str:
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     env.filters |= {"rate": _rate, "size": _size, "duration": _duration, "plural": plural, "p": _p}
     env.globals |= {"WHEN": WHEN, "shade": lambda number: f"var(--c{number % len(PALETTE) + 1})"}
+    env.globals["settings_of"] = lambda group: " ".join(f"{key}={written(v)}" for key, v in group.settings.items())
     return env.get_template("report.html").render(context)
 
 
@@ -161,7 +176,8 @@ def sentences(comparison: Comparison) -> list[str]:
         said.append(f"Mean accuracy compared with {comparison.reference.label}: {text}.")
     least, most = min(rows, key=_bytes), max(rows, key=_bytes)
     low, high = (f"{format_bytes(_bytes(row))} ({row.group.label})" for row in (least, most))
-    return [*said, f"Traffic up to these rounds: from {low} to {high}."]
+    spread = f"from {low} to {high}" if _bytes(least) < _bytes(most) else f"{format_bytes(_bytes(most))} each"
+    return [*said, f"Traffic up to these rounds: {spread}."]
 
 
 def _bytes(row: Row) -> float:

@@ -9,19 +9,21 @@ from pathlib import Path
 
 from pflsim.run_folder.files import write_atomically
 from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.tracking.tensorboard import scalars
+from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.tracking.scalars import Scalars
 
 EARLIER = "events.out.tfevents.0000000000.earlier"
 """The event file with the scalars of all earlier sessions. Readers sort files by name, so they read it first."""
 
-OF_A_SESSION = ("newcomer/", "final/", "seconds/run", "partition", "_hparams_/")
-"""Tags that each session writes anew."""
+NOT_KEPT = ("newcomer", "partition", "_hparams_/", "personal/", "global/", "final/", "seconds/run")
+"""Tags that each session writes anew, and tags of older versions."""
 
 
-def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
+def cut(folder: Path, history: Sequence[RoundMetrics], reported: Scope) -> None:
     """Replace all event files by one file with the events of the rounds in `history`.
 
     Removes events of newcomers and of later rounds. Adds scalars that are in metrics.jsonl but not in the event files.
+    `reported` is the scope that the method reports.
     """
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
@@ -34,9 +36,9 @@ def cut(folder: Path, history: Sequence[RoundMetrics]) -> None:
         for data in RawEventFileLoader(str(path)).Load():  # up to the first incomplete or damaged record
             event = Event.FromString(data)
             (tag,) = [value.tag for value in event.summary.value] or [""]
-            if tag and not tag.startswith(OF_A_SESSION) and event.step in points:
+            if tag and not tag.startswith(NOT_KEPT) and event.step in points:
                 points[event.step].setdefault(tag, data)
-    now = time.time()
+    now, scalars = time.time(), Scalars(reported)
     for metrics in history:
         for tag, number in scalars(metrics).items():
             if tag not in points[metrics.round]:

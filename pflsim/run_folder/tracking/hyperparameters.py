@@ -1,25 +1,31 @@
-"""The hyperparameters and final metrics of a run for TensorBoard's HPARAMS tab."""
+"""The settings and metrics of a run for TensorBoard's HPARAMS tab."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
-from pflsim.run_folder.summary import Summary
-
-ACCURACY, WORST, BYTES, SECONDS = "final/accuracy", "final/worst_decile", "final/traffic_bytes", "seconds/run"
-"""The metrics: mean and worst decile of the reported model's test accuracy in the round with the best validation
-accuracy (without validation: the last round), the traffic in both directions, and wall seconds."""
+from pflsim.config.components import COMPONENTS, TARGET, settings_of
+from pflsim.config.names import written
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError
+from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.tracking.scalars import BEST
 
 SHOWN = (
     *("method", "data", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
     *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay", "init", "buffers"),
 )
 """The settings, and groups of settings, to show; a table of all settings would be too wide."""
+ALWAYS = ("lr", "seed")
+"""Settings that are shown also if they have their default."""
 
 
-def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, bool | float | str]:
-    """Return the settings to show: those that vary in the sweep of the run, if it is part of one.
+def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:
+    """Return the settings to show: those that vary in the sweep of the run, else those that differ from their default.
 
     Args:
         settings: by dotted key.
@@ -30,36 +36,49 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
     if "sweep" in names:
         components = {group: name for group, name in components.items() if group in varying}
         settings = {key: value for key, value in settings.items() if key in varying}
-    shown = {key: value for key, value in settings.items() if _is_shown(key) and value is not None}
-    return components | {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
+    default = dotted(asdict(Settings())) | _component_defaults(settings)
+    always = varying if "sweep" in names else ALWAYS
+    shown = {
+        key: value
+        for key, value in settings.items()
+        if _is_shown(key) and value is not None and (key in always or written(value) != written(default.get(key)))
+    }
+    numbers = {k: v for k, v in shown.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return components | {key: numbers.get(key, written(value)) for key, value in shown.items()}
 
 
 def _is_shown(key: str) -> bool:
     group = key.partition(".")[0]
-    return group in SHOWN and not key.endswith("_target_") and key not in ("data.root", "data.path", "data.download")
+    return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")
 
 
-def begin(writer: Any, values: Mapping[str, bool | float | str]) -> None:
-    """Write the hyperparameters. Unlike torch's `add_hparams`, this does not create another folder."""
-    for summary in _summaries(values)[:2]:
+def _component_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for component in COMPONENTS:
+        targets = {key: value for key, value in settings.items() if key.startswith(f"{component}.") and TARGET in key}
+        with suppress(SettingsError):  # the code of an own component has moved
+            found |= {f"{component}.{name}": each.default for name, each in settings_of(targets, component).items()}
+    return found
+
+
+def begin(writer: Any, values: Mapping[str, float | str], reported: Scope) -> None:
+    """Write the hyperparameters. Unlike torch's `add_hparams`, this does not create another folder.
+
+    The metrics are curves, whose last values the tab shows. `reported` is the scope that the method reports.
+    """
+    for summary in _summaries(values, "/".join(("accuracy", *reported)))[:2]:
         writer.file_writer.add_summary(summary)
 
 
-def end(writer: Any, summary: Summary) -> None:
-    """Write the final metrics."""
-    figures = summary.figures(summary.meta.reported_model)
-    figure = figures["best_val"] or figures["last"]
-    if figure is not None:
-        writer.add_scalar(ACCURACY, figure.stats.mean, summary.rounds)
-        writer.add_scalar(WORST, figure.stats.worst_decile, summary.rounds)
-    writer.add_scalar(BYTES, summary.traffic.up_bytes + summary.traffic.down_bytes, summary.rounds)
-    writer.add_scalar(SECONDS, summary.seconds, summary.rounds)
-    if summary.complete:
-        writer.file_writer.add_summary(_summaries({})[2])
+def end(writer: Any) -> None:
+    """Write that the run is complete."""
+    writer.file_writer.add_summary(_summaries({})[2])
 
 
-def _summaries(values: Mapping[str, bool | float | str]) -> tuple[Any, Any, Any]:
+def _summaries(values: Mapping[str, float | str], *accuracy: str) -> tuple[Any, Any, Any]:
     """Return TensorBoard's summaries of the experiment, and of the start and the end of its session."""
     from torch.utils.tensorboard.summary import hparams
 
-    return hparams(dict(values), dict.fromkeys((ACCURACY, WORST, BYTES, SECONDS), 0.0))
+    best = f"{BEST}/mean", f"{BEST}/worst_decile"
+    metrics = (*best, *accuracy, "traffic/up_bytes_total", "traffic/down_bytes_total")
+    return hparams(dict(values), dict.fromkeys(metrics, 0.0))

@@ -10,6 +10,7 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.diagnostics import cut_diagnostics
 from pflsim.run_folder.summary import RunMeta, Summary
 from pflsim.run_folder.tracking import event_files, records
+from pflsim.run_folder.tracking.tensorboard import event_folder
 
 
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
@@ -32,7 +33,7 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     later = (metrics for metrics in found.lines if metrics.round > summary["rounds"])
     seconds = summary["seconds"] + sum(metrics.total_seconds for metrics in later)
     records.cut(folder, found.ends[len(history)])
-    event_files.cut(folder / "tb", history)
+    event_files.cut(event_folder(folder), history, meta.reported)
     cut_diagnostics(folder, after)
     resumed_after = *summary["resumed_after"], after
     kept = {key: summary[key] for key in ("peak_rss_mb", "actor_restarts", "warnings")}

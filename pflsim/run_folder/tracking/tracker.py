@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,11 @@ from pflsim.memory import MemorySampler
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.run_folder.history import RoundMetrics, round_metrics, to_line
-from pflsim.run_folder.metrics import Scope, rows_by_scope
+from pflsim.run_folder.metrics import rows_by_scope
 from pflsim.run_folder.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
+from pflsim.run_folder.tracking.loggers import Loggers, RunLogger
 from pflsim.run_folder.tracking.per_client import COLUMNS, newcomer_rows, round_rows
+from pflsim.run_folder.tracking.scalars import Scalars, client_scalars, memory_scalars
 from pflsim.run_folder.tracking.sessions import resumed
 from pflsim.run_folder.tracking.tensorboard import TensorBoard
 from pflsim.types import NewcomerRecord, RoundRecord
@@ -31,7 +33,7 @@ MAX_LOSS = 100.0
 
 
 class Tracker:
-    """Writes metrics.jsonl, per_client.csv, diagnostics.safetensors, tb/ and summary.json of a run.
+    """Writes metrics.jsonl, per_client.csv, diagnostics.safetensors, summary.json and the event file of a run.
 
     As a context manager, it closes itself on exit; the run is complete unless an exception was raised. `history` holds
     the content of metrics.jsonl.
@@ -40,8 +42,9 @@ class Tracker:
         folder: the run folder. It must not contain these files, except when the run is resumed.
         meta: the attributes of the run.
         resume_after: resume the run after this round. Removes records of later rounds and of newcomers.
-        hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab.
-        per_client: whether to write scalars of every client to TensorBoard.
+        hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab and the loggers.
+        per_client: whether to log scalars of every client.
+        loggers: functions that create further loggers, by name. They get the scalars of TensorBoard.
 
     Raises:
         SettingsError: records of the run to resume are missing. No file was changed.
@@ -53,8 +56,9 @@ class Tracker:
         meta: RunMeta,
         *,
         resume_after: int | None = None,
-        hyperparameters: Mapping[str, bool | float | str] | None = None,
+        hyperparameters: Mapping[str, float | str] | None = None,
         per_client: bool = False,
+        loggers: Mapping[str, Callable[[], RunLogger]] | None = None,
     ):
         resumes = resume_after is not None
         self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)
@@ -75,7 +79,12 @@ class Tracker:
         self._per_client = (folder / "per_client.csv").open(mode, newline="", encoding="utf-8")
         if not resumes:
             self._write_rows([COLUMNS])
-        self._tensorboard = TensorBoard(folder / "tb", resume_after, hyperparameters, per_client)
+        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters)
+        self._scalars, self._of_clients = Scalars(meta.reported), per_client
+        self._loggers = Loggers(loggers or {})
+        self._loggers.hyperparameters(hyperparameters or {})
+        for metrics in self.history:  # a resumed run logs its earlier rounds again
+            self._loggers.scalars(self._scalars(metrics), metrics.round)
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write the records of a round, flush the files, and return the round's metrics.
@@ -91,9 +100,11 @@ class Tracker:
         self._write_rows(round_rows(record))
         if record.diagnostics:
             write_diagnostics(self.folder, Diagnostics(record.round, record.diagnostics))
-        self._tensorboard.write(record, metrics, self.memory.sample())
-        reported = Scope(self.meta.reported_model, "test", self.meta.phase(self.meta.reported_model))
-        if rows := rows_by_scope(record.evaluations).get(reported):
+        scalars = self._scalars(metrics) | memory_scalars(record, self.memory.sample())
+        scalars |= client_scalars(record) if self._of_clients else {}
+        self._tensorboard.write(record, scalars)
+        self._loggers.scalars(scalars, record.round)
+        if rows := rows_by_scope(record.evaluations).get(self.meta.reported):
             self.rates = {row.client: row.correct / row.total for row in rows}
         self.history.append(metrics)
         guesses = math.log(max(self.meta.classes, 2))
@@ -143,7 +154,8 @@ class Tracker:
             with ExitStack() as stack:  # closes the files even if the disk is full
                 for file in (self._per_client, self._lines):
                     stack.callback(file.close)
-                stack.callback(self._tensorboard.close, self._summary)
+                stack.callback(self._loggers.close, complete)
+                stack.callback(self._tensorboard.close, complete)
                 write_summary(self.folder, self._summary)
         return self._summary
 

@@ -166,3 +166,16 @@ def test_format_of_a_file() -> None:
     assert format_of(None) == "text"
     with pytest.raises(SettingsError, match=r"--out a.pdf: .*\.txt, \.md, \.tex, \.csv"):
         format_of(Path("a.pdf"))
+
+
+@pytest.mark.parametrize("width", [30, 50, 80])
+def test_columns_of_a_wide_table_continue_below(width: int) -> None:
+    """Every number is whole, and every block names its lines."""
+    names = [f"{n}" * 9 for n in range(6)]
+    wide = Table("t", ("method", *names), tuple((m, *(f"{m}{n}.123" for n in names)) for m in ("a", "bb")), ("n",))
+    lines = text(wide, width).splitlines()
+    assert max(map(len, lines)) <= width
+    words = [line.split() for line in lines]
+    assert [cell for line in words if line[:1] == ["bb"] for cell in line[1:]] == [f"bb{n}.123" for n in names]
+    blocks = sum(line[:1] == ["method"] for line in words)
+    assert blocks == sum(line[:1] == ["a"] for line in words) == {30: 6, 50: 3, 80: 2}[width]

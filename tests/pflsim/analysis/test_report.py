@@ -13,7 +13,6 @@ import pytest
 from made_runs import make_run
 
 from pflsim.analysis.report.command import main
-from pflsim.data.picture import draw_partition
 from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.types import Axis, Matrix
 
@@ -210,7 +209,7 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
     assert "with uncommitted changes" in text and "2 of 4 processors, 8.00 GB of memory, no GPU" in text
     assert "torch 2.14.1" in text and "/home/someone" not in page
     settings = page[page.index('id="settings"') : page.index("<details>", page.index('id="settings"'))]
-    assert row(settings, "lr") == ["lr", "0.25"]
+    assert "<code>lr=0.25</code>" in settings
     assert "batch_size" not in settings  # as by default
     assert "batch_size: 20" in page  # but in config.yaml
 
@@ -228,18 +227,18 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]])
     about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3}
-    (tmp_path / "a" / "partition.json").write_text(json.dumps(about))
-    counts = np.array([[3, 0, 2], [1, 4, 0]])
-    draw_partition(tmp_path / "a" / "partition.png", {"train": counts, "val": counts, "test": counts})
+    counts = [{split: row for split in ("train", "val", "test")} for row in ([3, 0, 2], [1, 4, 0])]
+    (tmp_path / "a" / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
     half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
     matrices = [Matrix(f"alpha/{unit}", "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for unit in "ab"]
     write_diagnostics(
         tmp_path / "a", Diagnostics(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
     )
     page = report(tmp_path / "a")
-    assert page.count('src="data:image/png;base64,') == 3
-    alts = re.findall(r'<img [^>]*alt="([^"]*)"', page)
-    assert len(alts) == 3 and all(alts)
+    charts = re.findall(r'<svg[^>]* aria-label="(Examples|Heat map)[^"]*".*?</svg>', page, re.DOTALL)
+    assert charts == ["Examples", "Heat map", "Heat map"]
+    partition = page[page.index('id="data"') : page.index('id="matrices"')]
+    assert {">6<", ">8<"} <= set(re.findall(r">\d+<", partition)) and "var(--ink)" in partition
     assert "fedavg, seed 0, round 7: Weights of <fusion>." in words(page)
 
 
@@ -274,3 +273,52 @@ def test_many_rounds_and_clients_stay_small(tmp_path: Path) -> None:
         rows = (folder / "per_client.csv").read_text()
         (folder / "per_client.csv").write_text(rows.replace("\n2,", "\n1500,"))
     assert len(report(tmp_path / "local", tmp_path / "fedavg")) < 500_000
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Two methods by two learning rates by two momenta; validation and test accuracy rank them in opposite orders."""
+    root = tmp_path_factory.mktemp("grid")
+    settings = [
+        (method, lr, momentum) for method in ("fedavg", "ditto") for lr in (0.5, 0.1) for momentum in (0.0, 0.5)
+    ]
+    for number, (method, lr, momentum) in enumerate(settings):
+        make_run(
+            root / f"{number}", [[(16 - number, 20)] * 2], val=[[(number + 1, 10)] * 2], method=method, lr=lr,
+            momentum=momentum,
+        )  # fmt: skip
+    return report(*sorted(root.iterdir()))
+
+
+def test_of_a_grid_the_best_by_validation_are_shown(grid: str) -> None:
+    """The last setting of each method has the best validation and the worst test accuracy."""
+    assert row(grid, "fedavg")[1:3] == ["lr=0.1 momentum=0.5", "0.6500"]
+    assert row(grid, "ditto")[1:3] == ["lr=0.1 momentum=0.5", "0.4500"]
+    assert len(re.findall(r'aria-label="[^"]*every client', grid)) == 2
+
+
+def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
+    table = re.findall(r"<table>.*?</table>", grid, re.DOTALL)[1]
+    cells = re.findall(r'<td class="n heat( best)?" style="--shade:(\d+)%">([\d.]+)<br><small>([\d.]+)', table)
+    lines = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td>', table)
+    assert lines == [("fedavg", "0.0"), ("fedavg", "0.5"), ("ditto", "0.0"), ("ditto", "0.5")]
+    # by line: momentum, across: lr 0.1 and 0.5; run n has n + 1 of 10 right on validation and 16 - n of 20 on test data
+    order = [2, 0, 3, 1, 6, 4, 7, 5]
+    assert [(float(val), float(test)) for *_, val, test in cells] == [((n + 1) / 10, (16 - n) / 20) for n in order]
+    assert [n for n, (best, *_) in zip(order, cells, strict=True) if best] == [3, 7]
+    assert [int(shade) for _, shade, *_ in cells[:4]] == [37, 0, 55, 18]
+
+
+def test_a_few_settings_are_lines_and_no_grid(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2, 0.3):
+        make_run(tmp_path / f"{lr}", [[(5, 10), (9, 10)]], lr=lr)
+    page = report(*sorted(tmp_path.iterdir()))
+    assert 'id="grid"' not in page and row(page, "fedavg lr=0.2")
+
+
+def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
+    for number in range(8):
+        alpha = {"partition": {"alpha": number + 1.0}}
+        make_run(tmp_path / f"{number}", [[(number, 10)] * 2], digest=f"{number:064d}", parts=alpha)
+    page = report(*sorted(tmp_path.iterdir()))
+    assert 'id="grid"' not in page and "should not be compared" in words(page)

@@ -80,16 +80,18 @@ def test_files(tmp_path: Path) -> None:
     assert added[0][5:] == ["1", "10", "2.0", "0", "100", ""] and added[5][5:] == ["18", "20", "2.0", "0", "50", ""]
 
 
-def test_curves(tmp_path: Path) -> None:
+def test_tensorboard_has_a_table_and_no_curves(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (tmp_path / "run").mkdir()
     track(tmp_path / "run", META, JOINED)
-    events = EventAccumulator(str(tmp_path / "run" / "tb"))
+    events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
-    (point,) = events.Scalars("newcomer/test/received/mean")
-    assert (point.step, point.value) == (1, 0.25)
-    assert "newcomer/test/trained/worst_decile" in events.Tags()["scalars"]
+    (point,) = events.Tensors("newcomers/text_summary")
+    text = point.tensor_proto.string_val[0].decode()
+    assert point.step == 1 and "| accuracy | as received | after training |" in text
+    assert any(line.startswith("| mean | 0.25 | ") for line in text.splitlines())
+    assert not any("newcomer" in tag for tag in events.Tags()["scalars"])
 
 
 def test_before_they_have_joined_their_figures_are_null(tmp_path: Path) -> None:

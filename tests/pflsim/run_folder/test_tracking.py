@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,14 +160,16 @@ def test_tensorboard_has_the_curves_and_none_per_client(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     summary = track(tmp_path / "run", [record(n, evaluated=n != 2) for n in (1, 2, 3)])
-    events = EventAccumulator(str(tmp_path / "run" / "tb")).Reload()
-    statistics = ("mean", "weighted_mean", "std", "median", "worst_decile", "best_decile", "loss")
-    expected = {f"personal/{split}/trained/{name}" for split in ("val", "test") for name in statistics}
-    expected |= {f"global/{split}/received/{name}" for split in ("val", "test") for name in statistics}
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    statistics = ("weighted_mean", "std", "median", "worst_decile", "best_decile")
+    scopes = [f"{model}/{split}/{phase}" for model, phase in EVALUATED for split in SPLITS]
+    expected = {f"{kind}/{scope}" for kind in ("accuracy", "evaluation_loss") for scope in scopes}
+    expected |= {f"accuracy_statistics/{scope}/{name}" for scope in scopes for name in statistics}
+    expected |= {"accuracy/best_by_validation/mean", "accuracy/best_by_validation/worst_decile"}
     expected |= {"loss/ce", "loss/prox", "traffic/up_bytes_total", "traffic/down_bytes_total", "memory/held_mb"}
     expected |= {"seconds/downlink", "seconds/train", "seconds/total"}
     assert set(events.Tags()["scalars"]) == expected
-    curve = events.Scalars("personal/test/trained/mean")
+    curve = events.Scalars("accuracy/personal/test/trained")
     assert [event.step for event in curve] == [1, 3]
     last = summary.figures("personal")["last"]
     assert last is not None
@@ -229,7 +232,7 @@ def test_config_yaml_is_the_whole_settings(tmp_path):
 def events_of(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    return EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "histograms": 0}).Reload()
+    return EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0}).Reload()
 
 
 def test_histograms_of_the_clients_rates(tmp_path):
@@ -277,18 +280,138 @@ def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
     known = hyperparameters(
         {"lr": 0.1, "method.hidden": [1, 2], "seed": 3, "eval.every": 2, "lr_decay": None}, {"method": "fedavg"}
     )
-    assert known == {"method": "fedavg", "lr": 0.1, "method.hidden": "[1, 2]", "seed": 3}
+    assert known == {"method": "fedavg", "lr": 0.1, "method.hidden": "[1,2]", "seed": 3}
     with Tracker(tmp_path, META, hyperparameters=known) as tracker:
         tracker.round(record(1))
-    assert [path.is_file() for path in (tmp_path / "tb").iterdir()] == [True]
+    assert len([*tmp_path.glob("*tfevents*")]) == 1
     events = events_of(tmp_path)
     assert set(events.PluginTagToContent("hparams")) == {
         "_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info",
     }  # fmt: skip
-    last = tracker.close(True).figures("personal")["best_val"]
-    assert last is not None
-    assert events.Scalars("final/accuracy")[0].value == pytest.approx(last.stats.mean)
-    assert events.Scalars("final/worst_decile")[0].value == pytest.approx(last.stats.worst_decile)
+    assert "final/accuracy" not in events.Tags()["scalars"]
+
+
+def test_hyper_parameters_with_their_default_are_left_out_and_booleans_are_words() -> None:
+    names = {"method": "fedprox", "model": "mlp", "placement": "default"}
+    fedprox = "lightning_modules.methods.fedprox.FedProx"
+    values = {
+        "batch_size": 20,
+        "momentum": 0.5,
+        "lr": 0.1,
+        "seed": 0,
+        "model._target_": "lightning_modules.nets.mlp.Mlp",
+    }
+    values |= {"model.hidden": [100], "method.client._target_": fedprox, "partition.balanced": True, "clients": 10}
+    assert hyperparameters(values, names) == {
+        "method": "fedprox", "model": "mlp", "momentum": 0.5, "lr": 0.1, "seed": 0, "partition.balanced": "true",
+    }  # fmt: skip
+    assert hyperparameters({**values, "model.hidden": [50]}, names)["model.hidden"] == "[50]"
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_best_round_by_validation_is_a_curve(tmp_path: Path, validated: bool) -> None:
+    """Its last point is what summary.json has."""
+    entries = [record(n, evaluated=n != 3) for n in range(1, 8)]
+    if not validated:
+        entries = [replace(e, evaluations=tuple(r for r in e.evaluations if r.split == "test")) for e in entries]
+    best = track(tmp_path / "run", entries).figures("personal")["best_val"]
+    events = events_of(tmp_path / "run")
+    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("accuracy/best_by_validation")}
+    if best is None:
+        assert not validated and not tags
+        return
+    for name in ("mean", "worst_decile"):
+        curve = events.Scalars(f"accuracy/best_by_validation/{name}")
+        assert [point.step for point in curve] == [1, 2, 4, 5, 6, 7]
+        assert curve[-1].value == pytest.approx(getattr(best.stats, name))
+
+
+def test_accuracy_comes_first_in_tensorboard(tmp_path: Path) -> None:
+    track(tmp_path / "run", [record(1)])
+    assert min(events_of(tmp_path / "run").Tags()["scalars"]).startswith("accuracy/best_by_validation/")
+
+
+class Kept:
+    """A logger that keeps what it gets, and fails in a call of our choice."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls = fails, list[Any]()
+
+    def _called(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, *arguments))
+        if name == self.fails:
+            raise OSError("no network\nand more")
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self._called("hyperparameters", params)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._called("scalars", metrics, step)
+
+    def finalize(self, status: str) -> None:
+        self._called("close", status)
+
+
+def test_loggers_get_what_tensorboard_gets(tmp_path: Path) -> None:
+    kept = Kept()
+    with Tracker(
+        tmp_path, META, hyperparameters={"lr": 0.1}, per_client=True, loggers={"mine": lambda: kept}
+    ) as tracker:
+        tracker.round(replace(record(1), drift={2: 0.5}))
+    (first, (_, values, step), last) = kept.calls
+    assert (first, last) == (("hyperparameters", {"lr": 0.1}), ("close", "success"))
+    events = events_of(tmp_path)
+    assert step == 1 and values.keys() == set(events.Tags()["scalars"])
+    assert all(events.Scalars(tag)[0].value == pytest.approx(value) for tag, value in values.items())
+
+
+def test_a_resumed_run_logs_its_earlier_rounds_again(tmp_path: Path) -> None:
+    first, second = Kept(), Kept()
+    with Tracker(tmp_path, META, loggers={"mine": lambda: first}) as tracker:
+        for number in (1, 2, 3):
+            tracker.round(record(number))
+    with Tracker(tmp_path, META, resume_after=2, loggers={"mine": lambda: second}) as tracker:
+        tracker.round(record(3))
+    scalars = [[(s, v) for name, v, s in kept.calls[1:-1] if name == "scalars"] for kept in (first, second)]
+    own = [[(s, {k: x for k, x in v.items() if not k.startswith("memory")}) for s, v in each] for each in scalars]
+    assert own[0] == own[1] and [s for s, _ in own[1]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fails", ["make", "hyperparameters", "scalars", "close"])
+def test_a_logger_that_fails_is_left_out_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    bad, good = Kept(fails), Kept()
+
+    def make() -> Kept:
+        return bad if fails != "make" else [][0]
+
+    with Tracker(tmp_path, META, loggers={"bad": make, "good": lambda: good}) as tracker:
+        for number in (1, 2):
+            tracker.round(record(number))
+    (warning,) = caplog.messages
+    assert "bad" in warning and "\n" not in warning and "more" not in warning
+    assert [name for name, *_ in good.calls] == ["hyperparameters", "scalars", "scalars", "close"]
+    assert [name for name, *_ in bad.calls].count(fails) == (fails != "make")
+
+
+def test_a_run_of_an_older_version_keeps_its_folder_and_gets_the_new_tags(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with Tracker(tmp_path, META) as tracker:
+        tracker.round(record(1))
+    for path in tmp_path.glob("*tfevents*"):
+        path.unlink()
+    writer = SummaryWriter(str(tmp_path / "tb"))
+    writer.add_scalar("personal/test/trained/mean", 0.5, 1)
+    writer.add_scalar("final/accuracy", 0.5, 1)
+    writer.close()
+    with Tracker(tmp_path, META, resume_after=1) as tracker:
+        tracker.round(record(2))
+    events = events_of(tmp_path / "tb")
+    assert not [*tmp_path.glob("*tfevents*")]
+    assert not {"personal/test/trained/mean", "final/accuracy"} & set(events.Tags()["scalars"])
+    assert [point.step for point in events.Scalars("accuracy/personal/test/trained")] == [1, 2]
 
 
 def test_a_run_that_is_resumed_has_its_hyper_parameters_once(tmp_path):
@@ -302,12 +425,11 @@ def test_a_run_that_is_resumed_has_its_hyper_parameters_once(tmp_path):
                 tracker.round(record(number))
     found = [
         value.tag
-        for path in (tmp_path / "tb").iterdir()
+        for path in tmp_path.glob("*tfevents*")
         for data in RawEventFileLoader(str(path)).Load()
         for value in Event.FromString(data).summary.value
     ]
     assert found.count("_hparams_/experiment") == found.count("_hparams_/session_start_info") == 1
-    assert found.count("final/accuracy") == 1
 
 
 def test_the_best_and_worst_clients_are_those_that_were_evaluated_last(tmp_path):

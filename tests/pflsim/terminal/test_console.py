@@ -315,3 +315,28 @@ def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_
     assert resume_command(tmp_path) == f"pflsim submit --home-of mine resume={tmp_path}"
     monkeypatch.delenv("PFLSIM_JOB")
     assert resume_command(tmp_path) == f"pflsim resume={tmp_path}"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("phase", [("evaluate", 100), ("start", 0)])
+def test_the_live_display_wraps_between_words(width: int, phase: tuple[str, int]) -> None:
+    meta, stream = replace(META, rounds=1000), io.StringIO()
+    with closing(Console(meta, Terminal(), width, "live")) as console:
+        console.start(Path("runs/x"))
+        console.phase(13, *phase)
+        console.round(metrics(13, FULL), 1234.0)
+        console._live._begun -= 4000
+        Rich(file=stream, width=width, color_system=None).print(console._live._shown())
+    text = stream.getvalue()
+    assert "…" not in text and all(len(line) <= width for line in text.splitlines())
+    assert {"13/1000", "1h06m", "0.913", "0.813", "1.23", "13"} <= {word.strip(",;") for word in text.split()}
+
+
+def test_what_a_run_waits_for_is_told() -> None:
+    for progress, count in (("plain", 1), ("quiet", 0), ("live", 0)):
+        stream = io.StringIO()
+        with closing(Console(META, stream, progress=progress)) as console:
+            console.start(Path("runs/x"))
+            console.waiting("starting Ray")
+            assert stream.getvalue().splitlines().count("starting Ray") == count
+            assert progress != "live" or "starting Ray" in shown(console)

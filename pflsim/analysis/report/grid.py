@@ -1,0 +1,111 @@
+"""The grid of a report: many settings of the same methods, and the best setting of each method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from pflsim.analysis.compare.comparison import Row, row
+from pflsim.analysis.results import Group
+from pflsim.config.names import written
+from pflsim.run_folder.summary import Choice
+
+MAX_GROUPS = 6
+"""More groups than that, with several of a method, are shown as a grid."""
+MAX_COLUMNS = 10
+"""A setting with more values is a column of names, not a row of cells."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """A group in the grid.
+
+    Args:
+        row: its figures.
+        score: mean validation accuracy in the chosen round, over seeds; test accuracy without validation data.
+        shade: the score on a scale from the method's worst (0) to its best (1).
+        best: whether the group is the method's best.
+    """
+
+    row: Row
+    score: float
+    shade: float
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All groups as a table.
+
+    Args:
+        keys: the settings that name a line, besides the method.
+        across: the setting whose values are the columns; None: there is one column.
+        values: its values.
+        lines: method, values of `keys`, and a cell for each column; None if there is no such group.
+        cells: all groups, the best score first.
+    """
+
+    keys: tuple[str, ...]
+    across: str | None
+    values: tuple[str, ...]
+    lines: list[tuple[str, tuple[str, ...], list[Cell | None]]]
+    cells: list[Cell]
+
+    @property
+    def shown(self) -> list[Group]:
+        """The best group of every method, labelled with the method only, in order of first appearance."""
+        methods = [method for method, *_ in self.lines]
+        best = {cell.row.group.method: cell.row.group for cell in self.cells if cell.best}
+        return [replace(best[method], label=method) for method in dict.fromkeys(methods)]
+
+
+def grid_of(groups: Sequence[Group], choice: Choice) -> Grid | None:
+    """Return the grid; None if the groups are few, or of different methods."""
+    methods = list(dict.fromkeys(group.method for group in groups))
+    if len(groups) <= MAX_GROUPS or len(methods) == len(groups):
+        return None
+    keys = list(dict.fromkeys(key for group in groups for key in group.settings))
+    values = {key: sorted({_value(group, key) for group in groups}, key=_order) for key in keys}
+    across = max((k for k in keys if len(values[k]) <= MAX_COLUMNS), key=lambda k: len(values[k]), default=None)
+    keys = [key for key in keys if key != across]
+    columns = values[across] if across else [""]
+    cells = [cell for method in methods for cell in _cells([g for g in groups if g.method == method], choice)]
+    lines: dict[tuple[str, tuple[str, ...]], list[Cell | None]] = {}
+    for cell in cells:
+        group = cell.row.group
+        name = group.method, tuple(_value(group, key) for key in keys)
+        line = lines.setdefault(name, [None] * len(columns))
+        line[columns.index(_value(group, across)) if across else 0] = cell
+    order = sorted(lines, key=lambda name: (methods.index(name[0]), [_order(value) for value in name[1]]))
+    ranked = sorted(cells, key=lambda cell: -cell.score)
+    return Grid(tuple(keys), across, tuple(columns), [(*name, lines[name]) for name in order], ranked)
+
+
+def _cells(groups: Sequence[Group], choice: Choice) -> list[Cell]:
+    """Return the cells of the groups of one method."""
+    scores = [_score(group, choice) for group in groups]
+    low, high = min(scores), max(scores)
+    best = scores.index(high)
+    return [
+        Cell(row(group, choice), score, (score - low) / (high - low) if high > low else 1.0, number == best)
+        for number, (group, score) in enumerate(zip(groups, scores, strict=True))
+    ]
+
+
+def _score(group: Group, choice: Choice) -> float:
+    split = "val" if choice == "best_val" else "test"
+    lines = [(run, run.at(choice)) for run in group.runs]
+    return fmean(line.accuracy[run.reported._replace(split=split)].mean for run, line in lines if line)
+
+
+def _value(group: Group, key: str) -> str:
+    return written(group.settings[key]) if key in group.settings else ""
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    """Return a key that sorts numbers before words."""
+    try:
+        return False, float(value), value
+    except ValueError:
+        return True, 0.0, value
