@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pflsim.analysis.results.run import Run
     from pflsim.analysis.results.runs import Runs
 
-__all__ = ["compare", "load", "report", "run", "sweep"]
+__all__ = ["compare", "load", "report", "resume", "run", "sweep"]
 
 
 def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Run:
@@ -56,9 +56,9 @@ def _run(
 ) -> list[Path]:
     """Run one or several runs and return their folders."""
     from pflsim.cli import check_start, config_folders
+    from pflsim.commands.overrides import overrides_of
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import configs, plain
-    from pflsim.config.objects import overrides_of
 
     texts = [*overrides_of(settings, multirun), *overrides]
     check_start(texts)
@@ -84,6 +84,31 @@ def sweep(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = 
         RunError: a run ended early; the others were run.
     """
     return load(_run(overrides, config_dirs, settings, multirun=True))
+
+
+def resume(run: Run | str | Path, *, overrides: Sequence[str] = (), **settings: Any) -> Run:
+    """Resume a run from its last checkpoint, or extend it with a larger `rounds`.
+
+    Args:
+        run: the run or its folder.
+        overrides: changed settings as on the command line.
+        settings: changed settings, and the objects that the run was started with.
+
+    Raises:
+        SettingsError: the run cannot be resumed with these settings; nothing was changed.
+        RunError: the run ended early.
+    """
+    from pflsim.analysis.results.run import Run, read_run
+    from pflsim.cli import check_start, config_folders
+    from pflsim.commands.overrides import overrides_of
+    from pflsim.commands.resume import resume_run
+    from pflsim.config.components import COMPONENTS
+
+    overrides_of({key: value for key, value in settings.items() if key in COMPONENTS})
+    others = {key: value for key, value in settings.items() if key not in COMPONENTS}
+    texts = [*overrides_of(others), *overrides]
+    check_start(texts)
+    return read_run(resume_run(str(run.folder if isinstance(run, Run) else run), texts, config_folders([])))
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:

@@ -22,6 +22,7 @@ from typing import Any
 
 from pflsim.config.installation import PACKAGES
 from pflsim.config.names import unknown_key
+from pflsim.config.objects import object_of
 from pflsim.config.signatures import ANY, Parameter, derives, find, find_source, signature_of, unknown_target
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
@@ -168,11 +169,13 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
-    if find(target) is None:
-        raise SettingsError(unknown_target(target, key))
-    if find_spec(target.partition(".")[0]) is None:
-        sys.path.append(os.getcwd())
-    found: Any = pkgutil.resolve_name(target)
+    found: Any = object_of(target)
+    if found is None:
+        if find(target) is None:
+            raise SettingsError(unknown_target(target, key))
+        if find_spec(target.partition(".")[0]) is None:
+            sys.path.append(os.getcwd())
+        found = pkgutil.resolve_name(target)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:

@@ -26,6 +26,7 @@ from pflsim.config.components import COMPONENTS, SIDES, TARGET, keys_of, setting
 from pflsim.config.help import groups_in
 from pflsim.config.installation import FOLDER
 from pflsim.config.names import listed, nearest, shortened, unknown_key
+from pflsim.config.objects import object_of
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
 from pflsim.config.signatures import find, unknown_target
@@ -274,7 +275,7 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
             continue
         name = override.value()
         if _is_target(override, groups):
-            if find(str(name)) is None:
+            if object_of(str(name)) is None and find(str(name)) is None:
                 raise SettingsError(unknown_target(str(name), group))
             continue
         if not isinstance(name, str) or name not in groups[group]:

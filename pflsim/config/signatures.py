@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import pkgutil
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pflsim.config.names import close_to, nearest
+from pflsim.config.objects import PREFIX, object_of
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
@@ -75,6 +77,8 @@ def signature_of(target: str, key: str = "_target_", every: bool = False) -> dic
         SettingsError: the target does not exist; without `every` also if a parameter has no type, an unsupported type,
             or a default that is not a literal.
     """
+    if (known := object_of(target)) is not None:
+        return parameters_of(known, every)
     found = find(target)
     if found is None or not isinstance(found[1], Definition):
         raise SettingsError(unknown_target(target, key))
@@ -108,7 +112,10 @@ def parameters_of(called: Callable[..., Any], every: bool = False) -> dict[str, 
 
 
 def derives(target: str, base: str) -> bool:
-    """Return whether the source of a class or function names `base` as its base class or its return type."""
+    """Return whether a class or function names `base` as its base class or its return type."""
+    if (known := object_of(target)) is not None:
+        kind = known if isinstance(known, type) else inspect.signature(known).return_annotation
+        return isinstance(kind, type) and issubclass(kind, pkgutil.resolve_name(base))
     found, wanted = find(target), find(base)
     return found is not None and wanted is not None and _derives(*found, *wanted)
 
@@ -165,6 +172,8 @@ def _search(module: str) -> tuple[Sequence[str], str | None]:
 def unknown_target(target: str, key: str = "_target_") -> str:
     """Return the message about a target that does not exist, with the most similar names that do."""
     module, _, name = target.rpartition(".")
+    if target.startswith(PREFIX):
+        return f"{key}={target}: {name} was an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
     source = find_source(module) if module else None
     if source is not None:
         names = [s.name for s in _statements(source.tree.body) if isinstance(s, Definition) and s.name[:1] != "_"]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from made_runs import make_run
+from torch import nn
 
 import pflsim
+from lightning_modules.base import ClientModule
+from pflsim.commands.overrides import overrides_of
+from pflsim.config import objects
 from pflsim.config.compose import CONFIGS, composing, parse
-from pflsim.config.objects import object_of, overrides_of, target_of
+from pflsim.config.objects import object_of, target_of
 from pflsim.errors import SettingsError
 
 SMALL: dict[str, Any] = {
@@ -104,3 +111,70 @@ def test_wrong_settings_and_names() -> None:
         pflsim.run(method="fedavg", roundz=3)
     with pytest.raises(SettingsError, match="nothing"):
         pflsim.load("nothing")
+
+
+class Wide(nn.Module):
+    """A model of this module."""
+
+    def __init__(self, width: int = 4, num_classes: int = 2):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(3, width), nn.Linear(width, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.hidden(x)))
+
+
+def own_data(clients: int = 3) -> tuple[Any, Any, dict[str, list[list[int]]]]:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = rng.normal(size=(60, 3)).astype(np.float32) + y[:, None]
+    rows = {
+        name: [list(range(client, n, clients)) for client in range(clients)]
+        for name, n in (("train", 40), ("test", 20))
+    }
+    return (x[:40], y[:40]), (x[40:], y[40:]), rows
+
+
+def test_objects_of_a_program(folder: Path) -> None:
+    """A model, data, a partition and a method that no other process can import; resuming needs them again."""
+    train, test, rows = own_data()
+
+    class Half(ClientModule):
+        def __init__(self, net: Any, training: Any, *, factor: float = 1.0):
+            super().__init__(net, training)
+            self.factor = factor
+
+        def objective(self, batch: Any) -> Any:
+            return {name: self.factor * term for name, term in super().objective(batch).items()}
+
+    class Local(nn.Sequential):
+        def __init__(self, width: int = 4):
+            super().__init__(nn.Linear(3, width), nn.Linear(width, 2))
+
+    given: dict[str, Any] = {"model": Local, "data": (train, test), "partition": rows, "method": Half}
+    run = pflsim.run(**SMALL | given, overrides=["method.factor=0.5", "model.width=6"], run_dir="own")
+    assert (run.method, run.summary["model"], run.summary["data"]) == ("Half", "Local", "data")
+    assert run.config["model"]["width"] == 6 and run.config["method"]["factor"] == 0.5
+    plain = pflsim.run(**SMALL | given, overrides=["model.width=6"], run_dir="plain")
+    assert run.partition["hash"] == plain.partition["hash"] and run.accuracy is not None
+    assert list(run.metrics()["losses.ce"])[0] < list(plain.metrics()["losses.ce"])[0]
+    longer = pflsim.resume(run, rounds=3, **given)
+    straight = pflsim.run(**SMALL | given | {"rounds": 3}, overrides=["method.factor=0.5", "model.width=6"])
+    assert (longer.folder / "per_client.csv").read_bytes() == (straight.folder / "per_client.csv").read_bytes()
+    objects._objects.clear()
+    with pytest.raises(SettingsError, match="pflsim.resume"):
+        pflsim.resume(run, rounds=4)
+
+
+def test_rows_of_clients_are_the_given_ones() -> None:
+    train, test, rows = own_data()
+    run = pflsim.run(**SMALL | {"data": (train, test), "partition": rows, "model": Wide, "method": "local"})
+    listed = json.loads((run.folder / "partition.json").read_text())
+    assert listed["train"] == rows["train"] and listed["test"] == [[40 + row for row in each] for each in rows["test"]]
+    assert run.config["model"]["_target_"] == f"{Wide.__module__}.Wide"
+
+
+def test_objects_of_one_name_in_a_sweep() -> None:
+    train, test, _ = own_data()
+    with pytest.raises(SettingsError, match="data"):
+        pflsim.sweep(**SMALL | {"data": [(train, test), (test, train)]})
