@@ -1,1 +1,140 @@
-"""The engine of pflsim: messages, fusion, server rules, the round and its records. Knows neither Ray nor Lightning."""
+"""pflsim simulates personalised federated learning: many clients, each with its own data and its own model.
+
+The functions below run experiments and read their results. `pflsim.cli` is the command line.
+
+Example:
+    >>> import pflsim
+    >>> run = pflsim.run(method="pfedcfr", data="digits", clients=10, rounds=5, executor="inline")
+    >>> run.accuracy  # mean test accuracy over clients, last round
+    >>> run.per_client()  # a row per round, client and model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pflsim.analysis.compare.comparisons import Comparisons
+    from pflsim.analysis.results.run import Run
+    from pflsim.analysis.results.runs import Runs
+
+__all__ = ["compare", "load", "report", "run", "sweep"]
+
+
+def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Run:
+    """Run an experiment.
+
+    Args:
+        overrides: settings as on the command line, such as `["method.mu=0.1"]`.
+        config_dirs: folders with more config files, as `--config-dir`.
+        settings: the same settings as keywords. Those with a section are dicts: `eval={"received": True}`. These also
+            take objects:
+
+            - `model`: a class or function that returns a `torch.nn.Module`.
+            - `data`: a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
+              `pflsim.data.sources.own.as_dataset`).
+            - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
+            - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.
+
+    Returns:
+        The run, read from its folder.
+
+    Raises:
+        SettingsError: a setting is wrong; nothing was started.
+        RunError: the run ended early. Its folder has what is needed to resume it.
+    """
+    from pflsim.analysis.results.run import read_run
+
+    (folder,) = _run(overrides, config_dirs, settings, multirun=False)
+    return read_run(folder)
+
+
+def _run(
+    overrides: Sequence[str], config_dirs: Sequence[str | Path], settings: Mapping[str, Any], multirun: bool
+) -> list[Path]:
+    """Run one or several runs and return their folders."""
+    from pflsim.cli import check_start, config_folders, run_all
+    from pflsim.config.compose import configs, plain
+    from pflsim.config.objects import overrides_of
+
+    texts = [*overrides_of(settings, multirun), *overrides]
+    check_start(texts)
+    jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
+    done: list[Path] = []
+    run_all(jobs, [plain(config) for config in found], done)
+    return done
+
+
+def sweep(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Runs:
+    """Run all combinations of settings.
+
+    Args:
+        overrides: see `run`; several values are separated by commas, as with `--multirun`: `["method.mu=0.1,1"]`.
+        config_dirs: see `run`.
+        settings: see `run`; a list has one value per run: `method=["fedavg", "ditto"], seed=[0, 1, 2]`.
+
+    Returns:
+        The runs in the order of the combinations; the last setting changes fastest.
+
+    Raises:
+        SettingsError: a setting is wrong; nothing was started.
+        RunError: a run ended early; the others were run.
+    """
+    return load(_run(overrides, config_dirs, settings, multirun=True))
+
+
+def load(runs: str | Path | Iterable[str | Path]) -> Runs:
+    """Read runs from their folders.
+
+    Args:
+        runs: one or several run folders, folders of runs, or patterns such as `"runs/2026*"`.
+
+    Raises:
+        SettingsError: a name matches no run, or a folder cannot be read.
+    """
+    from pflsim.analysis.results.runs import Runs
+
+    return Runs.read([str(runs)] if isinstance(runs, str | Path) else map(str, runs))
+
+
+def compare(
+    runs: Iterable[Run], *, reference: str | None = None, at: str | None = None, target: float | None = None
+) -> Comparisons:
+    """Compare runs over their seeds, with paired differences between clients.
+
+    Args:
+        runs: the runs. Runs that differ only in their seed form a group.
+        reference: label or method that the others are compared with; default: local, else the first group.
+        at: round that figures are taken from: best_val, last or best_test_oracle; default: best_val if all runs have
+            validation data, else last.
+        target: accuracy to reach, in [0, 1]; default: the highest that every run reaches.
+
+    Returns:
+        One comparison for each set of runs on the same clients.
+
+    Raises:
+        SettingsError: there is no such reference, or two runs with the same settings have different results.
+    """
+    from pflsim.analysis.compare.comparison import compare_sets
+    from pflsim.analysis.compare.comparisons import Comparisons
+
+    return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))
+
+
+def report(runs: Run | Iterable[Run], out: str | Path | None = None) -> Path:
+    """Write an HTML report and return its path.
+
+    Args:
+        runs: the runs.
+        out: the file; default: report.html in the folder of a single run, else in the current folder.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    from pflsim.analysis.report.command import write_report
+    from pflsim.analysis.results.run import Run
+
+    folders = [run.folder for run in ([runs] if isinstance(runs, Run) else runs)]
+    return write_report(folders, None if out is None else Path(out))

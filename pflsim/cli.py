@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
-from pflsim.config.help import COMMANDS, usage
+from pflsim.config.help import COMMANDS, groups_in, usage
 from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -32,8 +32,9 @@ ANALYSIS = {
     "compare": "pflsim.analysis.compare.command",
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
+    "check-method": "ray_actors.contract.command",
 }
-"""Commands that read run folders, and the modules whose `main` they call."""
+"""Commands that start no run, and the modules whose `main` they call."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if not {"-h", "--help"}.intersection(words) and (status := exit_status(lambda: _check_start(words))):
+    if not {"-h", "--help"}.intersection(words) and (status := exit_status(lambda: check_start(words))):
         return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
         return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
     options = _options(words[1:] if words[:1] == [PARTITION] else words)
-    folders = _folders(options.config_dir)
+    folders = config_folders(options.config_dir)
     if options.help:
         with suppress(BrokenPipeError):
             print(usage(folders), flush=True)
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _execute(options, folders))
 
 
-def _check_start(words: Sequence[str]) -> None:
+def check_start(words: Sequence[str]) -> None:
     """Check what every command needs, and what would otherwise end in errors of libraries."""
     from pflsim.memory import check_address_space
 
@@ -110,7 +111,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     Raises:
         SettingsError: a setting is wrong.
     """
-    folders, texts = _folders(config_dirs), [_quoted(text) for text in overrides]
+    folders, texts = config_folders(config_dirs), [_quoted(text) for text in overrides]
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
         from pflsim.run_folder.resume import changed
@@ -145,7 +146,8 @@ def _quoted(text: str) -> str:
     return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
 
 
-def _folders(config_dirs: Sequence[str]) -> list[Path]:
+def config_folders(config_dirs: Sequence[str]) -> list[Path]:
+    """Return this project's config folder, and those of `--config-dir`."""
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
@@ -169,38 +171,52 @@ def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
 
 
 def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
-    """Check all runs, run them one after the other, then print a table of those that are complete.
+    """Run all, then print a table of those that are complete."""
+    done: list[Path] = []
+    failure: RunError | None = None
+    try:
+        run_all(jobs, runs, done)
+    except RunError as error:
+        failure = error
+    if len(done) > 1:
+        importlib.import_module("pflsim.analysis.compare.sweeps").print_comparisons(done)
+    if failure:
+        raise failure
+    return 0
 
-    A sweep continues after a run that fails.
+
+def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path]) -> None:
+    """Check all runs, then run them one after the other. A sweep continues after a run that fails.
+
+    Args:
+        jobs: the overrides of each run, for its name in messages.
+        runs: the settings of each run.
+        done: the folders of the runs are added.
+
+    Raises:
+        SettingsError: a setting is wrong; nothing was started.
+        RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
     _check(runs)
     failed: list[str] = []
-    done: list[Path] = []
-    stopped: Stopped | None = None
     with importlib.import_module("ray_actors.run").Runner() as runner:
         for number, (job, settings) in enumerate(zip(jobs, runs, strict=True), start=1):
             name = f"[{number}/{len(runs)}] {' '.join(job)}"
-            if len(runs) > 1:
+            if len(runs) > 1 and settings.progress != "none":
                 print(name, flush=True)
             try:
                 done.append(runner.run(settings))
-            except Stopped as error:
+            except Stopped:
                 if number < len(runs):
                     print(f"{len(runs) - number} runs of the sweep were not started", file=sys.stderr)
-                stopped = error
-                break
+                raise
             except (SettingsError, RunError) as error:
                 if len(runs) == 1:
                     raise
                 print(f"error: {error}", file=sys.stderr)
                 failed.append(name)
-    if len(done) > 1:
-        importlib.import_module("pflsim.analysis.compare.sweeps").print_comparisons(done)
-    if stopped is not None:
-        raise stopped
     if failed:
-        print(f"error: {len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed), file=sys.stderr)
-    return 1 if failed else 0
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
 
 
 def _partition(options: argparse.Namespace) -> int:
@@ -243,7 +259,9 @@ def _resume(asked: Sequence[str], options: argparse.Namespace, folders: Sequence
     if others:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(others)]
-            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            name = settings.names["data"]
+            option = name if name in groups_in(folders)["data"] else settings.data["_target_"]
+            same = [f"data={option}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *others], folders)), keys)
     if is_complete(folder, states=True):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")

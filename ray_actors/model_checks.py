@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
 from itertools import zip_longest
 
+import numpy as np
 import torch
 
 from lightning_modules.base import ClientModule
+from lightning_modules.lockstep.tracing import TracedStep
+from lightning_modules.nets.own import OwnNet, check_training, name_of, own_net
+from lightning_modules.nets.trial import layer_errors, try_net
 from pflsim.config.settings import Settings
-from pflsim.data.federated import Partition
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.memory import check_room
+from pflsim.params import NET
 from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory
 
@@ -37,6 +45,64 @@ def check_sizes(factory: ClientFactory, settings: Settings) -> None:
         total += size * (settings.clients // len(factory.models))
     if settings.executor == "inline":
         check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
+
+
+def check_models(factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset) -> list[str]:
+    """Train and evaluate each model that is not of this project on four examples, and return warnings.
+
+    Raises:
+        SettingsError: a model would fail or be wrong in a run; the message names the layer where possible.
+    """
+    rows, found = np.linspace(0, dataset.train_size - 1, 4).astype(int), list[str]()
+    x, y = torch.from_numpy(dataset.x[rows]), torch.from_numpy(dataset.y[rows])
+    inputs, labels = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
+    for variant, module in enumerate(variants):
+        if not is_own(module):
+            continue
+        where, net = _where(factory, variant), deepcopy(module.net)
+        again = factory.build(variant).net.state_dict()
+        differing = [name for name, value in net.state_dict().items() if not torch.equal(value, again[name])]
+        if differing:
+            raise SettingsError(
+                f"{where}: {differing[0]} differs between two models that are built with the same seed; draw initial "
+                "weights from torch's global generator"
+            )
+        if factory.device == "cpu" and net.channels_last:  # as on the host
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        found += try_net(net, inputs, labels, dataset.num_classes, where)
+        if isinstance(net, OwnNet):
+            check_training(net, inputs, where)
+    return found
+
+
+def is_own(module: ClientModule) -> bool:
+    """Return whether a client's network is not of this project."""
+    return isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules.")
+
+
+def check_lockstep(factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset) -> str:
+    """Return why a model that is not of this project cannot be trained in lockstep; empty if it can."""
+    clients = min(2, max(map(len, factory.stacks), default=0))
+    for variant, module in enumerate(variants):
+        if not clients or not is_own(module):
+            continue
+        client = ClientModule(deepcopy(module.net).train(), factory.training)
+        values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
+        stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
+        labels = torch.zeros(clients, factory.training.batch_size, dtype=torch.int64)
+        batch = torch.zeros(*labels.shape, *dataset.input_shape), labels
+        try:
+            with layer_errors(client.net, _where(factory, variant)):
+                TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
+        except SettingsError as error:
+            return str(error)
+    return ""
+
+
+def _where(factory: ClientFactory, variant: int) -> str:
+    """Return how messages call a model."""
+    make = partial(factory.models[variant])
+    return f"model={name_of(make.args[0] if make.func is own_net else make.func)}"
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

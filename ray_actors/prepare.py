@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
+from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.config.components import bind_method, bind_variants
+from pflsim.config.components import bind_method
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
@@ -26,7 +27,15 @@ from pflsim.types import ClientInfo, Split, Tensors
 from ray_actors.components import MakesClient, MakesNet, MakesRule, component_name, describe
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
-from ray_actors.model_checks import check_batches, check_phases, check_sizes, check_validation, check_variants
+from ray_actors.model_checks import (
+    check_batches,
+    check_lockstep,
+    check_models,
+    check_phases,
+    check_sizes,
+    check_validation,
+    check_variants,
+)
 from ray_actors.placement.devices import client_device
 from ray_actors.placement.stacks import stacks
 
@@ -45,7 +54,7 @@ class PreparedRun:
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
         initial_state: the largest initial private state of a client, for its size.
-        warnings: what the user should know about the data.
+        warnings: what the user should know about the data and the model.
     """
 
     settings: Settings
@@ -73,7 +82,7 @@ def prepare(settings: Settings) -> PreparedRun:
         SettingsError: the settings cannot be run. Nothing was started or written.
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
-    models = bind_variants(settings.model, kind=MakesNet)
+    models = bind_models(settings.model, kind=MakesNet)
     dataset, partition = load_federation(settings)
     if len(models) > settings.clients:
         raise SettingsError(
@@ -96,6 +105,7 @@ def prepare(settings: Settings) -> PreparedRun:
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
         variants = [factory.build(variant) for variant in range(len(models))]
+        warnings = check_models(factory, variants, dataset)
     module, method = variants[0], component_name(settings, "method")
     check_variants(method, variants)
     check_phases(method, variants)
@@ -108,18 +118,25 @@ def prepare(settings: Settings) -> PreparedRun:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     meta = _meta(settings, dataset, partition, module)
     sizes, training = [len(rows) for rows in partition.train], factory.training
+    found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
+    factory = replace(factory, stacks=found)
+    if problem := check_lockstep(factory, variants, dataset):
+        if settings.lockstep is True:
+            raise SettingsError(f"lockstep=true: {problem}")
+        factory = replace(factory, stacks=())
+        warnings.append(f"clients train one by one, not in lockstep: {problem}")
     return PreparedRun(
         settings,
         dataset,
         partition,
-        replace(factory, stacks=stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])),
+        factory,
         rule,
         federation,
         _plan(settings, partition, module, meta, rule),
         meta,
         tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
         max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
-        dataset_warnings(dataset),
+        (*dataset_warnings(dataset), *warnings),
     )
 
 

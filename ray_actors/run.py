@@ -13,6 +13,7 @@ import psutil
 
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
+from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
 from pflsim.engine.execution import Executor, NodeLost
@@ -73,7 +74,7 @@ class Runner:
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
                 write_config(folder, asdict(settings))
-                write_environment(folder)
+                write_environment(folder, modules=_own_modules(settings))
                 _write_partition(folder, prepared)
             if warning:
                 logger.warning(warning)
@@ -104,7 +105,8 @@ class Runner:
                     logger.warning(note)
                 if checkpoint is None:
                     remove_empty_records(folder)
-                write_environment(folder, f"environment-{2 + len([*folder.glob('environment-*.json')])}.json")
+                name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
+                write_environment(folder, name, _own_modules(settings))
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
             resume_after = (-1 if done is None else done) if has_records(folder) else None
@@ -333,6 +335,10 @@ def _write_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
+
+
+def _own_modules(settings: Settings) -> dict[str, Path]:
+    return own_modules([getattr(settings, component) for component in COMPONENTS])
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:

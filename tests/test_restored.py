@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support import METHOD_PARAMS, slow_except
-from test_contract import inline, job, tensors_of
+from test_contract import inline, job
 
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
 from pflsim.run_folder.checkpoint.state import plain, restored
+from ray_actors.contract.checks import tensors_of
 
 
 def through_a_file(state: Any) -> Any:

@@ -7,6 +7,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
@@ -52,12 +53,12 @@ class L2GD(ClientModule):
         self.p, self.lam = chance("method.p", p), non_negative("method.lam", lam)
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
-        self.joins = False
+        self.newcomer = Anchor()  # not empty while a newcomer joins
         self._check_aggregation_step()
 
     def aggregates(self, round_number: int) -> bool:
         """Return whether a round is an aggregation round; never for a newcomer, which always trains."""
-        return not self.joins and coin(self.training_settings.seed, round_number, self.p)
+        return not self.newcomer.tensors and coin(self.training_settings.seed, round_number, self.p)
 
     def aggregation_step(self) -> float:
         """Return ηλ/p of this round."""
@@ -83,19 +84,18 @@ class L2GD(ClientModule):
 
     def receive(self, downlink: Message) -> None:
         """Store x̄ if the message has it."""
-        self.joins = False
         load(self.mean, {key.removeprefix("net."): value for key, value in downlink.weights.items()})
         self.met.logical_or_(torch.tensor(bool(downlink.weights)))
 
     def replaces_body(self, downlink: Message) -> bool:
         """Return True for newcomers only; others store x̄ beside the net."""
-        return self.joins and super().replaces_body(downlink)
+        return bool(self.newcomer.tensors) and super().replaces_body(downlink)
 
     def join(self, downlink: Message) -> None:
         """Initialise a newcomer with x̄."""
         self.receive(downlink)
         load(self, downlink.weights)
-        self.joins = True
+        self.newcomer.store({"met": self.met})
 
     def reply(self, shard: Shard) -> Uplink:
         """Take the step of an aggregation round; return the model if an aggregation round follows a local one."""

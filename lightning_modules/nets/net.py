@@ -22,6 +22,9 @@ class Net(nn.Module):
         num_classes: C.
     """
 
+    channels_last: bool = True
+    """Whether clients on a CPU store its tensors channels last, which is faster; False if it needs `view` of maps."""
+
     def __init__(self, body: nn.Module, head: nn.Module, feature_shape: tuple[int, ...], num_classes: int):
         super().__init__()
         self.body = body

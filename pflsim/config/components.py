@@ -2,7 +2,8 @@
 
 A component (method, data, partition, split, model) names a class or function under `_target_`. Its settings are the
 keyword-only parameters of the target; the simulator passes the positional ones when it calls what `bind` returns. A
-method is a pair: `client` and `server` each name a target, and the settings of both are beside them.
+method is a pair: `client` and `server` each name a target, and the settings of both are beside them. The settings of an
+own model, which is no `Net`, are all parameters of its target.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import inspect
 import os
 import pkgutil
 import sys
+import sysconfig
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from pflsim.config.installation import PACKAGES
 from pflsim.config.names import unknown_key
-from pflsim.config.signatures import Parameter, find, signature_of, unknown_target
+from pflsim.config.signatures import ANY, Parameter, derives, find, find_source, signature_of, unknown_target
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
@@ -27,6 +31,11 @@ TARGET = "_target_"
 SIDES = ("client", "server")
 ADDED = {"model": {"variants": Parameter(list[dict[str, Any]], [], False)}}
 """Settings of a component that the simulator handles, beside those of its target."""
+OWN_MODEL = {"head": Parameter(str | None, None, False)}
+"""The same of an own model."""
+NET = "lightning_modules.nets.net.Net"
+FILLED_IN = ("input_shape", "num_classes")
+"""Parameters of an own model that the simulator fills in, unless they are given."""
 
 
 def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[str, str]:
@@ -48,19 +57,39 @@ def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[st
     return {side: str(node[side][TARGET]) for side in SIDES}
 
 
-def settings_of(targets: Mapping[str, str], component: str = "component") -> dict[str, Parameter]:
-    """Return the settings of a component: the keyword-only parameters of its targets, and what the simulator adds.
+def short_name(target: str) -> str:
+    """Return the last part of a dotted name, for records and tables; of a function `load`, the name of its module."""
+    parts = target.split(".")
+    return parts[-2] if parts[-1] == "load" and len(parts) > 1 else parts[-1]
+
+
+def is_own_model(target: str, component: str = "model") -> bool:
+    """Return whether a target is a model that is called with its settings only, because it is no `Net`."""
+    return component == "model" and not derives(target, NET)
+
+
+def settings_of(
+    targets: Mapping[str, str], component: str = "component", given: Collection[str] = ()
+) -> dict[str, Parameter]:
+    """Return the settings of a component: the parameters of its targets, and what the simulator adds.
+
+    Args:
+        targets: as `targets_of` returns them.
+        component: its group.
+        given: names that have a value. An own model may have settings that are not listed unless they are given.
 
     Raises:
         SettingsError: a target does not exist; two targets declare a parameter with different types, or both with a
             default.
     """
-    merged: dict[str, Parameter] = dict(ADDED.get(component, {}))
-    owner: dict[str, str] = dict.fromkeys(merged, "the simulator")
+    own = any(is_own_model(target, component) for target in targets.values())
+    added = {**ADDED.get(component, {}), **(OWN_MODEL if own else {})}
+    merged: dict[str, Parameter] = dict(added)
+    owner: dict[str, str] = {}
     for side, target in targets.items():
-        for name, found in signature_of(target, _key(component, side, TARGET)).items():
+        for name, found in _parameters(target, component, _key(component, side, TARGET), given).items():
             known = merged.get(name)
-            if name in (TARGET, *SIDES):
+            if name in (TARGET, *SIDES, *added):
                 raise SettingsError(f"{target}: a parameter cannot be named {name!r}")
             if known is not None:
                 both = f"{name!r} is a parameter of both {owner[name]} and {target}"
@@ -73,11 +102,22 @@ def settings_of(targets: Mapping[str, str], component: str = "component") -> dic
     return merged
 
 
+def _parameters(target: str, component: str, key: str, given: Collection[str] = ()) -> dict[str, Parameter]:
+    """Return the settings of one target."""
+    if not is_own_model(target, component):
+        return signature_of(target, key)
+    found = signature_of(target, key, every=True)
+    if found.pop("**", None):
+        found |= {name: ANY for name in given if name not in {TARGET, *found, *ADDED["model"], *OWN_MODEL}}
+    found |= {name: ANY for name in FILLED_IN if name in found}
+    return {name: parameter for name, parameter in found.items() if parameter.default is not ... or name in given}
+
+
 def keys_of(node: Any, component: str) -> Iterator[str]:
     """Yield the dotted keys of a component's settings; none if its targets cannot be read."""
     try:
         targets = targets_of(node, component)
-        names = settings_of(targets, component)
+        names = settings_of(targets, component, node)
     except (SettingsError, TypeError):
         return
     yield from (_key(component, name) for name in names)
@@ -91,7 +131,7 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
         SettingsError: a setting is unknown, has the wrong type, or is required and missing; lists all problems.
     """
     targets = targets_of(node, component)
-    known, problems, found = settings_of(targets, component), [], dict(node)
+    known, problems, found = settings_of(targets, component, node), [], dict(node)
     for name in node:
         if name not in known and name not in ((TARGET,) if "" in targets else SIDES):
             problems.append(unknown_key(f"{component}.{name}", [*keys_of(node, component)]))
@@ -106,9 +146,9 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
                 problems.append(str(error))
     if problems:
         raise SettingsError("\n".join(problems))
-    for number, variant in enumerate(found.get("variants", []) if "variants" in known else []):
+    for number, variant in enumerate(variants_of(found) if found.get("variants") and "variants" in known else []):
         try:
-            check_component(_variant(found, variant), component)
+            check_component(variant, component)
         except SettingsError as error:
             raise SettingsError(f"{component}.variants[{number}]: {error}") from error
     return found
@@ -144,7 +184,7 @@ def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
     arguments = [*inspect.signature(kind.__call__).parameters][1:]
     wanted = typing.get_type_hints(kind.__call__)["return"]
-    returned = found if isinstance(found, type) else _returned(found)
+    returned = returned_type(found)
     if returned != wanted and not (_is_class(returned) and _is_class(wanted) and issubclass(returned, wanted)):
         name = wanted.__name__ if _is_class(wanted) else str(wanted)
         expected = f"a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> {name}, or such a class"
@@ -157,10 +197,10 @@ def _is_class(kind: Any) -> bool:
     return isinstance(kind, type) and not typing.get_args(kind)
 
 
-def _returned(function: Any) -> Any:
-    """Return the type that a function's signature says it returns, or None."""
+def returned_type(found: Any) -> Any:
+    """Return a class itself, or the type that a function's signature says it returns, or None."""
     try:
-        return typing.get_type_hints(function).get("return")
+        return found if isinstance(found, type) else typing.get_type_hints(found).get("return")
     except (NameError, TypeError):  # a name imported for type checkers only, or an object without a signature
         return None
 
@@ -188,7 +228,8 @@ def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) ->
         SettingsError: see `resolve`.
     """
     target = targets_of(node, field)[""]
-    return partial(resolve(target, kind, f"{field}.{TARGET}"), **_arguments(node, signature_of(target)))
+    known = _parameters(target, field, TARGET, node)
+    return partial(resolve(target, kind, f"{field}.{TARGET}"), **_arguments(node, known))
 
 
 def bind_variants(node: Mapping[str, Any], kind: Any = None) -> tuple[partial[Any], ...]:
@@ -197,7 +238,26 @@ def bind_variants(node: Mapping[str, Any], kind: Any = None) -> tuple[partial[An
     Raises:
         SettingsError: see `resolve`.
     """
-    return tuple(bind(_variant(node, variant), "model", kind) for variant in node.get("variants") or [{}])
+    return tuple(bind(variant, "model", kind) for variant in variants_of(node))
+
+
+def variants_of(node: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the config of each variant of a model; of the model itself if it has none."""
+    own = {key: value for key, value in node.items() if key != "variants"}
+    return [{**own, **variant} for variant in node.get("variants") or [{}]]
+
+
+def own_modules(components: Iterable[Mapping[str, Any]]) -> dict[str, Path]:
+    """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    found: dict[str, Path] = {}
+    for node in components:
+        for side in (node, *(node[side] for side in SIDES if side in node)):
+            module = str(side.get(TARGET, "")).rpartition(".")[0]
+            source = None if module.partition(".")[0] in PACKAGES else find_source(module)
+            if source is not None and not any(source.path.is_relative_to(folder) for folder in installed):
+                found[module] = source.path
+    return found
 
 
 def bind_method(
@@ -228,10 +288,6 @@ def bind_method(
 
 def _key(*names: str) -> str:
     return ".".join(filter(None, names))
-
-
-def _variant(node: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{key: value for key, value in node.items() if key != "variants"}, **variant}
 
 
 def _arguments(node: Mapping[str, Any], known: Mapping[str, Parameter]) -> dict[str, Any]:

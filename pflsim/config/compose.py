@@ -22,16 +22,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, targets_of
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, short_name, targets_of
 from pflsim.config.help import groups_in
 from pflsim.config.installation import FOLDER
 from pflsim.config.names import nearest, shortened, unknown_key
 from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
+from pflsim.config.signatures import find, unknown_target
 from pflsim.errors import SettingsError
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
+FEDAVG = "pflsim.servers.fedavg.FedAvg"
+"""The server rule of a method that is named by its client, `method=mine.moon.Moon`."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -183,22 +186,30 @@ def _compose(
     overrides: Sequence[Override], folders: Sequence[Path], groups: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Return the content of the config files with overrides, and the chosen option of each group."""
+    targets = {str(o.key_or_group): str(o.value()) for o in overrides if _is_target(o, groups)}
     of_groups = [o.key_or_group in groups or o.package is not None for o in overrides]
-    chosen = tuple(str(o.input_line) for o, of_group in zip(overrides, of_groups, strict=True) if of_group)
+    named = zip(overrides, of_groups, strict=True)
+    chosen = tuple(str(o.input_line) for o, of_group in named if of_group and o.key_or_group not in targets)
     try:
         found = _composed_files(chosen, tuple(folders), _stamps(folders))
         config = deepcopy(found)
+        for group, target in targets.items():  # instead of the file, whose settings are those of another target
+            sides = {"client": {TARGET: target}, "server": {TARGET: FEDAVG}}
+            config[group] = sides if group == "method" else {TARGET: target}
         for override, of_group in zip(overrides, of_groups, strict=True):
             if not of_group:
+                key, value = str(override.key_or_group), override.value()
+                if key in ("method.client", "method.server") and isinstance(value, str):
+                    key = f"{key}.{TARGET}"
                 # The files hold no defaults, so keys are added; `settings_from` refuses the unknown ones.
-                OmegaConf.update(config, str(override.key_or_group), override.value(), merge=True, force_add=True)
+                OmegaConf.update(config, key, value, merge=True, force_add=True)
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
     except RecursionError:
         raise SettingsError("the brackets in a value are nested too deeply") from None
     del content["hydra"]
-    return content, found.hydra.runtime.choices
+    return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
 
 
 def _stamps(folders: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
@@ -240,10 +251,20 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
         if group not in groups or override.is_sweep_override():
             continue
         name = override.value()
+        if _is_target(override, groups):
+            if find(str(name)) is None:
+                raise SettingsError(unknown_target(str(name), group))
+            continue
         if not isinstance(name, str) or name not in groups[group]:
             raise SettingsError(f"{line}: there is no {group} of that name; {nearest(str(name), groups[group])}")
         if group not in defaults and not (override.is_add() or override.is_force_add()):
             raise SettingsError(f"{line}: write +{group}={name}, because {group} is not in the defaults")
+
+
+def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether an override is GROUP=package.module.Name, the dotted name of a class or function."""
+    group, name = str(override.key_or_group), "" if override.is_sweep_override() else override.value()
+    return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
 def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,7 +274,7 @@ def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         node = values[key]
         if key in COMPONENTS and isinstance(node, Mapping) and node:
             default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
-            for name, parameter in settings_of(targets_of(node, key), key).items():
+            for name, parameter in settings_of(targets_of(node, key), key, node).items():
                 default[name] = "???" if parameter.required else parameter.default
         if isinstance(default, dict) and isinstance(node, Mapping):
             values[key] = {**default, **node}

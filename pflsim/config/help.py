@@ -46,8 +46,9 @@ Commands that read run folders:
   report              write an HTML report of one or more runs
   export              export trained client models
 
-Command without a run:
+Commands without a run:
   partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER
+  check-method        check that a method keeps its contract: check-method mine.moon
 
 Commands for a cluster:
   submit              run an experiment on a Ray cluster, as a job

@@ -160,8 +160,8 @@ class Settings:
     """If a client's loss or message is not finite: abort, drop the client from the round, or keep it."""
     executor: Literal["ray", "inline"] = "ray"
     """ray (clients on actors) or inline (everything in this process)."""
-    progress: Literal["auto", "live", "plain", "quiet"] = "auto"
-    """Terminal output: live display, plain (one line per round), quiet (result only); auto: live or plain."""
+    progress: Literal["auto", "live", "plain", "quiet", "none"] = "auto"
+    """Output: live display, plain (one line per round), quiet (result only), none; auto: live or plain."""
     ray_address: str | None = None
     """Ray cluster to join: auto or HOST:PORT; null: start Ray on this machine."""
     run_dir: str | None = None

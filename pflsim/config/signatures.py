@@ -1,22 +1,26 @@
 """Reads the settings of a class or function from its source, without importing it.
 
-A setting is a keyword-only parameter. The command line stays fast, because it checks settings without importing torch.
+A setting is a keyword-only parameter; of a user's own model, every parameter. The command line stays fast, because it
+checks settings without importing torch.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from pflsim.config.names import nearest
+from pflsim.config.names import close_to, nearest
+from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
 Definition = ast.FunctionDef | ast.ClassDef
@@ -33,13 +37,17 @@ class Parameter:
 
     Args:
         annotation: int, float, str, bool, None, list[...], tuple[...], dict[...], Literal[...], or a union of these.
-        default: the literal in the signature; None if `required`.
+        default: the literal in the signature; None if `required`, and `...` if it is no literal (own models only).
         required: whether the parameter has no default.
     """
 
     annotation: Any
     default: Any
     required: bool
+
+
+ANY = Parameter(Any, ..., False)
+"""A parameter whose type and default are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +59,21 @@ class Source:
     tree: ast.Module
 
 
-def signature_of(target: str, key: str = "_target_") -> dict[str, Parameter]:
-    """Read the keyword-only parameters of a class or function, in the order of its signature.
+def signature_of(target: str, key: str = "_target_", every: bool = False) -> dict[str, Parameter]:
+    """Read the settings of a class or function, in the order of its signature.
 
     A class without its own `__init__` has the one of the first base that has one.
 
     Args:
         target: "package.module.Name".
         key: dotted name of the setting that holds the target, for messages.
+        every: whether all parameters are settings, and not only those after the `*`. Then they need no type: one
+            without a type has that of its default, and any value fits where that is no type of a setting. `**kwargs`
+            is returned as "**".
 
     Raises:
-        SettingsError: the target does not exist, or a parameter has no type, an unsupported type, or a default that is
-            not a literal.
+        SettingsError: the target does not exist; without `every` also if a parameter has no type, an unsupported type,
+            or a default that is not a literal.
     """
     found = find(target)
     if found is None or not isinstance(found[1], Definition):
@@ -70,13 +81,47 @@ def signature_of(target: str, key: str = "_target_") -> dict[str, Parameter]:
     source, function = _function(*found)
     if function is None:
         return {}
-    arguments = function.args
-    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return {a.arg: _parameter(source, target, a, default) for a, default in pairs}
+    bound = 1 if isinstance(found[1], ast.ClassDef) else 0  # self
+    return _parameters(source, target, function.args, every, bound)
+
+
+def parameters_of(called: Callable[..., Any], every: bool = False) -> dict[str, Parameter]:
+    """Return the settings of a class or function that exists as an object; see `signature_of`.
+
+    Raises:
+        SettingsError: see `signature_of`.
+    """
+    try:
+        parameters = inspect.signature(called, eval_str=True).parameters.values()
+    except (NameError, SyntaxError, TypeError):  # names that only type checkers import
+        parameters = inspect.signature(called).parameters.values()
+    written = [
+        p.replace(
+            default=p.default if p.default is p.empty or _is_literal(p.default) else ...,
+            annotation=p.empty if "<" in inspect.formatannotation(p.annotation) else p.annotation,
+        )
+        for p in parameters
+    ]
+    (function,) = ast.parse(f"def f{inspect.Signature(written)}: ...").body
+    name, empty = getattr(called, "__qualname__", repr(called)), Source("", Path(), ast.Module([], []))
+    return _parameters(empty, name, typing.cast(ast.FunctionDef, function).args, every)
+
+
+def derives(target: str, base: str) -> bool:
+    """Return whether the source of a class or function names `base` as its base class or its return type."""
+    found, wanted = find(target), find(base)
+    return found is not None and wanted is not None and _derives(*found, *wanted)
 
 
 def find(dotted: str) -> tuple[Source, ast.AST] | None:
     """Return where a dotted name is defined, following imports, or None."""
+    try:
+        return _find(dotted)
+    except RecursionError:  # modules that import the name from each other
+        return None
+
+
+def _find(dotted: str) -> tuple[Source, ast.AST] | None:
     parts = dotted.split(".")
     for length in range(len(parts) - 1, 0, -1):
         source = find_source(".".join(parts[:length]))
@@ -91,24 +136,30 @@ def find_source(module: str) -> Source | None:
     A module that is not on the import path may be in the working directory. The standard library is never read: it
     contains no components, and `typing` is long.
     """
-    if module.partition(".")[0] in sys.stdlib_module_names:
+    _, path = _search(module)
+    if path is None or not path.endswith(".py"):
         return None
+    return Source(module, Path(path), _parse(path, Path(path).stat().st_mtime_ns))
+
+
+def _search(module: str) -> tuple[Sequence[str], str | None]:
+    """Return the folders of a package, and the file of a module; empty and None if there is none."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return (), None
     folders: Sequence[str] | None = None
     path = None
     for part in module.split("."):
         if not part.isidentifier():
-            return None
+            return (), None
         # Editable installs have finders of their own for top-level names.
         finders = [PathFinder] if folders is not None else [PathFinder, *sys.meta_path]
         spec = next(filter(None, (finder.find_spec(part, folders) for finder in finders)), None)
         if spec is None and folders is None:
             spec = PathFinder.find_spec(part, [os.getcwd()])
         if spec is None:
-            return None
+            return (), None
         folders, path = list(spec.submodule_search_locations or ()), spec.origin
-    if path is None or not path.endswith(".py"):
-        return None
-    return Source(module, Path(path), _parse(path, Path(path).stat().st_mtime_ns))
+    return folders or (), path
 
 
 def unknown_target(target: str, key: str = "_target_") -> str:
@@ -119,10 +170,13 @@ def unknown_target(target: str, key: str = "_target_") -> str:
         names = [s.name for s in _statements(source.tree.body) if isinstance(s, Definition) and s.name[:1] != "_"]
         return f"{key}={target}: module {module} has no class or function {name!r}; {nearest(name, names)}"
     package, _, last = module.rpartition(".")
-    parent = find_source(package) if package else None
-    if parent is None or parent.path.name != "__init__.py":
+    folders = _search(package)[0] if package else [os.getcwd()]
+    if not folders or not last.isidentifier() or last in sys.stdlib_module_names:
         return f"{key}={target}: expected package.module.Name of a module outside the standard library"
-    modules = [p.stem for p in parent.path.parent.glob("*.py") if p.stem != "__init__"]
+    modules = [p.stem for folder in folders for p in Path(folder).glob("*.py") if p.stem[:1] != "_"]
+    if not package:
+        near = f"; did you mean {' or '.join(close_to(last, modules))}?" if close_to(last, modules) else ""
+        return f"{key}={target}: there is no module {last!r} in the working directory or on the import path{near}"
     return f"{key}={target}: there is no module {last!r} in {package}; {nearest(last, modules)}"
 
 
@@ -159,12 +213,15 @@ def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | Non
                 return source, value
             case ast.ImportFrom(names=names):
                 for alias in names:
-                    if (alias.asname or alias.name) == head:
-                        return find(".".join([_absolute(source, statement), alias.name, *rest]))
+                    name = head if alias.name == "*" else alias.name
+                    if (alias.asname or name) == head:
+                        found = _find(".".join([_absolute(source, statement), name, *rest]))
+                        if found is not None or alias.name != "*":
+                            return found
             case ast.Import(names=names):
                 for alias in names:
                     if (alias.asname or alias.name.partition(".")[0]) == head:
-                        return find(".".join([alias.name if alias.asname else head, *rest]))
+                        return _find(".".join([alias.name if alias.asname else head, *rest]))
     return None
 
 
@@ -196,6 +253,22 @@ def _function(source: Source, node: ast.AST) -> tuple[Source, ast.FunctionDef | 
     return source, None
 
 
+def _derives(source: Source, node: ast.AST, home: Source, base: ast.AST) -> bool:
+    """Return whether a definition is `base` of the module `home`, or names it or a class that derives from it."""
+    assert isinstance(base, ast.ClassDef)
+    if isinstance(node, ast.ClassDef) and (source.path, node.name) == (home.path, base.name):
+        return True
+    named = node.bases if isinstance(node, ast.ClassDef) else [getattr(node, "returns", None)]
+    for one in named:
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            one = ast.parse(one.value, mode="eval").body
+        path = _dotted(one) if one is not None else []
+        found = _locate(source, path) if path else None
+        if found is not None and found[1] is not node and _derives(*found, home, base):
+            return True
+    return False
+
+
 def _dotted(node: ast.AST) -> list[str]:
     """Return ["a", "b", "C"] for `a.b.C`, [] for other expressions."""
     if isinstance(node, ast.Name):
@@ -206,6 +279,20 @@ def _dotted(node: ast.AST) -> list[str]:
     return []
 
 
+def _parameters(
+    source: Source, target: str, arguments: ast.arguments, every: bool, bound: int = 0
+) -> dict[str, Parameter]:
+    """Return the settings among the parameters of a function, of which the first `bound` are given."""
+    pairs = list(zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+    if not every:
+        return {a.arg: _parameter(source, target, a, default) for a, default in pairs}
+    first = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(first) - len(arguments.defaults)) + arguments.defaults
+    pairs = [*zip(first, defaults, strict=True)][bound:] + pairs
+    more = {"**": ANY} if arguments.kwarg else {}
+    return {a.arg: _lenient_parameter(source, a, default) for a, default in pairs} | more
+
+
 def _parameter(source: Source, target: str, argument: ast.arg, default: ast.expr | None) -> Parameter:
     where = f"parameter {argument.arg!r} of {target}"
     if argument.annotation is None:
@@ -214,6 +301,30 @@ def _parameter(source: Source, target: str, argument: ast.arg, default: ast.expr
     if default is None:
         return Parameter(annotation, None, True)
     return Parameter(annotation, _literal(source, default, where), False)
+
+
+def _lenient_parameter(source: Source, argument: ast.arg, default: ast.expr | None) -> Parameter:
+    """Return a parameter for which any value fits unless its type, or that of its default, is one of a setting."""
+    annotation, value = Any, None if default is None else ...
+    with suppress(SettingsError):
+        value = value and _literal(source, typing.cast(ast.expr, default), "")
+        value = ... if isinstance(value, bytes | set | complex) else value
+    with suppress(SettingsError, SyntaxError, TypeError):
+        kind = BASIC.get(type(value).__name__, Any)
+        if argument.annotation is not None:
+            kind = _type(source, argument.annotation, "")
+        if default is not None and value is not ...:
+            checked(argument.arg, kind, value)  # as for `width: int = None`
+        annotation = kind
+    return Parameter(annotation, value, default is None)
+
+
+def _is_literal(value: object) -> bool:
+    """Return whether the source of a default can be written as a literal."""
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError, TypeError):
+        return False
 
 
 def _literal(source: Source, node: ast.AST, where: str) -> Any:

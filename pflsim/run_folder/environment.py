@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from pflsim.config.signatures import find_source
 from pflsim.run_folder.files import write_atomically
 
 PACKAGES = (
@@ -104,6 +106,25 @@ def environment() -> dict[str, object]:
     return {"versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
 
 
-def write_environment(folder: Path, name: str = "environment.json") -> None:
-    """Write environment.json to a run folder; resumed sessions pass another `name`."""
-    write_atomically(folder / name, json.dumps(environment(), indent=2, ensure_ascii=False) + "\n")
+def write_environment(folder: Path, name: str = "environment.json", modules: Mapping[str, Path] | None = None) -> None:
+    """Write environment.json to a run folder.
+
+    Args:
+        folder: the run folder.
+        name: of the file; resumed sessions have their own.
+        modules: the user's own modules and their files, which are recorded relative to the folder.
+    """
+    own = {module: os.path.relpath(path, folder) for module, path in (modules or {}).items()}
+    content = {**environment(), **({"own_modules": own} if own else {})}
+    write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def missing_modules(folder: Path) -> str:
+    """Return a hint where a run found the own modules that are not found now; empty if there are none."""
+    try:
+        own: Mapping[str, str] = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["own_modules"]
+        missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    places = ", ".join(f"{name} was {path}" for name, path in missing.items())
+    return f"; when the run was made, {places}: use that folder as working directory or PYTHONPATH" if missing else ""

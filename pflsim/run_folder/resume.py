@@ -12,6 +12,7 @@ from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
 from pflsim.config.urls import check_no_password, is_url
 from pflsim.errors import SettingsError
+from pflsim.run_folder.environment import missing_modules
 from pflsim.run_folder.folder import CONFIG, last_run
 
 CHANGEABLE = (
@@ -65,7 +66,7 @@ def saved_settings(folder: Path) -> Settings:
     try:
         return settings_from(content)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
+        raise SettingsError(f"{path}: {error}{missing_modules(folder)}") from error
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:

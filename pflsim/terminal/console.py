@@ -16,7 +16,7 @@ from pflsim.terminal.live import Live, Status
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.terminal.streams import IgnoreClosedPipe
 
-Progress = Literal["auto", "live", "plain", "quiet"]
+Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
 
@@ -64,7 +64,7 @@ class Console:
             kept_at: URL of the remote copy.
         """
         self._url = kept_at
-        if self.progress == "quiet":
+        if self.progress in ("quiet", "none"):
             return
         self._print(headline(self.meta))
         self._print(f"run folder {folder}{self._copy()}")
@@ -99,7 +99,7 @@ class Console:
         if self._live is not None:
             self._status.remaining = self._remaining(metrics.round)
             self._update_status(metrics, memory_mb)
-        if self.progress != "quiet" and (self._live is None or self._is_printed(metrics)):
+        if self.progress not in ("quiet", "none") and (self._live is None or self._is_printed(metrics)):
             self._print(self.line(metrics))
 
     def close(self) -> None:
@@ -119,6 +119,8 @@ class Console:
         from rich.console import Console as Rich
 
         self.close()
+        if self.progress == "none":
+            return
         self._print("")
         if not summary.complete:
             self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")

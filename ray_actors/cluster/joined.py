@@ -18,7 +18,7 @@ from ray_actors.cluster.ray_folder import PREFIX
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement.layout import Layout, Supply
 from ray_actors.placement.nodes import alive_nodes
-from ray_actors.ray_private import SafePathConfig, silence_authentication_notice
+from ray_actors.placement.ray_private import SafePathConfig, silence_authentication_notice
 
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""

@@ -12,7 +12,7 @@ import psutil
 
 from ray_actors.cluster.guardian import Guardian, end_processes, is_ray_process
 from ray_actors.cluster.ray_folder import create_folder, remove_folder, remove_leftovers
-from ray_actors.ray_private import SafePathConfig, loopback_options, silence_authentication_notice
+from ray_actors.placement.ray_private import SafePathConfig, loopback_options, silence_authentication_notice
 
 STOP_TIMEOUT_S = 5.0
 """How long Ray's processes may take to end by themselves."""

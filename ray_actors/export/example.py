@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from lightning_modules.nets.own import filled_in, name_of
 from lightning_modules.training import Training
+from pflsim.config.components import TARGET, own_modules
 from pflsim.data.federated import Examples
 from ray_actors.export.source import Source
 from ray_actors.hosts.client_factory import ClientFactory
@@ -77,27 +79,38 @@ def example(source: Source, client: int, whole: bool, suffix: str, shown: Exampl
 
 
 def _imports(factory: ClientFactory, whole: bool) -> list[str]:
-    targets: list[Any] = [partial(factory.models[0]).func]
+    """Return the lines that import what `_build` names, and make own modules importable from anywhere."""
+    models = [partial(model) for model in factory.models]
+    targets: list[Any] = [model.args[0] if model.args else model.func for model in models]
     if whole:
-        targets += [partial(factory.client).func, Training]
-    return sorted({f"from {target.__module__} import {target.__qualname__}" for target in targets})
+        targets += [partial(factory.client).func, Training, *(model.func for model in models)]
+    files = own_modules({TARGET: name_of(target)} for target in targets)
+    folders = {str(file.parents[module.count(".") + (file.stem == "__init__")]) for module, file in files.items()}
+    lines = sorted({f"from {target.__module__} import {target.__qualname__}" for target in targets})
+    return [*(f"sys.path.append({folder!r})" for folder in sorted(folders)), *lines]
 
 
 def _build(factory: ClientFactory, whole: bool) -> list[str]:
     """Return statements that build `model`."""
-    models, lines = [partial(model) for model in factory.models], list[str]()
-    net, sizes = _name(models[0]), [repr(tuple(factory.input_shape)), repr(factory.num_classes)]
-    if len(models) > 1:
-        kinds = [_call("dict", [], model.keywords) for model in models]
-        lines += ["kinds = [", *(f"    {kind}," for kind in kinds), "]  # client i has kinds[i % len(kinds)]"]
-        net = f"{net}({', '.join(sizes)}, **kinds[client % {len(kinds)}])"
-    else:
-        net = _call(net, sizes, models[0].keywords)
+    nets, lines = [_net(factory, partial(model), whole) for model in factory.models], list[str]()
+    net = nets[0]
+    if len(nets) > 1:
+        lines += ["kinds = [", *(f"    lambda: {net}," for net in nets), "]  # client i has kinds[i % len(kinds)]"]
+        net = f"kinds[client % {len(nets)}]()"
     if not whole:
         return [*lines, f"model = {net}"]
     client = partial(factory.client)
     training = _call("Training", [], _changed(factory.training))
     return [*lines, f"net = {net}", f"model = {_call(_name(client), ['net', training], client.keywords)}"]
+
+
+def _net(factory: ClientFactory, model: partial[Any], whole: bool) -> str:
+    """Return the call that builds a network; alone, a user's own module is built without its `Net`."""
+    sizes = tuple(factory.input_shape), factory.num_classes
+    if model.args and not whole:
+        return _call(model.args[0].__qualname__, [], filled_in(model.args[0], model.keywords, *sizes))
+    own = [model.args[0].__qualname__, *map(repr, model.args[1:])] if model.args else []
+    return _call(_name(model), [*own, *map(repr, sizes)], model.keywords)
 
 
 def _inputs(shown: Examples) -> list[str]:

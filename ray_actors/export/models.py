@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from lightning_modules.evaluation import count
+from lightning_modules.nets.own import OwnNet
 from pflsim.analysis.results import read_run
 from pflsim.data.federated import Examples
 from pflsim.errors import RunError, SettingsError
@@ -116,7 +117,8 @@ def _export_client(source: Source, host: ClientHost, client: int, message: Messa
     suffix = "" if request.model == prepared.meta.reported_model else f"_{request.model}"
     with host.module_for(request, client, message) as module:
         net = module.plain_net(request.model)
-        tensors = snapshot((module if net is None else net).state_dict())
+        whole = module if net is None else net.original() if isinstance(net, OwnNet) else net
+        tensors = snapshot(whole.state_dict())
         before = count(module.predict_global if is_global else module.predict, test, batch_size)
     path, script = folder / f"client_{client}{suffix}.safetensors", folder / "example.py"
     save_file({k: v.contiguous() for k, v in tensors.items()}, path, _metadata(source, client, net is None))
@@ -127,7 +129,7 @@ def _export_client(source: Source, host: ClientHost, client: int, message: Messa
         text = example(source, client, net is None, suffix, shown, before[0], len(test))
         script.write_text(text, encoding="utf-8")
     loaded = runpy.run_path(str(script))["load"](client).to(host.device)
-    if host.device.type == "cpu":  # as on the host: the memory format changes the order of sums
+    if host.device.type == "cpu" and module.net.channels_last:  # as on the host: the order of sums depends on it
         loaded.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     predict = loaded.predict_global if net is None and is_global else loaded
     after = count(predict, test, batch_size)  # type: ignore[arg-type]

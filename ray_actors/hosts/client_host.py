@@ -23,6 +23,7 @@ from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import EvalRow, Split, Tensors, TrainReport
+from ray_actors.hosts.attributes import unchanged_attributes
 from ray_actors.hosts.client_errors import client_errors
 from ray_actors.hosts.client_factory import ClientFactory, InitialStates
 from ray_actors.hosts.gpu import claim_device
@@ -71,7 +72,7 @@ class ClientHost:
             self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
         for module in self.modules.values():
             module.to(self.device)
-            if self.device.type == "cpu":  # convolutions are faster there with channels last
+            if self.device.type == "cpu" and module.net.channels_last:  # convolutions are faster there
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.module: ClientModule = next(iter(self.modules.values()))
         self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
@@ -139,6 +140,7 @@ class ClientHost:
             client_errors(first, task.round_number, _lockstep_phase(clients), tuple(clients)),
             torch_threads(self.factory.threads),
             seeded_global(self.factory.seed, "lockstep", first, task.round_number),
+            unchanged_attributes(self.module, buffers=False),  # lockstep replaces buffers
         ):
             self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
         for client, training in trainings.items():
@@ -217,6 +219,8 @@ class ClientHost:
     ) -> Iterator[Shard]:
         """Give the module a client's state and random numbers inside the block, and name the client in its errors.
 
+        It is an error if an attribute changes that is not part of the state, see `unchanged_attributes`.
+
         Args:
             task: what the client does.
             client: its id.
@@ -236,7 +240,8 @@ class ClientHost:
                 self.module.round_number = task.round_number
             else:
                 bind_state(self.module, values)
-            yield self.shards[client]
+            with unchanged_attributes(self.module):
+                yield self.shards[client]
 
     def _order(self, task: TrainTask | FinetuneTask, client: int) -> torch.Generator:
         """Return the generator that decides the order of a client's examples."""

@@ -44,7 +44,7 @@ class FailurePolicy:
         text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise _final(failure, "set on_nonfinite=drop to continue without it")
+                raise _final(failure, "set on_nonfinite=drop to continue without it") from error
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
@@ -57,7 +57,7 @@ class FailurePolicy:
             self.log(f"{text}; retry {tries + 1} of {self.on_error.tries}", failure.trace)
             return failure.group
         self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
-        raise _final(failure, "set on_client_error=drop to continue without it")
+        raise _final(failure, "set on_client_error=drop to continue without it") from error
 
     def divide(self, failure: Failure) -> bool:
         """Return whether a call of several groups that failed as a whole is repeated group by group, and log it."""

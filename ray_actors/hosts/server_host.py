@@ -9,6 +9,7 @@ from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint.state import plain, restored
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
+from ray_actors.hosts.attributes import unchanged_attributes
 from ray_actors.hosts.threads import torch_threads
 
 
@@ -28,7 +29,7 @@ class ServerHost:
 
     def downlinks(self, clients: Sequence[int], joining: bool = False) -> dict[int, Message]:
         """Return the downlinks of these clients, or their first ones if they are `joining`."""
-        with torch_threads(self.threads):
+        with torch_threads(self.threads), unchanged_attributes(self.rule):
             if joining:
                 return {client: self.rule.join(self.state, client) for client in clients}
             return self.rule.downlinks(self.state, clients)
@@ -41,7 +42,7 @@ class ServerHost:
             matrices: also compute the matrices of the diagnostics.
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
-        with torch_threads(self.threads):
+        with torch_threads(self.threads), unchanged_attributes(self.rule):
             state = self.rule.fuse(self.state, ordered)
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state = state  # last, so that a failure leaves it unchanged

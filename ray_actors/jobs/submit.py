@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.installation import PROGRAM, program
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
@@ -96,6 +97,13 @@ def packed(request: Request, root: Path, runs: Sequence[Settings], installed: bo
     for folder in request.config_dir:
         if not any(name.startswith(f"{_inside(folder, package.root)}/") for name in package.files):
             raise SettingsError(f"--config-dir {folder} is excluded from the upload: move it, or change --exclude")
+    components = [getattr(run, component) for run in runs for component in COMPONENTS]
+    for module, file in own_modules(components).items():
+        path = module.replace(".", "/")
+        if not package.files.keys() & {f"{path}.py", f"{path}/__init__.py"}:
+            raise SettingsError(
+                f"{module} is {file}, which is not sent: put it into {package.root} for a job to find it"
+            )
     return package
 
 

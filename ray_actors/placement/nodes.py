@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from ray_actors.placement.actor_spec import ACTOR_MB, ActorSpec, Node
-from ray_actors.ray_private import available_resources_per_node
+from ray_actors.placement.ray_private import available_resources_per_node
 
 POLL_INTERVAL_S = 0.5
 """How often to ask Ray again while waiting for nodes."""

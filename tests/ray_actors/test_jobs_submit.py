@@ -153,7 +153,7 @@ def test_an_installed_package_is_sent_with_the_working_directory(
     tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "CONFIGS", FOLDER / "pflsim" / "configs")
-    monkeypatch.setattr(cli, "_folders", lambda config_dirs: [CONFIGS, *map(Path, config_dirs)])
+    monkeypatch.setattr(cli, "config_folders", lambda config_dirs: [CONFIGS, *map(Path, config_dirs)])
     folder = tmp_path / "mine"
     (folder / "configs" / "placement").mkdir(parents=True)
     (folder / "configs" / "placement" / "ours.yaml").write_text("actors: 2\n")

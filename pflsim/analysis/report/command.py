@@ -26,16 +26,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(options: argparse.Namespace) -> None:
-    folders = find_runs(options.runs)
-    out = options.out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    print(f"report       {write_report(find_runs(options.runs), options.out)}")
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write a report on runs and return its path.
+
+    Args:
+        folders: the run folders.
+        out: the file; None: report.html in the folder of a single run, else in the current folder.
+
+    Raises:
+        SettingsError: a folder cannot be read, or the file cannot be written.
+    """
     from pflsim.analysis.report.page import page
 
+    out = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
     text = page(folders)
     try:
         write_atomically(out, text)
     except OSError as error:
-        raise SettingsError(f"--out {out} cannot be written: {error.strerror}") from error
-    print(f"report       {out}")
+        raise SettingsError(f"{out} cannot be written: {error.strerror}") from error
+    return out
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

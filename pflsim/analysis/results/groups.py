@@ -66,13 +66,13 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     keys = [key for key, _ in found]
     groups = []
     for key, members in found:
-        own = {name: value for name, value in key.items() if name != "method" and _distinguishes(name, key, keys)}
+        own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
         label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
 
 
-def _distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
+def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a setting differs between groups; a component's setting, between groups with that component."""
     component = name.partition(".")[0]
     peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]

@@ -5,21 +5,24 @@ from __future__ import annotations
 import csv
 import glob
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from pflsim.analysis.results.frames import as_html, frame, short
 from pflsim.config.components import COMPONENTS
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
+from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.folder import CONFIG, check_no_links
-from pflsim.run_folder.history import RoundMetrics, read_history
+from pflsim.run_folder.history import RoundMetrics, read_history, to_line
 from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
 from pflsim.types import SPLITS
@@ -27,6 +30,8 @@ from pflsim.types import SPLITS
 PER_CLIENT = "per_client.csv"
 SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
 """Keys that every summary.json has."""
+RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
+"""Keys of `Run.overview` that describe the result."""
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",
     "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress",
@@ -78,7 +83,7 @@ class ClientCounts:
         return self.correct / self.total
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """The content of a run folder; the run may be incomplete.
 
@@ -122,6 +127,52 @@ class Run:
     def done(self) -> int:
         """The last finished round, from metrics.jsonl: a killed run does not update summary.json."""
         return self.history[-1].round if self.history else 0
+
+    @property
+    def accuracy(self) -> float:
+        """Mean test accuracy over clients of the reported model in the last round; NaN if it was not evaluated."""
+        stats = self.stats("last")
+        return math.nan if stats is None else stats.mean
+
+    def per_client(self) -> Any:
+        """Return per_client.csv with the accuracy of each row, see `frame`."""
+        return frame(self.client_rows())
+
+    def metrics(self) -> Any:
+        """Return a row per round with the values of metrics.jsonl by dotted key, see `frame`."""
+        return frame(self.round_rows())
+
+    def client_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `per_client`."""
+        header, rows = self._rows
+        with _reading(self.folder / PER_CLIENT):
+            yield from map(_numbers, csv.DictReader([header, *chain(*rows.values())]))
+
+    def round_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `metrics`."""
+        return (dotted(json.loads(to_line(line))) for line in self.history)
+
+    def overview(self) -> dict[str, Any]:
+        """Return what ran and its result as short values by name."""
+        stats, traffic = self.stats("last"), self.history[-1].traffic_total if self.history else Traffic()
+        return {
+            **{key: self.summary[key] for key in ("method", "data", "partition", "model", "clients", "seed")},
+            "rounds": self.done if self.complete else f"{self.done} of {self.summary['rounds_planned']}",
+            "reported model": f"{self.reported.model}, {self.reported.phase}",
+            "accuracy": self.accuracy,
+            "worst decile": math.nan if stats is None else stats.worst_decile,
+            "up MB": traffic.up_bytes / 1e6,
+            "down MB": traffic.down_bytes / 1e6,
+            "seconds": self.summary["seconds"],
+            "folder": str(self.folder),
+        }
+
+    def __repr__(self) -> str:
+        """Return the values of `overview`, one per line."""
+        return "\n".join(f"{key:15}{value}" for key, value in short(self.overview()).items())
+
+    def _repr_html_(self) -> str:
+        return as_html([{"run": key, "": value} for key, value in short(self.overview()).items()])
 
     @property
     def partition_hash(self) -> str:
@@ -168,6 +219,13 @@ class Run:
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
         header, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
         return header, {number: list(rows) for number, rows in groupby(lines, lambda line: line.partition(",")[0])}
+
+
+def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
+    """Return a line of per_client.csv with numbers, and its accuracy."""
+    found: dict[str, Any] = {key: int(text) if text.isdecimal() else text for key, text in row.items()}
+    rate = found["correct"] / found["total"] if found["total"] else math.nan
+    return {**found, "loss": float(row["loss"]), "accuracy": rate}
 
 
 def incomplete(runs: Iterable[Run]) -> list[str]:

@@ -23,5 +23,5 @@ def load(*, standardize: bool = False) -> Dataset:
 
     images, labels = load_digits(return_X_y=True)
     x = images.astype(np.uint8).reshape(-1, 1, 8, 8)
-    dataset = Dataset("digits", x, labels.astype(np.int64), 10, len(labels), scale=16.0)
+    dataset = Dataset("digits", x, np.asarray(labels, np.int64), 10, len(labels), scale=16.0)
     return finished(fixed_split(dataset), standardize)

@@ -40,7 +40,7 @@ CHOICES = {
     "buffers": ("aggregate", "local", "recalibrate"),
     "init": ("same", "per_client"),
     "executor": ("ray", "inline"),
-    "progress": ("auto", "live", "plain", "quiet"),
+    "progress": ("auto", "live", "plain", "quiet", "none"),
     "on_nonfinite": ("abort", "drop", "keep"),
     "lockstep": (True, False, "auto"),
     "eval__on": ("all", "participants"),

@@ -15,8 +15,9 @@ from pflsim.errors import SettingsError
 NUMBERS = itertools.count()
 COMPONENTS = """
     from typing import Literal
+    from lightning_modules.nets.net import Net
     def box(width, *, height: int = 2, colours: tuple[str, ...] = ("red",), kind: Literal["big", "small"] = "big",
-            scale: float = 1.0, size: float | int = 1):
+            scale: float = 1.0, size: float | int = 1) -> Net:
         return width, height, colours, kind
     def needy(*, path: str): return path
     class Client:

@@ -1,0 +1,100 @@
+"""Finds values that pass from one client to the next, or are lost in checkpoints, because no state holds them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from lightning_modules.anchor import Anchor
+from lightning_modules.base import ClientModule
+from lightning_modules.nets.net import Net
+from pflsim.params import Selector
+from pflsim.servers.base import ServerRule
+
+BASE_ATTRIBUTES = {*vars(LightningModule()), "training_settings", "round_number", "_steps", "_anchors"}
+"""Attributes of the base class, which the simulator may change."""
+IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), Selector)
+MAX_ARRAY_BYTES = 2**16
+"""Larger arrays are compared by identity only."""
+CLIENT_ADVICE = (
+    "the next client would see the change: keep values of a client in parameters or persistent buffers, tensors of one "
+    "round in an Anchor, and set constants in __init__"
+)
+SERVER_ADVICE = "a checkpoint would lose the change: keep it in the state that init and fuse return"
+
+
+@contextmanager
+def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = True) -> Iterator[None]:
+    """Check that the block changes no attribute of a client's module or a server rule.
+
+    Parameters, persistent buffers, anchors, nets and attributes of the base class are exempt.
+
+    Args:
+        owner: the module, with its submodules, or the rule.
+        buffers: whether to check non-persistent buffers too.
+
+    Raises:
+        RuntimeError: an attribute was set, deleted or changed in place; the message names it.
+    """
+    before = _fingerprints(owner, buffers)
+    yield
+    after = _fingerprints(owner, buffers)
+    if after != before:
+        names = sorted({f"self.{name}" for name, _ in before.items() ^ after.items()})
+        advice = CLIENT_ADVICE if isinstance(owner, ClientModule) else SERVER_ADVICE
+        raise RuntimeError(f"{', '.join(names)} changed outside the state; {advice}")
+
+
+def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, object]:
+    """Return by name a hashable value that is another one after a change of the attribute."""
+    found: dict[str, object] = {}
+    if not type(owner).__module__.startswith("torch."):
+        values = vars(owner)
+        found = {prefix + name: _fingerprint(values[name]) for name in values.keys() - BASE_ATTRIBUTES}
+        found |= {prefix + name: _fingerprint(getattr(cls, name)) for cls, name in _class_containers(type(owner))}
+    if isinstance(owner, nn.Module):
+        for name in owner._non_persistent_buffers_set if buffers else ():
+            found[prefix + name] = _fingerprint(owner._buffers[name])
+        for name, child in owner._modules.items():
+            if child is not None and not isinstance(child, Net | Anchor):
+                found |= _fingerprints(child, buffers, f"{prefix}{name}.")
+    return found
+
+
+@cache
+def _class_containers(owner: type) -> list[tuple[type, str]]:
+    """Return the lists, dictionaries and sets that a class and its bases below ours define, which instances share."""
+    own = takewhile(lambda cls: cls not in (ClientModule, ServerRule), owner.__mro__)
+    pairs = [(cls, name, value) for cls in own for name, value in vars(cls).items() if not name.startswith("__")]
+    return [(cls, name) for cls, name, value in pairs if isinstance(value, list | dict | set)]
+
+
+def _fingerprint(value: object) -> object:
+    if isinstance(value, IMMUTABLE):
+        return value
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(value)
+    except Exception:  # cannot be pickled: only replacing it is noticed
+        return id(value)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes modules and large values as their identity."""
+
+    def persistent_id(self, obj: object) -> object:
+        if isinstance(obj, nn.Module | nn.Parameter):
+            return id(obj)
+        if isinstance(obj, Tensor):
+            return id(obj), 0 if obj.is_inference() else obj._version
+        return id(obj) if isinstance(obj, np.ndarray) and obj.nbytes > MAX_ARRAY_BYTES else None

@@ -1,0 +1,106 @@
+"""The functions of `pflsim`, as a script or a notebook calls them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import make_run
+
+import pflsim
+from pflsim.config.compose import CONFIGS, composing, parse
+from pflsim.config.objects import object_of, overrides_of, target_of
+from pflsim.errors import SettingsError
+
+SMALL: dict[str, Any] = {
+    "data": "digits", "clients": 3, "rounds": 2, "executor": "inline", "lockstep": False, "progress": "none",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0.1, 1e-5, True, None, "auto", "a b", "it's", "'", "\\'", "a=b,c", "x{y}", [1, 2], [], Path("/a b/c")]
+)
+def test_values_arrive_as_they_are(value: Any) -> None:
+    (text,) = overrides_of({"key": value})
+    with composing([CONFIGS]):
+        (override,) = parse([text])
+    assert override.value() == (str(value) if isinstance(value, Path) else value)
+
+
+def test_sections_and_sweeps() -> None:
+    assert overrides_of({"eval": {"received": True, "every": 2}}) == ["eval.received=true", "eval.every=2"]
+    assert overrides_of({"seed": [0, 1], "method": ["local", "ditto"]}, sweep=True) == [
+        "seed=0,1",
+        "method=local,ditto",
+    ]
+    assert overrides_of({"trace": {"rounds": [1]}}, sweep=True) == ["trace.rounds=[1]"]
+    with pytest.raises(SettingsError, match="seed"):
+        overrides_of({"seed": [1, 1]}, sweep=True)
+    with pytest.raises(SettingsError, match="model"):
+        overrides_of({"model": 3})
+
+
+def test_importable_objects_keep_their_names() -> None:
+    from lightning_modules.methods.fedavg import FedAvg
+
+    def local() -> None: ...
+
+    assert target_of(FedAvg) == "lightning_modules.methods.fedavg.FedAvg" and object_of(target_of(FedAvg)) is None
+    assert target_of(local) == "__main__.local" and object_of("__main__.local") is local
+
+
+def test_a_run_and_its_tables(folder: Path) -> None:
+    run = pflsim.run(method="fedavg", **SMALL, overrides=["model.hidden=[4]"], eval={"received": True}, run_dir="one")
+    assert run.folder == Path("one") and run.config["eval"]["received"] is True and run.config["model"]["hidden"] == [4]
+    with (folder / "one/per_client.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    table = run.per_client()
+    assert len(table) == len(rows) and list(table["correct"]) == [int(row["correct"]) for row in rows]
+    last = [
+        int(r["correct"]) / int(r["total"])
+        for r in rows
+        if (r["round"], r["split"], r["model"]) == ("2", "test", "global")
+    ]
+    assert run.accuracy == pytest.approx(sum(last) / 3)
+    assert list(run.metrics()["round"]) == [1, 2] and run.metrics()["losses.ce"].notna().all()
+    assert "fedavg" in repr(run) and f"{run.accuracy:.4g}" in run._repr_html_()
+    (again,) = pflsim.load("one")
+    assert again.accuracy == run.accuracy
+
+
+def test_a_sweep_is_compared_and_reported(folder: Path) -> None:
+    runs = pflsim.sweep(method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=["model.hidden=[4]"])
+    assert [(run.method, run.seed) for run in runs] == [("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
+    assert list(runs.summary()["method"]) == ["local", "local", "fedavg", "fedavg"]
+    assert len(runs.metrics()) == 8 and set(runs.per_client()["run"]) == {run.name for run in runs}
+    compared = pflsim.compare(runs, reference="fedavg", at="last")
+    assert list(compared.records()["label"]) == ["local", "fedavg"] and "Differences to fedavg" in repr(compared)
+    assert compared._repr_html_().count("<table>") == 2
+    assert "tabular" in compared.save("table.tex").read_text()
+    assert pflsim.report(runs) == Path("report.html") and pflsim.report(runs[0]).parent == runs[0].folder
+
+
+def test_without_pandas(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (run,) = pflsim.load(make_run(folder / "x", [[(1, 2), (0, 0)]]))
+    rows = run.per_client()
+    assert [row["accuracy"] for row in rows[:1]] == [0.5] and math.isnan(rows[1]["accuracy"])
+
+
+def test_wrong_settings_and_names() -> None:
+    with pytest.raises(SettingsError, match="clients"):
+        pflsim.run(method="fedavg", **SMALL | {"clients": 0})
+    with pytest.raises(SettingsError, match="roundz"):
+        pflsim.run(method="fedavg", roundz=3)
+    with pytest.raises(SettingsError, match="nothing"):
+        pflsim.load("nothing")
