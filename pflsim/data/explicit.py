@@ -108,7 +108,9 @@ def _rows(where: str, given: Any, part: range) -> np.ndarray:
 
 def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]], starts: Mapping[Split, int]) -> None:
     """Refuse a row that is listed twice. The rows of a split count from its `starts`, or from 0."""
-    lists = [(name, client, rows) for name, clients in found.items() for client, rows in enumerate(clients)]
+    lists: list[tuple[Split, int, np.ndarray]] = [
+        (name, client, rows) for name, clients in found.items() for client, rows in enumerate(clients)
+    ]
     every = np.concatenate([rows for *_, rows in lists])
     order = np.argsort(every, kind="stable")
     twice = np.flatnonzero(np.diff(every[order]) == 0)

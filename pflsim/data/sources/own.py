@@ -57,13 +57,13 @@ def as_dataset(
 
 def _arrays(where: str, part: Any, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs [n, ...] uint8 or float32 and labels [n] as given."""
-    if isinstance(part, tuple) and len(part) == 2:
-        x, y = map(_array, part)
-    elif hasattr(part, "columns") and hasattr(part, "to_numpy"):
+    if hasattr(part, "columns") and hasattr(part, "to_numpy"):
         x, y = _frame(where, part)
     elif hasattr(part, "features") and hasattr(part, "column_names"):
         image = _image_column(where, part.column_names)
         x, y, layout = _stacked(where, ((row[image], row[LABEL]) for row in part), layout)
+    elif isinstance(part, tuple) and len(part) == 2:
+        x, y = map(_array, part)
     elif hasattr(part, "__getitem__") and hasattr(part, "__len__"):
         x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
     else:
