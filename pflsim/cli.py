@@ -31,6 +31,8 @@ ANALYSIS = {
     "export": "pflsim.analysis.export",
 }
 """Commands that read run folders, and the modules whose `main` they call."""
+IMPORTS = ("ray_actors.run", "torch.utils.tensorboard")
+"""What all runs of a sweep import."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
@@ -236,14 +238,14 @@ def _run_in_processes(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], p
     from pflsim.terminal.processes import in_processes
     from pflsim.terminal.result import result_line
 
-    for module in ("ray_actors.run", "torch.utils.tensorboard"):  # once, and not in every process
-        importlib.import_module(module)
-    print(f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True)
+    print(
+        f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
+    )
     names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     done, failed, ended = list[Path](), list[str](), 0
     stopped: Stopped | None = None
     try:
-        for one in in_processes([partial(_run_alone, settings) for settings in runs], parallel):
+        for one in in_processes([partial(_run_alone, run) for run in runs], parallel, IMPORTS):
             ended += 1
             if one.result is not None:
                 done.append(one.result)

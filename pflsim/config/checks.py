@@ -32,7 +32,13 @@ def check(settings: Settings) -> None:
     Raises:
         SettingsError: lists all contradictions, one per line.
     """
-    problems = [*_training(settings), *_exclusive(settings), *_placement(settings), *_sweep(settings), *_texts(settings)]
+    problems = [
+        *_training(settings),
+        *_exclusive(settings),
+        *_placement(settings),
+        *_sweep(settings),
+        *_texts(settings),
+    ]
     if problems:
         raise SettingsError("\n".join(problems))
 
@@ -117,7 +123,7 @@ def _placement(settings: Settings) -> Iterator[str]:
 def _sweep(settings: Settings) -> Iterator[str]:
     parallel = settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
-        yield f"sweep.parallel={parallel}: on Ray one run uses all CPUs; set executor=inline, or leave sweep.parallel out"
+        yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
 
 
 def _texts(settings: Settings) -> Iterator[str]:

@@ -71,8 +71,10 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     for override in asked:
         group, _, rest = str(override.key_or_group).partition(".")
         if group in COMPONENTS and rest == TARGET:
-            name = override.input_line.partition("=")[2]
-            raise SettingsError(f"{override.input_line} would keep the settings of another {group}: write {group}={name}")
+            name = str(override.input_line).partition("=")[2]
+            raise SettingsError(
+                f"{override.input_line} would keep the settings of another {group}: write {group}={name}"
+            )
     quick, asked = _is_quick(asked), [override for override in asked if override.key_or_group != QUICK]
     _check_groups(asked, groups)
     for override in asked:

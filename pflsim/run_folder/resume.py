@@ -16,7 +16,17 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import CONFIG, last_run
 
 CHANGEABLE = (
-    *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite", "progress", "sweep", "tracking"),
+    *(
+        "placement",
+        "checkpoint",
+        "executor",
+        "ray_address",
+        "on_client_error",
+        "on_nonfinite",
+        "progress",
+        "sweep",
+        "tracking",
+    ),
     *("data.root", "data.path", "run_dir"),
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects

@@ -41,7 +41,14 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
 
 def _summary(folder: Path) -> dict[str, Any]:
     """Return the entries of the previous session's summary.json; the defaults if it is missing or invalid."""
-    default = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0, "resumed_after": (), "actor_restarts": 0, "warnings": ()}
+    default = {
+        "rounds": -1,
+        "seconds": 0.0,
+        "peak_rss_mb": 0.0,
+        "resumed_after": (),
+        "actor_restarts": 0,
+        "warnings": (),
+    }
     try:
         found = {**default, **json.loads((folder / "summary.json").read_text(encoding="utf-8"))}
         return {key: type(value)(found[key]) for key, value in default.items()}
