@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from process_functions import count, die, fail, say, wait_for_signal
 from test_resume import agree, left
 
 from pflsim import cli
@@ -27,39 +28,6 @@ from pflsim.run_folder.tracking.hyperparameters import hyperparameters
 from pflsim.terminal.processes import Ended, in_processes
 
 SMALL = ["executor=inline", "method=fedavg", "clients=3", "rounds=2", "model.hidden=[4]", "batch_size=50"]
-
-
-def say(text: str) -> str:
-    print(text)
-    return text.upper()
-
-
-def fail(error: BaseException) -> None:
-    print("before")
-    raise error
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def count(folder: Path, number: int) -> int:
-    (folder / str(number)).touch()
-    time.sleep(0.3)
-    found = len(list(folder.iterdir()))
-    (folder / str(number)).unlink()
-    return found
-
-
-def wait_for_signal(marks: Path, name: str) -> str:
-    """Counts the signals: a second one would end the process at once."""
-    found: list[int] = []
-    signal.signal(signal.SIGINT, lambda signum, frame: found.append(signum))
-    (marks / name).touch()
-    while not found:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    return f"{name}: {len(found)}"
 
 
 def collected(*functions: Any, parallel: int = 2) -> dict[int, Ended]:
