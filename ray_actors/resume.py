@@ -75,8 +75,8 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
             differing.append(f"participants of round {t}")
     if differing:
         raise SettingsError(
-            f"rounds={rounds}: the schedule of {plan.method} depends on the number of rounds, so the first {found.round} "
-            f"rounds would differ ({', '.join(differing)}); start a new run"
+            f"rounds={rounds}: the schedule of {plan.method} depends on the number of rounds, so the rounds that are "
+            f"done would differ ({', '.join(differing)}); start a new run"
         )
     if found.round == planned and planned % plan.eval_every:
         report(f"round {planned} stays evaluated, which it would not be with rounds={rounds} from the start")

@@ -13,6 +13,8 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 
+IMPORTS = ("ray_actors.run", "torch.utils.tensorboard")
+"""What all runs of a sweep import."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
@@ -100,13 +102,11 @@ def _run_in_processes(
     from pflsim.terminal.processes import in_processes
     from pflsim.terminal.result import result_line
 
-    for module in ("ray_actors.run", "torch.utils.tensorboard"):  # once, and not in every process
-        importlib.import_module(module)
     print(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
     try:
-        for one in in_processes([partial(_run_alone, settings) for settings in runs], parallel):
+        for one in in_processes([partial(_run_alone, run) for run in runs], parallel, IMPORTS):
             if one.result is not None:
                 done.append(one.result)
                 print(f"{names[one.number]}: {result_line(one.result)}", flush=True)

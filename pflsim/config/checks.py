@@ -132,7 +132,7 @@ def _placement(settings: Settings) -> Iterator[str]:
 def _sweep(settings: Settings) -> Iterator[str]:
     parallel = settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
-        yield f"sweep.parallel={parallel}: on Ray one run uses all CPUs; set executor=inline, or leave sweep.parallel out"
+        yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
 
 
 def _texts(settings: Settings) -> Iterator[str]:

@@ -75,7 +75,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     for override in asked:
         group, _, rest = str(override.key_or_group).partition(".")
         if group in COMPONENTS and rest == TARGET:
-            name = override.input_line.partition("=")[2]
+            name = str(override.input_line).partition("=")[2]
             raise SettingsError(
                 f"{override.input_line} would keep the settings of another {group}: write {group}={name}"
             )

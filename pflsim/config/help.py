@@ -36,7 +36,7 @@ Examples:
   {program} compare runs                                  the results of all runs below runs/, as a table
 
 Options:
-  -m, --multirun      run all combinations of comma-separated values, one after the other
+  -m, --multirun      run all combinations of comma-separated values
   --config-dir DIR    look for groups in DIR too: DIR/method/mine.yaml is method=mine; may be repeated
   --cfg job           print the whole config and exit; --resolve replaces ${{...}} by its value
   -h, --help          print this help

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any, cast
 
 from pflsim.engine.interrupts import SIGNALS, Stopped
 from pflsim.terminal.exit_status import exit_status
-
-PR_SET_PDEATHSIG = 1
-"""Of `prctl` on Linux: the signal that a process gets when its parent dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +43,31 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class _Running:
     number: int
-    process: ForkProcess
+    process: ForkServerProcess
     result: Connection
-    files: tuple[IO[str], IO[str]]
+    files: tuple[Path, Path]
 
     def ended(self) -> Ended:
+        """Return what the process left, after its end."""
         self.process.join()
-        with suppress(EOFError):
-            result = self.result.recv() if self.result.poll() else None
-        for file in self.files:
-            file.seek(0)
-        output, errors = (file.read() for file in self.files)
+        result = None
+        with self.result, suppress(EOFError):
+            result = self.result.recv()
+        output, errors = (file.read_text() if file.exists() else "" for file in self.files)
         return Ended(self.number, self.process.exitcode or 0, result, output, errors)
 
 
-def in_processes(functions: Sequence[Callable[[], Any]], parallel: int) -> Iterator[Ended]:
-    """Call each function in a forked process and yield the processes in the order of their ends.
+def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports: Sequence[str] = ()) -> Iterator[Ended]:
+    """Call each function in a process of its own and yield the processes in the order of their ends.
 
-    A signal is passed on to the running processes, and no other process is started. If this process is killed, they get
-    SIGTERM.
+    The processes are forked from a server process, because a process cannot be forked after torch's autograd has run in
+    it. A signal is passed on to the running processes, and no other process is started. If this process is killed, they
+    get SIGTERM.
 
     Args:
-        functions: return values that can be pickled; errors are printed as `exit_status` does.
+        functions: can be pickled, as can what they return; errors are printed as `exit_status` does.
         parallel: the maximum number of processes at the same time.
+        imports: modules that the server imports once for all processes.
 
     Raises:
         Stopped: after the end of all processes, if there was a signal.
@@ -77,17 +78,22 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int) -> Itera
     def forward(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
         for one in running.values():
-            os.kill(one.process.pid or 0, signum)
+            os.kill(cast(int, one.process.pid), signum)
 
     before = {signum: signal.getsignal(signum) for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN}
     for signum in before:
+        signal.signal(signum, signal.SIG_IGN)  # the server outlives a closed terminal
+    multiprocessing.set_forkserver_preload([*imports])
+    forkserver.ensure_running()
+    for signum in before:
         signal.signal(signum, forward)
+    folder = tempfile.TemporaryDirectory()
     try:
         waiting = list(enumerate(functions))
         while running or (waiting and not received):
             while waiting and len(running) < parallel and not received:
                 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal must find the new process in `running`
-                started = _start(*waiting.pop(0))
+                started = _start(*waiting.pop(0), Path(folder.name), [*before])
                 running[started.process.sentinel] = started
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             for sentinel in wait(list(running)):
@@ -97,29 +103,34 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int) -> Itera
             signal.signal(signum, handler)
         for one in running.values():
             one.process.kill()
+        folder.cleanup()
     if received:
         raise Stopped(received[0])
 
 
-def _start(number: int, function: Callable[[], Any]) -> _Running:
+def _start(number: int, function: Callable[[], Any], folder: Path, signals: Sequence[int]) -> _Running:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(function, sender, files))
+    files = folder / f"{number}.out", folder / f"{number}.err"
+    process = multiprocessing.get_context("forkserver").Process(target=_work, args=(function, sender, files, signals))
     process.start()
     sender.close()
     return _Running(number, process, receiver, files)
 
 
-def _work(function: Callable[[], Any], sender: Connection, files: tuple[IO[str], IO[str]]) -> None:
+def _work(function: Callable[[], Any], sender: Connection, files: tuple[Path, Path], signals: Sequence[int]) -> None:
     """Call the function in the new process, with its output in files."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the parent only
-    with suppress(AttributeError, OSError):  # not on Linux
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    for signum in SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    for number, file in enumerate(files, start=1):
-        os.dup2(file.fileno(), number)
-    sys.stdout, sys.stderr = files
+    for signum in signals:
+        signal.signal(signum, signal.default_int_handler)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.stdout, sys.stderr = streams = [file.open("w") for file in files]
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream.fileno(), number)
     sys.exit(exit_status(lambda: sender.send(function())))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,159 @@
+"""Runs of a sweep side by side: equal to those one after the other, and independent of each other's failures."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from process_functions import count, die, fail, say, wait_for_signal
+from test_resume import agree, left
+
+from pflsim import cli
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
+from pflsim.errors import SettingsError
+from pflsim.run_folder import environment
+from pflsim.run_folder.folder import create_run_folder, last_run
+from pflsim.run_folder.tracking.hyperparameters import hyperparameters
+from pflsim.terminal.processes import Ended, in_processes
+
+SMALL = ["executor=inline", "method=fedavg", "clients=3", "rounds=2", "model.hidden=[4]", "batch_size=50"]
+
+
+def collected(*functions: Any, parallel: int = 2) -> dict[int, Ended]:
+    return {one.number: one for one in in_processes(functions, parallel)}
+
+
+def test_results_output_and_failures() -> None:
+    ends = [partial(say, "a"), partial(fail, SettingsError("wrong")), partial(fail, ValueError("a bug"))]
+    found = collected(*ends, partial(say, "b"), die, partial(say, "z"))
+    assert (found[0].status, found[0].result, found[0].output) == (0, "A", "a\n")
+    assert (found[1].status, found[1].result, found[1].errors) == (2, None, "error: wrong\n")
+    assert found[1].output == "before\n"
+    assert found[2].status == 1 and found[2].errors.endswith("ValueError: a bug\n")
+    assert found[4].status == -signal.SIGKILL and found[4].result is None
+    assert found[5].result == "Z"
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_at_most_so_many_at_once(parallel: int, tmp_path: Path) -> None:
+    found = collected(*(partial(count, tmp_path, number) for number in range(5)), parallel=parallel)
+    assert max(one.result for one in found.values()) == parallel
+
+
+def test_a_signal_reaches_every_process_once(tmp_path: Path) -> None:
+    """The third function is not started."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job would ignore
+    functions = [partial(wait_for_signal, tmp_path, name) for name in "abc"]
+    found = list[Any]()
+    watcher = subprocess.Popen([
+        sys.executable, "-c",
+        "import os, sys, time, signal\n"
+        f"while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)\n"
+        f"os.kill({os.getpid()}, signal.SIGINT)",
+    ])  # fmt: skip
+    with pytest.raises(Stopped):
+        for one in in_processes(functions, 2):
+            found.append(one.result)
+    assert watcher.wait() == 0
+    assert sorted(found) == ["a: 1", "b: 1"] and not (tmp_path / "c").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def settings(*overrides: str) -> Settings:
+    with composing([CONFIGS]):
+        return plain(composed(overrides, [CONFIGS]))
+
+
+@pytest.mark.parametrize(
+    ("line", "runs", "expected"),
+    [
+        ("executor=inline", 9, 4),  # CPUs
+        ("executor=inline", 3, 3),
+        ("executor=inline placement.threads=2", 9, 2),
+        ("executor=inline placement.threads=8", 9, 1),
+        ("executor=inline sweep.parallel=6", 9, 6),
+        ("executor=inline placement.gpus=1", 9, 1),
+        ("executor=inline data=mnist data.root=x data.download=true", 9, 1),
+        ("executor=ray", 9, 1),
+        ("executor=inline", 1, 1),
+    ],
+)
+def test_how_many_at_once(line: str, runs: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "usable_cpus", lambda: 4)
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100 * 2**30))
+    assert cli._parallel([settings(*line.split())] * runs) == expected
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=5 * 2**30))
+    assert cli._parallel([settings(*line.split())] * runs) == (expected if "parallel" in line else min(expected, 2))
+
+
+def test_side_by_side_equals_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also with a run that fails: the others are complete."""
+    monkeypatch.chdir(tmp_path)
+    sweep = ["-m", *SMALL, "lr=0.1,0.2,1e29"]
+    for parallel in (2, 1):
+        assert cli.main([*sweep, f"sweep.parallel={parallel}", f"run_dir=${{lr}}-{parallel}"]) == 1
+        said = capsys.readouterr()
+        assert len(re.findall(r"lr=1e\+29", said.err)) == 2 and "not finite" in said.err
+        assert "resume" in said.out + said.err and "1 of 3 runs failed" in said.err
+    for lr in (0.1, 0.2):
+        agree(left(tmp_path / f"{lr}-2"), left(tmp_path / f"{lr}-1"))
+
+
+def test_folders_and_hyperparameters_carry_what_varies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["-m", *SMALL, "partition=iid", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "4 runs, " in line
+    names = sorted(folder.name.partition("-fedavg-digits-")[2] for folder in (tmp_path / "runs").iterdir())
+    assert names == [f"lr={lr}-variants={v}-s0" for lr in ("0.1", "0.2") for v in ("_", "_hidden_3_")]
+    assert last_run(tmp_path / "runs").name.endswith("-s0")
+    shown = hyperparameters({"lr": 0.1, "rounds": 2, "seed": 3}, {"method": "fedavg", "sweep": "method,seed"})
+    assert shown == {"method": "fedavg", "seed": 3}
+
+
+def test_names_are_portable_and_short(tmp_path: Path) -> None:
+    swept = {"lr": 1e-3, "method": "x", "seed": 1, "partition.path": "/a b/" + "c" * 300, "model.hidden": [3, 4]}
+    folder = create_run_folder("fedavg", "digits", 1, root=tmp_path, swept={**swept, "eval.received": True})
+    name = folder.name.partition("-")[2].partition("-")[2]
+    assert name.startswith("fedavg-digits-lr=0.001-path=_a_b_ccc") and name.endswith("hidden=_3_4_-received=true-s1")
+    assert len(folder.name) < 200 and create_run_folder("m", "d", 1, root=tmp_path).name.endswith("-m-d-s1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_sweep_leaves_runs_to_resume(signum: int, tmp_path: Path) -> None:
+    """After kill -9 of the parent, the processes save their runs and end too."""
+    command = [sys.executable, "-m", "pflsim", "-m", *SMALL, "rounds=5000", "seed=0,1,2", "sweep.parallel=2"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out, start_new_session=True)
+    lines = lambda: [p.read_text().count("\n") for p in tmp_path.glob("runs/*/metrics.jsonl")]  # noqa: E731
+    end = time.monotonic() + 120
+    while len([n for n in lines() if n > 2]) < 2:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.2)
+    children = psutil.Process(process.pid).children()
+    process.send_signal(signum)
+    assert process.wait(60) == (130 if signum == signal.SIGINT else -signum)
+    assert not psutil.wait_procs(children, 60)[1]
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert len(runs) == 2 and all(list(run.glob("checkpoints/round_*")) for run in runs)
+    if signum == signal.SIGINT:
+        said = (tmp_path / "out").read_text()
+        assert all(f"resume={Path('runs', run.name)}" in said for run in runs)
+        assert "1 runs of the sweep were not started" in said
