@@ -214,10 +214,10 @@ def _locate(source: Source, path: Sequence[str], searched: set[str] | None = Non
                 return source, value
             case ast.ImportFrom(names=names):
                 for alias in names:
-                    name = head if alias.name == "*" else alias.name
-                    if (alias.asname or name) == head:
-                        found = _find(".".join([_absolute(source, statement), name, *rest]), searched)
-                        if found is not None or alias.name != "*":
+                    module, every = _absolute(source, statement), alias.name == "*"
+                    if (alias.asname or alias.name) == head or (every and find_source(module) and head[:1] != "_"):
+                        found = _find(".".join([module, head if every else alias.name, *rest]), searched)
+                        if found is not None or not every:
                             return found
             case ast.Import(names=names):
                 for alias in names:
