@@ -108,7 +108,7 @@ MINE = """
     class Spare(Two):
         def __init__(self):
             super().__init__()
-            self.spare = nn.Linear(2, 2)
+            self.spare = nn.Conv1d(2, 2, 1)
     class Detached(Two):
         def forward(self, x): return super().forward(x).detach()
 """
