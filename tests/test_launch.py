@@ -265,7 +265,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["names.method=x"], "names.method: no such setting"),
         (
             ["method.client._target_=nowhere.Client"],
-            "method.client._target_=nowhere.Client: expected",
+            "method.client._target_=nowhere.Client: there is no module",
         ),
         (["local_steps=1", "local_epochs=1"], "local_epochs=1 and local_steps=1"),
         (["fraction=0.01"], "fraction=0.01"),
