@@ -160,6 +160,56 @@ def test_sweeps(runs: list[Settings], capsys: pytest.CaptureFixture[str]) -> Non
     assert "[4/4] method=fedavg seed=1 rounds=3" in capsys.readouterr().out
 
 
+OWN = """
+    class Moon:
+        def __init__(self, net, *, mu: float = 1.0): ...
+    class MoonServer:
+        def __init__(self, *, beta: float = 2.0): ...
+    class Tiny:
+        def __init__(self, width=8): ...
+    def load(*, root: str = "."): ...
+    def rule(labels, num_classes, clients, rng, writers, *, alpha: int = 3): ...
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of components in the working directory."""
+    name = f"own_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(dedent(OWN))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_dotted_names(runs: list[Settings], own: str) -> None:
+    """The settings of the default's file are not those of another target."""
+    line = f"model={own}.Tiny model.width=9 data={own}.load partition={own}.rule method={own}.Moon"
+    assert cli.main([*line.split(), "+experiment=pfedcfr_table2_mnist"]) == 0
+    (settings,) = runs
+    assert settings.model == {"_target_": f"{own}.Tiny", "variants": [], "head": None, "width": 9}
+    assert settings.data == {"_target_": f"{own}.load", "root": "."}
+    assert settings.partition == {"_target_": f"{own}.rule", "alpha": 3}
+    server = {"_target_": "pflsim.servers.fedavg.FedAvg"}
+    assert settings.method == {"client": {"_target_": f"{own}.Moon"}, "server": server, "mu": 1.0}
+    names = [settings.names[group] for group in ("model", "data", "partition", "method", "split")]
+    assert names == ["Tiny", own, "rule", "Moon", "official"]
+
+
+def test_a_sweep_over_dotted_names_and_a_dotted_server(runs: list[Settings], own: str) -> None:
+    line = ["-m", f"model=mlp,{own}.Tiny", f"method={own}.Moon", f"method.server={own}.MoonServer", "method.beta=3"]
+    assert cli.main(line) == 0
+    assert [r.names["model"] for r in runs] == ["mlp", "Tiny"]
+    assert all(r.method["server"] == {"_target_": f"{own}.MoonServer"} and r.method["beta"] == 3.0 for r in runs)
+
+
+def test_unknown_dotted_names(own: str, refused: Refused) -> None:
+    assert "did you mean Tiny?" in refused(f"model={own}.Tinny")
+    assert f"did you mean {own}?" in refused(f"model={own}x.Tiny")
+    assert "there is no placement" in refused(f"placement={own}.Tiny")
+    assert "did you mean Moon?" in refused("-m", f"method={own}.Moom,fedavg")
+    assert "mlp" in refused("model=Tiny")
+
+
 def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
     assert cli.main(["-m", "method=glob(fed*)"]) == 0
     found = [r.names["method"] for r in runs]
@@ -217,7 +267,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["names.method=x"], "names.method: no such setting"),
         (
             ["method.client._target_=nowhere.Client"],
-            "method.client._target_=nowhere.Client: expected",
+            "method.client._target_=nowhere.Client: there is no module",
         ),
         (["local_steps=1", "local_epochs=1"], "local_epochs=1 and local_steps=1"),
         (["fraction=0.01"], "fraction=0.01"),

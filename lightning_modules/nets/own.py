@@ -100,7 +100,7 @@ def _split(module: nn.Module, head: str, input_shape: tuple[int, ...], num_class
             inputs.normal_()
         hook = module.get_submodule(head).register_forward_hook(note)
         with seeded_global(0, "trial"):
-            scores = module(inputs)
+            scores = module(inputs.clone())
         hook.remove()
     check_scores(scores, 2, num_classes, where)
     text = f"{where}: the head {head}" if head else f"{where}: the head, which is the whole model,"
@@ -132,7 +132,7 @@ def _gives(module: nn.Module, inputs: Tensor, expected: Tensor | None = None) ->
     """Return whether a module runs, and with which result if one is expected."""
     try:
         with torch.no_grad(), seeded_global(0, "trial"):
-            found = module(inputs)
+            found = module(inputs.clone())
     except Exception:
         return False
     return expected is None or (isinstance(found, Tensor) and torch.equal(found, expected))
@@ -146,7 +146,7 @@ def check_training(net: OwnNet, inputs: Tensor, where: str) -> None:
     """
     original = net.original().train()
     with torch.no_grad(), seeded_global(0, "trial"):
-        expected = original(inputs)
+        expected = original(inputs.clone())
     if not _gives(deepcopy(net).train(), inputs, expected):
         raise SettingsError(f"{where}: in training, the head {net.head_name} is not the last step; return its output")
 

@@ -31,6 +31,7 @@ Examples:
   {program} method=fedavg clients=20 rounds=50 lr=0.05    another method and more clients
   {program} data=mnist data.root=DIR model=dnn            data from files in DIR
   {program} -m method=local,fedavg,pfedcfr seed=0,1,2     nine runs
+  {program} model=mine.TinyCNN model.width=8              a torch module of mine.py in the working directory
   {program} +experiment=pfedcfr_table2_mnist              a table of a paper
   {program} +experiment=pfedcfr_table2_mnist quick=true   the same, scaled down to minutes
   {program} compare runs                                  the results of all runs below runs/, as a table

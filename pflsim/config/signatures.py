@@ -122,18 +122,19 @@ def derives(target: str, base: str) -> bool:
 
 def find(dotted: str) -> tuple[Source, ast.AST] | None:
     """Return where a dotted name is defined, following imports, or None."""
-    try:
-        return _find(dotted)
-    except RecursionError:  # modules that import the name from each other
+    return _find(dotted, set())
+
+
+def _find(dotted: str, searched: set[str]) -> tuple[Source, ast.AST] | None:
+    """The same without names that were searched already, since modules may import all names from each other."""
+    if dotted in searched:
         return None
-
-
-def _find(dotted: str) -> tuple[Source, ast.AST] | None:
+    searched.add(dotted)
     parts = dotted.split(".")
     for length in range(len(parts) - 1, 0, -1):
         source = find_source(".".join(parts[:length]))
         if source is not None:
-            return _locate(source, parts[length:])
+            return _locate(source, parts[length:], searched)
     return None
 
 
@@ -208,9 +209,9 @@ def _statements(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | None:
+def _locate(source: Source, path: Sequence[str], searched: set[str] | None = None) -> tuple[Source, ast.AST] | None:
     """Return the definition of `path[0].path[1]...` inside a module; the last one wins."""
-    head, rest = path[0], path[1:]
+    head, rest, searched = path[0], path[1:], set() if searched is None else searched
     for statement in reversed(_statements(source.tree.body)):
         match statement:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) if name == head and not rest:
@@ -222,15 +223,15 @@ def _locate(source: Source, path: Sequence[str]) -> tuple[Source, ast.AST] | Non
                 return source, value
             case ast.ImportFrom(names=names):
                 for alias in names:
-                    name = head if alias.name == "*" else alias.name
-                    if (alias.asname or name) == head:
-                        found = _find(".".join([_absolute(source, statement), name, *rest]))
-                        if found is not None or alias.name != "*":
+                    module, every = _absolute(source, statement), alias.name == "*"
+                    if (alias.asname or alias.name) == head or (every and find_source(module) and head[:1] != "_"):
+                        found = _find(".".join([module, head if every else alias.name, *rest]), searched)
+                        if found is not None or not every:
                             return found
             case ast.Import(names=names):
                 for alias in names:
                     if (alias.asname or alias.name.partition(".")[0]) == head:
-                        return _find(".".join([alias.name if alias.asname else head, *rest]))
+                        return _find(".".join([alias.name if alias.asname else head, *rest]), searched)
     return None
 
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from pflsim.config.signatures import Parameter, signature_of
+from pflsim.config.signatures import ANY, Parameter, derives, parameters_of, signature_of
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
@@ -162,3 +162,65 @@ def test_reading_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+LENIENT = """
+    from __future__ import annotations
+    from typing import Literal, Optional
+    import torch
+    from jaxtyping import Float
+    class Base:
+        def __init__(self, num_classes, width=8, rate=0.5, *more, names=("a",), act=torch.relu,
+                     table: torch.Tensor = None, kind: Literal["p", "q"] = "p", depth: int = None,
+                     odd: Float[torch.Tensor, "a b"] = 1, **rest): ...
+    class Child(Base): ...
+    def build(width: Optional[int], /, scale: float = 2) -> Base: ...
+"""
+
+
+def test_all_parameters_of_own_models(package: Package) -> None:
+    import importlib
+
+    name = package(models=LENIENT)
+    expected = {
+        "num_classes": Parameter(Any, None, True),
+        "width": Parameter(int, 8, False),
+        "rate": Parameter(float, 0.5, False),
+        "names": Parameter(tuple[Any, ...], ("a",), False),
+        "act": ANY,
+        "table": Parameter(Any, None, False),
+        "kind": Parameter(Literal["p", "q"], "p", False),
+        "depth": Parameter(Any, None, False),
+        "odd": Parameter(Any, 1, False),
+        "**": ANY,
+    }
+    for target in ("Base", "Child"):
+        assert signature_of(f"{name}.models.{target}", every=True) == expected
+    module = importlib.import_module(f"{name}.models")
+    for target in ("Base", "build"):
+        assert parameters_of(getattr(module, target), every=True) == signature_of(f"{name}.models.{target}", every=True)
+
+
+def test_parameters_of_an_object_are_those_of_its_source() -> None:
+    from lightning_modules.methods.pfedcfr import PFedCFR
+    from pflsim.data.partitions import dirichlet
+
+    assert parameters_of(PFedCFR) == signature_of("lightning_modules.methods.pfedcfr.PFedCFR")
+    assert parameters_of(dirichlet) == signature_of("pflsim.data.partitions.dirichlet")
+    with pytest.raises(SettingsError, match="'a' of .* has no type"):
+        parameters_of(lambda *, a=1: a)
+    assert parameters_of(lambda a=1, *, b=sys: a, every=True) == {"a": Parameter(int, 1, False), "b": ANY}
+
+
+def test_star_imports_and_base_classes(package: Package) -> None:
+    name = package(
+        __init__="from .one import *\nfrom .two import *",
+        one="from . import *\nclass Net: ...\nclass Mine(Net): ...\ndef make() -> 'Mine': ...\ndef other() -> int: ...",
+        two="from PACKAGE.one import *\nimport PACKAGE.one as first\nclass Late(first.Mine): ...",
+    )
+    assert signature_of(f"{name}.Mine") == {}
+    wanted = f"{name}.one.Net"
+    assert all(derives(f"{name}.{target}", wanted) for target in ("Mine", "make", "Late", "two.Mine", "Net"))
+    assert not any(derives(f"{name}.{target}", wanted) for target in ("other", "nothing"))
+    with pytest.raises(SettingsError, match="_target_"):
+        signature_of(f"{name}.nothing")

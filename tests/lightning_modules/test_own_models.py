@@ -1,0 +1,266 @@
+"""Modules of a user as networks: body and head, the trial before a run, and runs with them."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import random
+import runpy
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from lightning_modules.nets.own import OwnNet, own_net
+from pflsim.analysis.export import main as export
+from pflsim.cli import main
+from pflsim.errors import SettingsError
+from pflsim.run_folder.resume import saved_settings
+from ray_actors.prepare import PreparedRun, prepare
+
+NUMBERS = itertools.count()
+MINE = """
+    import random
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Two(nn.Module):
+        def __init__(self, width=16, num_classes=10):
+            super().__init__()
+            self.a, self.fc = nn.Linear(64, width), nn.Linear(width, num_classes)
+        def features(self, x): return torch.relu(self.a(x.flatten(1)))
+        def forward(self, x): return self.fc(self.features(x))
+    class Conv(nn.Module):
+        def __init__(self, num_classes, *, width=4, act=nn.ReLU):
+            super().__init__()
+            self.conv, self.norm, self.drop = nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Dropout(0.3)
+            self.act = act()
+            self.classifier = nn.Sequential(nn.Linear(width * 9, 8), nn.ReLU(), nn.Linear(8, num_classes))
+        def forward(self, x):
+            x = F.max_pool2d(self.act(self.norm(self.conv(x))), 2)
+            return self.classifier(self.drop(x.view(x.size(0), -1)))
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.last = nn.LazyLinear(8), nn.Linear(8, 10)
+        def forward(self, x): return self.last(self.body(x.flatten(1)))
+    def make(width: int = 8, **more): return Two(width, **more)
+    def untyped_number(): return 3
+
+    class Log(Two):
+        def forward(self, x): return F.log_softmax(super().forward(x), 1)
+    class Late(Two):
+        def forward(self, x): return F.dropout(super().forward(x), training=self.training)
+    class Twice(Two):
+        def forward(self, x): return self.fc(self.features(x)) + self.fc(self.features(x))
+    class ByWeight(Two):
+        def forward(self, x): return F.linear(self.features(x), self.fc.weight)
+    class Shaped(Two):
+        def forward(self, x): return super().forward(x).view(-1, 10)
+    class Tied(Two):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.a, self.b, self.fc = nn.Linear(64, 10), nn.Linear(10, 64), nn.Linear(64, 10)
+            self.a.weight = self.fc.weight
+        def features(self, x): return self.b(torch.relu(self.a(x.flatten(1))))
+    class Wide(Two):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(784, 16)
+    class Seven(Two):
+        def __init__(self): super().__init__(num_classes=7)
+    class Pair(Two):
+        def forward(self, x): return super().forward(x), x
+    class Infinite(Two):
+        def forward(self, x): return super().forward(x / 0)
+    class Headless(nn.Module):
+        def forward(self, x): return x.flatten(1)[:, :10]
+    class Branch(Two):
+        def features(self, x):
+            found = super().features(x)
+            return found * 2 if found.mean() > 0.5 else found
+    class Random(Two):
+        def features(self, x): return F.dropout(super().features(x), 0.5)
+    class Python(Two):
+        def features(self, x): return super().features(x) if random.random() < 0.5 else super().features(x)
+    class Unstable(Two):
+        def __init__(self):
+            super().__init__()
+            self.fc.weight.data *= random.random()
+    class Batch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False)
+            self.fc = nn.Linear(72, 10)
+        def forward(self, x): return self.fc(self.norm(self.conv(x)).flatten(1))
+    class Squeezed(Two):
+        def features(self, x): return super().features(x.squeeze())
+    class InPlace(Two):
+        def features(self, x): return super().features(x.mul_(2))
+    class Frozen(Two):
+        def __init__(self):
+            super().__init__()
+            self.a.requires_grad_(False)
+    class Spare(Two):
+        def __init__(self):
+            super().__init__()
+            self.spare = nn.Conv1d(2, 2, 1)
+    class Detached(Two):
+        def forward(self, x): return super().forward(x).detach()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of models in the working directory."""
+    name = f"own_models_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(dedent(MINE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+def run(*overrides: str) -> int:
+    return main(
+        ["executor=inline", "rounds=1", "clients=2", "partition=iid", "progress=quiet", "run_dir=run", *overrides]
+    )
+
+
+def prepared(*overrides: str) -> PreparedRun:
+    from pflsim.config.compose import CONFIGS, composed, composing, plain
+
+    with composing([CONFIGS]):
+        return prepare(plain(composed(["clients=2", "partition=iid", "method=fedavg", *overrides], [CONFIGS])))
+
+
+def imported(mine: str, name: str) -> type[torch.nn.Module]:
+    sys.path.append(str(Path.cwd()))
+    importlib.invalidate_caches()
+    return getattr(importlib.import_module(mine), name)
+
+
+@pytest.mark.parametrize(("name", "head"), [("Two", None), ("Conv", None), ("Conv", "classifier"), ("Two", "")])
+def test_a_wrapped_module_computes_the_same(mine: str, name: str, head: str | None) -> None:
+    cls = imported(mine, name)
+    torch.manual_seed(1)
+    net = own_net(cls, head, (1, 8, 8), 10)
+    torch.manual_seed(1)
+    module = cls(num_classes=10)
+    assert isinstance(net, OwnNet)
+    assert {*net.original().state_dict()} == {*module.state_dict()}
+    x = torch.randn(5, 1, 8, 8)
+    for mode in (True, False):
+        results = []
+        for one in (net.train(mode), net.original().train(mode), module.train(mode)):
+            torch.manual_seed(2)
+            results.append(one(x))
+        assert torch.equal(results[0], results[2]) and torch.equal(results[1], results[2])
+    assert net.head(net.body(x)).shape == (5, 10) and net.body(x).shape == (5, *net.feature_shape)
+
+
+def test_views_of_maps_switch_channels_last_off(mine: str) -> None:
+    assert not own_net(imported(mine, "Conv"), None, (1, 8, 8), 10).channels_last
+    assert own_net(imported(mine, "Batch"), None, (1, 8, 8), 10).channels_last
+
+
+def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
+    found = [prepared(f"model={mine}.Lazy", f"seed={seed}").initial_state["net.body.body.weight"] for seed in (0, 0, 1)]
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("Log", ["head fc", "log_softmax"]),
+        ("Late", ["in training", "fc"]),
+        ("Twice", ["called 2 times"]),
+        ("ByWeight", ["called 0 times"]),
+        ("Shaped", ["other than by calling it"]),
+        ("Tied", ["shares its weights", "a.weight"]),
+        ("Wide", ["layer a, Linear(in_features=784", "[2, 64]", "mat1 and mat2"]),
+        ("Seven", ["[2, 7]", "10 classes"]),
+        ("Pair", ["tuple"]),
+        ("Infinite", ["not finite"]),
+        ("Headless", ["no nn.Linear", "model.head="]),
+        ("Random", ["two evaluations", "layer fc"]),
+        ("Python", ["Python's"]),
+        ("Unstable", ["same seed", "weight"]),
+        ("Batch", ["rest of its batch", "layer norm, BatchNorm2d"]),
+        ("Squeezed", ["layer a", "got [8, 8]"]),
+        ("InPlace", ["in place"]),
+        ("Frozen", ["a.weight", "requires_grad=False"]),
+        ("untyped_number", ["returns int", "nn.Module"]),
+    ],
+)
+def test_what_the_trial_refuses(mine: str, name: str, reasons: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    before, state = torch.get_rng_state(), random.getstate()
+    assert run(f"model={mine}.{name}") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith(f"error: model={mine}.{name}")
+    assert all(reason in error for reason in reasons), error
+    assert not Path("run").exists() and torch.equal(torch.get_rng_state(), before)
+    assert name in ("Python", "Unstable") or random.getstate() == state
+
+
+@pytest.mark.parametrize(
+    "changes", [["model.head=fd"], ["model.widht=3"], ["model.width=x"], ["model.variants=[{hed: a}]"]]
+)
+def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"model={mine}.Two", *changes) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "model." in error
+
+
+def test_layers_without_gradient_are_told_once(mine: str) -> None:
+    for name, layer in (("Spare", "spare.weight"), ("Detached", "a.weight")):
+        (warning,) = prepared(f"model={mine}.{name}").warnings
+        assert layer in warning and "fc" not in warning
+    assert not prepared(f"model={mine}.Two").warnings
+
+
+def test_what_cannot_be_stacked_trains_one_by_one(mine: str) -> None:
+    found = prepared(f"model={mine}.Branch")
+    assert len(found.warnings) == 1 and not found.factory.stacks
+    assert prepared(f"model={mine}.Two").factory.stacks
+    with pytest.raises(SettingsError, match=rf"^lockstep=true: model={mine}.Branch"):
+        prepared(f"model={mine}.Branch", "lockstep=true")
+
+
+@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "numpy.zeros"])
+def test_functions_of_libraries_are_not_called(mine: str, target: str) -> None:
+    assert run(f"model={target}", "model.repo_or_dir=x", "model.model=x", "model.f=x", "model.shape=3") == 2
+
+
+@pytest.mark.parametrize("method", ["fedrep", "fedproto"])
+def test_an_exported_own_model_loads_again(mine: str, method: str) -> None:
+    """As the user's own class where the net alone predicts."""
+    assert run(f"model={mine}.Conv", "model.width=5", f"method={method}") == 0
+    assert export(["run", "--client", "0"]) == 0
+    loaded = runpy.run_path("run/export/example.py")["load"](0)
+    assert (type(loaded).__name__ == "Conv") == (method == "fedrep")
+
+
+def test_models_with_variants(mine: str) -> None:
+    assert run(f"model={mine}.make", "model.variants=[{width: 8}, {width: 12}]", "method=local") == 0
+    assert export(["run", "--client", "0,1"]) == 0
+    load = runpy.run_path("run/export/example.py")["load"]
+    assert [load(client).fc.in_features for client in (0, 1)] == [8, 12]
+
+
+def test_records_and_resume_know_own_modules(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"model={mine}.Two", "model.width=9") == 0
+    assert json.loads(Path("run/summary.json").read_text())["model"] == "Two"
+    assert json.loads(Path("run/environment.json").read_text())["own_modules"] == {mine: f"../{mine}.py"}
+    assert saved_settings(Path("run")).model["width"] == 9
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    capsys.readouterr()
+    assert main(["resume=../run"]) == 2
+    assert str(tmp_path / f"{mine}.py") in capsys.readouterr().err
