@@ -69,9 +69,9 @@ def _refuse_data_dependence(traced: GraphModule, objective: str) -> None:
         if node.target is torch.ops.aten.index.Tensor:  # integer indices have a fixed shape, masks do not
             dependent = any(part is not None and example_value(part).dtype == torch.bool for part in node.args[1])
         if dependent:
+            reason = f"the shape of {node.target}'s result depends on values of tensors"
             raise ValueError(
-                f"{objective} cannot be traced: the shape of {node.target}'s result depends on values of tensors; set "
-                "lockstep=false for the run, or lockstep = False in the method's class"
+                f"{objective} cannot be traced: {reason}; set lockstep=false, or lockstep = False in the class"
             )
 
 

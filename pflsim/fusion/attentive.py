@@ -129,10 +129,7 @@ def _check_scales(clients: int, alpha: float, sigma: float) -> None:
     non_negative("method.alpha", alpha)
     positive("method.sigma", sigma)
     if not math.isfinite(clients * (alpha / sigma)):
-        raise SettingsError(
-            f"method.alpha={alpha} over method.sigma={sigma}: N*alpha/sigma is not finite; "
-            "use a smaller method.alpha or a larger method.sigma"
-        )
+        raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
 
 
 def _advice(clients: int, alpha: float, sigma: float) -> str:

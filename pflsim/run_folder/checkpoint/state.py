@@ -37,9 +37,8 @@ def plain(value: object) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)  # weights_only rejects NumPy floats, which are floats
-    raise TypeError(
-        f"unexpected {type(value)} in a state; expected dataclasses, mappings, sequences, tensors, numbers and strings"
-    )
+    expected = "dataclasses, mappings, sequences, tensors, numbers and strings"
+    raise TypeError(f"unexpected {type(value)} in a state; expected {expected}")
 
 
 def restored(example: State, saved: object) -> State:
@@ -56,9 +55,8 @@ def restored(example: State, saved: object) -> State:
     try:
         return cast(State, _rebuilt(type(example), saved, "state"))
     except _TypeMismatch as error:
-        raise SettingsError(
-            f"the server's state cannot be restored: {error}; use the version of the method that saved it"
-        ) from None
+        why = f"{error}; use the version of the method that saved it"
+        raise SettingsError(f"the server's state cannot be restored: {why}") from None
 
 
 class _TypeMismatch(ValueError):
