@@ -72,9 +72,9 @@ def join(address: str) -> None:
         context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=SafePathConfig())
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
+        advice = f"run ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
         raise SettingsError(
-            f"ray_address={address}: cannot join the cluster ({reason}). Only a node of the cluster can join it: run "
-            f"ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
+            f"ray_address={address}: only a node of the cluster can join it ({reason}): {advice}"
         ) from error
     if belongs_to_a_run(context.address_info["session_dir"]):
         ray.shutdown()
