@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.mlp import Mlp
@@ -29,6 +31,18 @@ from ray_actors.hosts.inline import InlineExecutor
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 """All method files, found on disk."""
 IN_BOTH_TIERS = {"fedalp", "fedavg", "fedbn", "fedfcd", "pfedcfr", "pfedla", "pfedme", "pfedpm"}
+
+
+class FxProgram:
+    """Runs a traced step by torch.fx, with the interface of `lockstep.program.Program`."""
+
+    def __init__(self, traced: GraphModule, state: int):
+        del state
+        traced.recompile()
+        self.traced = traced
+
+    def bind(self, state: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
+        return lambda *inputs: self.traced(*state, *inputs)
 
 
 def slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import METHODS, Records, method_params, same, slow_except, states
+from support import METHODS, FxProgram, Records, method_params, same, slow_except, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.client_training import ClientTraining
-from lightning_modules.lockstep.program import FxProgram, Program
+from lightning_modules.lockstep.program import Program
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
@@ -118,11 +118,12 @@ def test_other_convolutional_models(model: str, double: None, tmp_path: Path) ->
 def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole run in which torch.fx executes the traced steps ends with the same bits."""
     found = []
-    for by_fx in (False, True):
-        monkeypatch.setattr(compiler, "USE_FX", by_fx)
-        executor, _ = run(job("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3"), tmp_path / str(by_fx))
+    for kind in (Program, FxProgram):
+        monkeypatch.setattr(compiler, "Program", kind)
+        made = job("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3")
+        executor, _ = run(made, tmp_path / kind.__name__)
         programs = [step.program for lockstep in executor.host.locksteps.values() for step in lockstep.traces.values()]
-        assert programs and all(isinstance(program, FxProgram if by_fx else Program) for program in programs)
+        assert programs and all(isinstance(program, kind) for program in programs)
         found.append(states(executor))
     assert same(*found)
 

@@ -10,24 +10,21 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from lightning_modules.lockstep.graphs import aten, can_run_at, example_value, remove_dead_code, root, simplify
-from lightning_modules.lockstep.program import FxProgram, Program
+from lightning_modules.lockstep.program import Program
 
-USE_FX = False
-"""Run compiled steps by torch.fx instead of generated Python code. Slower, with the same results: set it to find out
-whether the generated code is the cause of a wrong result."""
 ADDED_PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}
 """Matrix products, and the operation that adds each to a matrix in place."""
 
 
 def compile_step(
     traced: GraphModule, trainable: int, state: int, descend: bool, objective: str = "objective"
-) -> tuple[Program | FxProgram, list[int]]:
+) -> tuple[Program, list[int]]:
     """Compile the trace of a training step into a function that is called once per mini-batch.
 
     Passes over the graph, in order: remove operations without effect and compute constants once (`graphs.simplify`),
     drop gradients that are always zero, copy results that are views of inputs, and, with `descend`, add the gradients
     to the parameters in place (`descend_in_place`). The result runs as generated Python code
-    (`program.Program`), or by torch.fx if `USE_FX` is set.
+    (`program.Program`).
 
     Assumes, and does not check:
 
@@ -58,7 +55,7 @@ def compile_step(
     copy_inputs(traced)
     if descend:
         descend_in_place(traced, [at for at in range(trainable) if at not in untouched])
-    return (FxProgram if USE_FX else Program)(traced, state), untouched
+    return Program(traced, state), untouched
 
 
 def _refuse_data_dependence(traced: GraphModule, objective: str) -> None:
@@ -69,9 +66,9 @@ def _refuse_data_dependence(traced: GraphModule, objective: str) -> None:
         if node.target is torch.ops.aten.index.Tensor:  # integer indices have a fixed shape, masks do not
             dependent = any(part is not None and example_value(part).dtype == torch.bool for part in node.args[1])
         if dependent:
+            reason = f"the shape of {node.target}'s result depends on values of tensors"
             raise ValueError(
-                f"{objective} cannot be traced: the shape of {node.target}'s result depends on values of tensors; set "
-                "lockstep=false for the run, or lockstep = False in the method's class"
+                f"{objective} cannot be traced: {reason}; set lockstep=false, or lockstep = False in the class"
             )
 
 

@@ -78,18 +78,6 @@ class Program:
         return name
 
 
-class FxProgram:
-    """Runs a graph by torch.fx, with the interface of `Program`; for debugging."""
-
-    def __init__(self, traced: GraphModule, state: int):
-        traced.recompile()
-        self.traced = traced
-
-    def bind(self, state: Sequence[Tensor]) -> BoundProgram:
-        """Return the function of the other inputs."""
-        return lambda *inputs: self.traced(*state, *inputs)
-
-
 def _views(traced: GraphModule, state: Sequence[Node]) -> list[Node]:
     """Return the nodes that are views of the state and depend on nothing else."""
     found: dict[Node, None] = dict.fromkeys(state)

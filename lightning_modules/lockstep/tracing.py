@@ -144,7 +144,6 @@ class _Objective(nn.Module):
         for name, buffer in self.module.named_buffers():
             if buffer is not before.get(name):
                 raise ValueError(
-                    f"{self.name} assigns a new tensor to the buffer {name}, and lockstep would lose it; change the "
-                    "buffer in place, for example with copy_ or mul_"
+                    f"{self.name} assigns a new tensor to the buffer {name}; change it in place with copy_"
                 )
         return terms

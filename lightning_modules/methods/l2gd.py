@@ -54,7 +54,12 @@ class L2GD(ClientModule):
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
         self.newcomer = Anchor()  # not empty while a newcomer joins
-        self._check_aggregation_step()
+        lr = training.highest_lr
+        if self.p and lr * self.lam / self.p > 1:
+            decay = f" (lr_decay={training.lr_decay} in round {training.last_round})" if lr > training.lr else ""
+            step = f"an aggregation step covers lr*lam/p = {lr * self.lam / self.p:.4g} of the distance to the mean"
+            advice = f"with lr={lr:.4g}{decay} set method.lam to at most p/lr = {self.p / lr:.4g}"
+            raise SettingsError(f"method.lam={self.lam} with method.p={self.p}: {step} and overshoots it; {advice}")
 
     def aggregates(self, round_number: int) -> bool:
         """Return whether a round is an aggregation round; never for a newcomer, which always trains."""
@@ -63,18 +68,6 @@ class L2GD(ClientModule):
     def aggregation_step(self) -> float:
         """Return ηλ/p of this round."""
         return self.learning_rate(Phase()) * self.lam / self.p if self.p else 0.0
-
-    def _check_aggregation_step(self) -> None:
-        """Raise SettingsError if ηλ/p exceeds 1 in any round."""
-        settings = self.training_settings
-        lr = settings.highest_lr
-        if self.p and lr * self.lam / self.p > 1:
-            decay = f" (lr_decay={settings.lr_decay} in round {settings.last_round})" if lr > settings.lr else ""
-            raise SettingsError(
-                f"method.lam={self.lam} with method.p={self.p}: an aggregation step covers lr*lam/p = "
-                f"{lr * self.lam / self.p:.4g} of the distance to the mean and overshoots it; with lr={lr:.4g}{decay} "
-                f"set method.lam to at most p/lr = {self.p / lr:.4g}"
-            )
 
     def schedule(self) -> Schedule:
         """Return one phase at the rate η/(1 − p) in a local round, no phase in an aggregation round."""

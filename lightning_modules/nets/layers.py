@@ -22,16 +22,12 @@ def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> 
         SettingsError: the inputs are not images [channels, height, width], or are too small.
     """
     if len(input_shape) != 3:
-        raise SettingsError(
-            f"model {model} needs images [channels, height, width], but the data has inputs of shape "
-            f"{list(input_shape)}; take model=mlp"
-        )
+        shape = list(input_shape)
+        raise SettingsError(f"model {model} needs images [channels, height, width], got shape {shape}: take model=mlp")
     channels, height, width = input_shape
     if min(height, width) < at_least:
-        raise SettingsError(
-            f"model {model} needs images of at least {at_least}x{at_least} pixels, but the data has {height}x{width}; "
-            f"take larger images or model=mlp"
-        )
+        needed = f"model {model} needs images of at least {at_least}x{at_least} pixels, got {height}x{width}"
+        raise SettingsError(f"{needed}: take larger images or model=mlp")
     return channels, height, width
 
 

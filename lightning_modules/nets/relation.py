@@ -46,9 +46,7 @@ class RelationModule(nn.Module):
             self.norm = nn.BatchNorm1d(hidden)
             width = hidden
         else:
-            raise SettingsError(
-                f"the relation module needs features [width] or [channels, height, width], got {feature_shape}"
-            )
+            raise SettingsError(f"expected features [width] or [channels, height, width], got {feature_shape}")
         self.rest = nn.Sequential(
             nn.ReLU(), nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Sigmoid()
         )

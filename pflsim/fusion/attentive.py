@@ -129,16 +129,10 @@ def _check_scales(clients: int, alpha: float, sigma: float) -> None:
     non_negative("method.alpha", alpha)
     positive("method.sigma", sigma)
     if not math.isfinite(clients * (alpha / sigma)):
-        raise SettingsError(
-            f"method.alpha={alpha} over method.sigma={sigma}: N*alpha/sigma is not finite; "
-            "use a smaller method.alpha or a larger method.sigma"
-        )
+        raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
 
 
 def _advice(clients: int, alpha: float, sigma: float) -> str:
     bound = (clients - 1) * alpha / sigma
-    return (
-        f"The bound is (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} give {bound:.4g}. "
-        f"Use method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, fewer clients, or "
-        "method.clamp=true, which sets negative self weights to zero and renormalises their rows."
-    )
+    found = f"expected (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} give {bound:.4g}"
+    return f"{found}. Use method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, or method.clamp=true"

@@ -67,9 +67,7 @@ def uniform_mean(
 def _normalised(weights: list[float], clients: int) -> list[float]:
     """Return the weights divided by their sum."""
     if len(weights) != clients or not weights:
-        raise ValueError(
-            f"{len(weights)} weights for {clients} clients; expected one per client and at least one client"
-        )
+        raise ValueError(f"{len(weights)} weights for {clients} clients; expected one each and at least one client")
     if any(not math.isfinite(w) or w < 0 for w in weights):
         raise ValueError(f"weights must be finite and not negative, got {weights}")
     total = math.fsum(weights)

@@ -147,7 +147,5 @@ def check_head(head: nn.Module | None, width: int, classes: int) -> None:
     except RuntimeError as error:
         shape = str(error).partition("\n")[0]
     if shape != (2, classes):
-        raise SettingsError(
-            f"the server trains the head on class means, which are flat: expected [n, {width}] to give logits "
-            f"[n, {classes}], got {shape}; choose a model whose head flattens its features itself"
-        )
+        expected = f"the server trains the head on flat class means: expected [n, {width}] to give [n, {classes}]"
+        raise SettingsError(f"{expected}, got {shape}; choose a model whose head flattens its features itself")

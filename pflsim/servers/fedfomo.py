@@ -63,11 +63,11 @@ class FedFomo(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the candidates as `candidate/<client>/<key>`, ordered by id."""
-        return _message(state, self.choose(state, client))
+        return Message(extra=packed({n: state.table[n] for n in self.choose(state, client)}, CANDIDATE))
 
     def join(self, state: State, client: int) -> Message:
         """Send M random candidates."""
-        return _message(state, self.choose(state, client))
+        return self.downlink(state, client)
 
     def models_sent(self, joining: bool = False) -> int:
         """Return M."""
@@ -104,10 +104,6 @@ class FedFomo(ServerRule[State]):
     def diagnostics(self, state: State) -> list[Matrix]:
         """Return P."""
         return between_clients(self.numbers(state), "affinity", "Affinities P")
-
-
-def _message(state: State, chosen: Sequence[int]) -> Message:
-    return Message(extra=packed({n: state.table[n] for n in chosen}, CANDIDATE))
 
 
 def candidates(message: Message) -> dict[int, dict[str, Tensor]]:

@@ -76,10 +76,8 @@ class PFedCFR(ServerRule[State]):
         layout = federation.layouts[self.unit]
         threshold = resolve_threshold(self.r, layout)
         if self.r == "body" and threshold == 0:
-            raise SettingsError(
-                f"method.r=body with method.unit={self.unit}: no unit ends before the classifier, so no unit would be "
-                "mixed; set method.r to a number (0 for the mean of all units)"
-            )
+            chosen = f"method.r=body with method.unit={self.unit}"
+            raise SettingsError(f"{chosen}: no unit ends before the classifier; set method.r to a number")
         mixed, common = layout[:threshold], layout[threshold:]
         mean = {key: federation.initial[key] for unit in common for key in unit.keys}
         return State(clients, dict(federation.initial), mixed, common, {}, {}, mean, {})

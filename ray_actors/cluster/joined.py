@@ -72,16 +72,14 @@ def join(address: str) -> None:
         context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=SafePathConfig())
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
+        advice = f"run ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
         raise SettingsError(
-            f"ray_address={address}: cannot join the cluster ({reason}). Only a node of the cluster can join it: run "
-            f"ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
+            f"ray_address={address}: only a node of the cluster can join it ({reason}): {advice}"
         ) from error
     if belongs_to_a_run(context.address_info["session_dir"]):
         ray.shutdown()
-        raise SettingsError(
-            f"ray_address={address}: this Ray belongs to another run and ends with it; start a cluster with ray start "
-            "--head, or leave ray_address out"
-        )
+        why = "this Ray belongs to another run and ends with it"
+        raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head")
 
 
 def belongs_to_a_run(session_dir: str | None) -> bool:
@@ -98,7 +96,5 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise SettingsError(
-            f"ray_address={address}: nothing answers there ({error.strerror or error}); start a cluster with ray start "
-            "--head, or leave ray_address out to start Ray on this machine"
-        ) from error
+        why = f"nothing answers there ({error.strerror or error})"
+        raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head") from error

@@ -64,13 +64,9 @@ def stop(folder: Path) -> None:
     """Stop the Ray that `start` has started, and remove its files."""
     import ray
 
-    processes = _ray_processes()
+    processes = [process for process in psutil.Process().children(recursive=True) if is_ray_process(process)]
     ray.shutdown()
     end_processes(processes, STOP_TIMEOUT_S)
     if guardian := _guardians.pop(folder, None):
         guardian.dismiss()
     remove_folder(folder)
-
-
-def _ray_processes() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if is_ray_process(process)]

@@ -149,10 +149,8 @@ class ActorGroup:
         theirs: RuntimeFingerprint = ray.get(self._built[number])
         mine, known = runtime_fingerprint(), {other.address for other in self._compared}
         if (why := theirs.differs(mine)) and self._nodes:
-            raise RunError(
-                f"client actor {number}, {theirs}, does not run the same software as the driver on {mine.address}: "
-                f"{why}; results would not be comparable, so install the same on every node"
-            )
+            where = f"client actor {number}, {theirs}, runs other software than the driver on {mine.address}"
+            raise RunError(f"{where}: {why}; install the same on every node")
         if theirs.processor != mine.processor and theirs.address not in known:
             logger.warning(
                 f"node {theirs.address} computes with {theirs.processor}, the driver's with {mine.processor}: the last "

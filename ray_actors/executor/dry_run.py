@@ -176,10 +176,8 @@ def footprint(prepared: PreparedRun, cpus: float) -> Footprint:
     runner: Any = ray.remote(num_cpus=min(1.0, cpus), num_gpus=1)(DryRunner).remote()
     try:
         if not ray.wait([runner.__ray_ready__.remote()], timeout=START_TIMEOUT_S)[0]:
-            raise SettingsError(
-                f"placement.actors_per_gpu=auto: no GPU was free for a dry run within {START_TIMEOUT_S:g} s; set "
-                "placement.actors_per_gpu to a number"
-            )
+            why = f"no GPU was free for a dry run within {START_TIMEOUT_S:g} s"
+            raise SettingsError(f"placement.actors_per_gpu=auto: {why}; set it to a number")
         factory, server = prepared.factory.with_gpus(1.0), (prepared.rule, prepared.federation)
         arguments = (factory, prepared.dataset, prepared.partition, *server, trials(prepared), MEMORY)
         runner.extend_path.remote(sys.path)

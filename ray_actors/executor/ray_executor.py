@@ -154,7 +154,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
 
         def submit(actor: Any, groups: Groups) -> list[ObjectRef]:
             clients = [client for group in groups for client in group]
-            positions, unique = _unique([messages[client] for client in clients])
+            unique = dict.fromkeys(messages[client] for client in clients)  # a host unpacks each message once
+            order = {ref: at for at, ref in enumerate(unique)}
+            positions = [order[messages[client]] for client in clients]
             states = [self.states.get(client) for client in clients]
             returns = 2 + task.changes_state * len(clients)
             return actor.run.options(num_returns=returns).remote(task, groups, positions, *unique, *states)
@@ -216,9 +218,3 @@ def _get(refs: Any) -> Any:
     except (RayTaskError, ObjectLostError) as error:
         check_lost(error)
         raise
-
-
-def _unique(refs: Sequence[ObjectRef | None]) -> tuple[list[int], list[ObjectRef | None]]:
-    """Return the index of every entry among the unique references, and these; a host unpacks each message once."""
-    order = {ref: at for at, ref in enumerate(dict.fromkeys(refs))}
-    return [order[ref] for ref in refs], list(order)

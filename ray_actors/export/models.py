@@ -156,10 +156,8 @@ def _compare(source: Source, client: int, before: tuple[int, float], after: tupl
         return "the client has no test examples to check the model with"
     (correct, loss), right = after, f"{after[0]} of {total} test examples right"
     if before[0] != correct or not _close(before[1], loss):
-        raise RunError(
-            f"client {client}: the exported model gets {right}, but {before[0]} before it was written; nothing was "
-            "exported"
-        )
+        written = f"{before[0]} before it was written"
+        raise RunError(f"client {client}: the exported model gets {right}, but {written}; nothing was exported")
     if record is None:
         return f"{right}; the run has no record of it for round {request.round_number}"
     if (correct, total) == (record.correct, record.total) and _close(loss, record.loss):

@@ -84,9 +84,8 @@ class Cluster:
                 raise
             text, name = _last_line(str(error)), f"{job}: " if job else ""
             if job and "status code 404" in str(error):
-                raise SettingsError(
-                    f"{job}: {self.address} has no such job; list the jobs with {self.command('status')}"
-                ) from error
+                status = self.command("status")
+                raise SettingsError(f"{job}: {self.address} has no such job; list the jobs with {status}") from error
             if "already exists" in str(error):
                 raise SettingsError("a job with that id exists already: give another --id, or none") from error
             if isinstance(error, RuntimeError) and "status code" in str(error):
@@ -120,10 +119,7 @@ def checked_address(asked: str | None) -> str:
     named = [value for value in named if value.startswith(("http://", "https://"))]
     address = asked if asked is not None else (named or [DEFAULT_ADDRESS])[0]
     if not re.match(r"https?://[\w\[]", address):
-        raise SettingsError(
-            f"--address {address}: expected the address of the cluster's dashboard, --address http://HOST:8265; the "
-            "addresses of Ray Client (ray://) and of nodes (auto, HOST:6379) are others"
-        )
+        raise SettingsError(f"--address {address}: expected the cluster's dashboard, --address http://HOST:8265")
     return address.rstrip("/")
 
 
@@ -142,10 +138,8 @@ def _connected(address: str) -> Any:
     except AuthenticationError as error:
         raise RunError(f"{address} requires a token: {_last_line(str(error))}") from error
     except (requests.Timeout, ConnectionError) as error:
-        raise RunError(
-            f"{address} does not answer: check that the cluster and its dashboard are up and that the port is "
-            "forwarded, or give --address http://HOST:8265"
-        ) from error
+        hint = "check that the cluster's dashboard is up and its port forwarded, or give --address http://HOST:8265"
+        raise RunError(f"{address} does not answer: {hint}") from error
     except (requests.RequestException, RuntimeError, ValueError, KeyError) as error:
         raise RunError(f"{address} is not a Ray dashboard ({_last_line(str(error))}): check --address") from error
 

@@ -101,10 +101,8 @@ def received(log: str, job: str) -> tuple[list[str], bytes]:
         if not isinstance(size, int) or size < 0:
             raise ValueError(f"size {size}")
         if size > MAX_BYTES:
-            raise RunError(
-                f"{job}: its run folders have {mib(size)}, and at most {mib(MAX_BYTES)} can be fetched: give "
-                f"--without-checkpoints, or copy {home} from the node of the driver"
-            )
+            sizes = f"its run folders have {mib(size)}, and at most {mib(MAX_BYTES)} can be fetched"
+            raise RunError(f"{job}: {sizes}: give --without-checkpoints, or copy {home} from the driver's node")
         content = zlib.decompressobj().decompress(compressed, size + 1)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
         raise RunError(f"{job}: the log with its run folders is damaged ({error}); try again") from error

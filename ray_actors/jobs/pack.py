@@ -87,7 +87,7 @@ def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = (),
             for path in sorted(folders.pop().iterdir()):
                 name = path.relative_to(package.root).as_posix()
                 left_out = _is_excluded(name, patterns, required) or path in not_sent
-                if left_out or _is_environment(path) or _is_run(path):
+                if left_out or (path / "pyvenv.cfg").exists() or _is_run(path):
                     pass
                 elif path.is_symlink():
                     links.append(name)
@@ -106,10 +106,10 @@ def select(root: Path, data: Collection[Path] = (), exclude: Sequence[str] = (),
     if links:
         package.warnings.append(f"not sent, because they are symbolic links: {_listed(links)}")
     if package.bytes > MAX_BYTES:
+        size = f"the working directory has {mib(package.bytes)} in {len(package.sizes)} files"
+        advice = "exclude files with --exclude PATTERN, and set data.root to a folder on the cluster"
         raise SettingsError(
-            f"the working directory has {mib(package.bytes)} in {len(package.sizes)} files; at most {mib(MAX_BYTES)} "
-            f"can be sent. The largest files: {_largest(package.sizes)}. Exclude what a run does not need with "
-            "--exclude PATTERN. Keep data sets elsewhere and set data.root to their folder on the cluster"
+            f"{size}, at most {mib(MAX_BYTES)} can be sent: {advice}. Largest: {_largest(package.sizes)}"
         )
     return package
 
@@ -129,10 +129,6 @@ def _is_excluded(name: str, patterns: Sequence[str], required: Collection[str]) 
     if matched is not None and name in required:
         raise SettingsError(f"--exclude {matched} would exclude {name}, which every run needs")
     return matched is not None
-
-
-def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").exists()
 
 
 def _is_run(folder: Path) -> bool:

@@ -129,19 +129,14 @@ def check_request(request: Request, root: Path, runs: Sequence[Settings]) -> Non
         if text.startswith(RESUME):
             folder = text.removeprefix(RESUME)
             if not (request.home or request.home_of or folder.startswith("/") or is_url(folder)):
-                raise SettingsError(
-                    f"{text}: the home of a new job has no runs: give --home-of ID, the job to resume, with resume=last"
-                )
+                raise SettingsError(f"{text}: the home of a new job has no runs; give --home-of ID with resume=last")
     required = [path for run in runs if run.data.get("download") is not True for path in data_paths(run).items()]
     if not runs:  # a resumed run: its folder has the other settings
         given = [text.partition("=") for text in request.overrides]
         required = [(key, value) for key, _, value in given if key.removeprefix("data.") in DATA_PATHS]
     for key, value in required:
         if not value.startswith("/"):
-            raise SettingsError(
-                f"{key}={value}: expected an absolute path on the cluster, {key}=/..., because the job runs in another "
-                "folder"
-            )
+            raise SettingsError(f"{key}={value}: expected an absolute path on the cluster, {key}=/...")
 
 
 def data_paths(run: Settings) -> dict[str, str]:
@@ -223,6 +218,4 @@ def _inside(folder: str, root: Path) -> str:
     try:
         return Path(folder).resolve().relative_to(root.resolve()).as_posix()
     except ValueError:
-        raise SettingsError(
-            f"--config-dir {folder} is not inside {root}, and only files in there are sent: move it there"
-        ) from None
+        raise SettingsError(f"--config-dir {folder} is not inside {root}, which is sent: move it there") from None

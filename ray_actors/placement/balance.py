@@ -40,10 +40,8 @@ def balance(
             g for g in range(groups) if max_clients is None or len(members[g]) + len(stacks[k]) <= max_clients
         ]
         if not open_groups:
-            raise SettingsError(
-                f"placement.clients_per_actor={max_clients}, but {len(stacks[k])} clients train in lockstep and need "
-                f"one actor: raise it, or {LOCKSTEP_HINT}"
-            )
+            why = f"but {len(stacks[k])} clients train in lockstep on one actor"
+            raise SettingsError(f"placement.clients_per_actor={max_clients}, {why}: raise it, or {LOCKSTEP_HINT}")
         empty = [g for g in open_groups if not members[g]]
         if len(empty) >= len(order) - assigned:
             open_groups = empty

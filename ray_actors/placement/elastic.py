@@ -45,9 +45,7 @@ class ElasticLayout:
         try:
             return self._wait(0)
         except SettingsError as error:
-            raise RunError(
-                f"nodes have left the cluster and the remaining ones cannot hold the clients: {error}"
-            ) from None
+            raise RunError(f"nodes have left and the others cannot hold the clients: {error}") from None
 
     def grown(self, layout: Layout) -> Layout | None:
         """Return a layout on more actors or nodes if nodes have joined and `placement.elastic` is set, else None."""
@@ -70,10 +68,8 @@ class ElasticLayout:
         while True:
             try:
                 if (alive := len(alive_ids())) < min_nodes:
-                    raise SettingsError(
-                        f"placement.nodes={min_nodes}, but the cluster has {alive} nodes after "
-                        f"{self.placement.wait_s:g} s: request fewer, or wait longer (placement.wait_s)"
-                    )
+                    found = f"the cluster has {alive} nodes after placement.wait_s={self.placement.wait_s:g}"
+                    raise SettingsError(f"placement.nodes={min_nodes}, but {found}: request fewer, or wait longer")
                 return self._compute()
             except SettingsError:
                 if time.monotonic() >= deadline:

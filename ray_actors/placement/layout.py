@@ -83,21 +83,16 @@ def lay_out(work: Sequence[int], placement: Placement, supply: Supply, stacks: S
     groups = balance(work, len(speeds), max_clients, stacks, speeds)
     slots = placement.gpus * int(placement.actors_per_gpu)
     if counts.on_gpus > slots:
-        raise SettingsError(
-            f"{counts.on_gpus} client actors need a GPU, but placement.gpus={placement.gpus} with "
-            f"placement.actors_per_gpu={placement.actors_per_gpu} allows {slots}: raise one of them, or "
-            "placement.clients_per_actor"
-        )
+        asked = f"placement.gpus={placement.gpus} with placement.actors_per_gpu={placement.actors_per_gpu}"
+        why = f"{counts.on_gpus} client actors need a GPU, but {asked} allows {slots}"
+        raise SettingsError(f"{why}: raise one of them, or placement.clients_per_actor")
     return Layout(groups, assign_resources(counts, placement, supply.cpus, supply.nodes))
 
 
 def _check_supply(placement: Placement, supply: Supply) -> None:
     free = f". Free resources: {supply}" if supply.nodes else ""
     if placement.gpus > supply.gpus:
-        raise SettingsError(
-            f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs: request fewer, or start Ray with "
-            f"more{free}"
-        )
+        raise SettingsError(f"placement.gpus={placement.gpus}, but Ray has {supply.gpus:g} GPUs: request fewer{free}")
     if supply.cpus < 1 and (not placement.gpus or placement.cpu_actors):
         wait = "; other jobs may use them, so wait longer (placement.wait_s)" if supply.nodes else ""
         raise SettingsError(f"the clients need at least 1 CPU, but Ray has {supply.cpus:g} CPUs free{wait}{free}")
@@ -109,16 +104,12 @@ def _count_actors(clients: int, stacks: int, placement: Placement, supply: Suppl
         if not 1 <= placement.actors <= clients:
             raise SettingsError(f"placement.actors={placement.actors} must be between 1 and clients={clients}")
         if placement.actors > stacks:
-            raise SettingsError(
-                f"placement.actors={placement.actors} is more than the {stacks} stacks of clients that train in "
-                f"lockstep, each on one actor: lower it, or {LOCKSTEP_HINT}"
-            )
+            why = f"is more than the {stacks} stacks of clients, each on one actor"
+            raise SettingsError(f"placement.actors={placement.actors} {why}: lower it, or {LOCKSTEP_HINT}")
         return ActorCounts.of(placement.actors, placement)
     if placement.cpu_actors >= stacks:
-        raise SettingsError(
-            f"placement.cpu_actors={placement.cpu_actors} leaves no clients for the GPUs: there are {stacks} stacks of "
-            f"clients, each on one actor: lower it, or {LOCKSTEP_HINT}"
-        )
+        why = f"leaves none of the {stacks} stacks of clients for the GPUs"
+        raise SettingsError(f"placement.cpu_actors={placement.cpu_actors} {why}: lower it, or {LOCKSTEP_HINT}")
     if placement.clients_per_actor != "auto":
         return ActorCounts.of(-(-clients // int(placement.clients_per_actor)), placement)
     per_gpu = int(placement.actors_per_gpu)

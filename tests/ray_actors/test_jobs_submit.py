@@ -199,7 +199,7 @@ def test_a_config_dir_goes_along(
         (["data=mnist"], "data.root=data: expected an absolute path"),
         (["data=mnist", "data.root='~/data'"], "data.root=~/data: expected"),
         (["data=npz", "data.path=x.npz"], "data.path=x.npz: expected"),
-        (["resume=last"], "--home-of ID, the job to resume"),
+        (["resume=last"], "--home-of ID with resume=last"),
         (["resume=runs/x"], "resume=runs/x: the home of a new job"),
         (["resume=last", "--home-of", "x", "clients=3"], "clients defines the run"),
         (["resume=last", "--home-of", "x", "placement.actor=3"], "Did you mean placement.actors"),
@@ -360,11 +360,11 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("ray://head:10001", "Ray Client"),
-        ("head:6379", "and of nodes"),
-        ("auto", "and of nodes"),
+        ("ray://head:10001", "--address http://HOST:8265"),
+        ("head:6379", "--address http://HOST:8265"),
+        ("auto", "--address http://HOST:8265"),
         ("head", "--address http://HOST:8265"),
-        ("http://", "expected the address"),
+        ("http://", "--address http://HOST:8265"),
     ],
 )
 def test_addresses_of_another_kind(address: str, said: str) -> None:

@@ -144,9 +144,7 @@ def check_choice(groups: Sequence[Group], choice: Choice) -> None:
     """
     for run in (run for group in groups for run in group.runs):
         if choice == "best_val" and run.at(choice) is None:
-            raise SettingsError(
-                f"--at best_val: {run.folder} has no validation accuracy; use --at last or --at best_test_oracle"
-            )
+            raise SettingsError(f"--at best_val: {run.folder} has no validation accuracy; use --at last")
 
 
 def both_ways(traffic: Traffic) -> int:

@@ -103,10 +103,8 @@ def _counts(run: Run, choice: Choice) -> dict[int, ClientCounts]:
         return {}
     found, expected = run.counts(line.round), line.accuracy[run.reported].clients
     if len(found) != expected:
-        raise SettingsError(
-            f"{run.folder}: per_client.csv has {len(found)} clients in round {line.round}, but metrics.jsonl has "
-            f"{expected}; one of the files is incomplete"
-        )
+        counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
+        raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
     return found
 
 

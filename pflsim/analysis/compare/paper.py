@@ -78,15 +78,12 @@ def read_published(name: str, configs: Path = CONFIGS) -> Published:
     for path in sorted((configs / "experiment").glob("*.toml")):
         file = tomllib.loads(path.read_text(encoding="utf-8"))
         if name in file and isinstance(file[name], dict):
-            return _published(file, file[name])
+            section = file[name]
+            notes, rows = (*file.get("notes", []), *section.get("notes", [])), section["rows"]
+            title = f"{file['paper']}; {section['where']}"
+            return Published(title, file["round"], tuple(PublishedRow(**row) for row in rows), notes)
         known += [key for key, value in file.items() if isinstance(value, dict)]
     raise SettingsError(f"--experiment {name}: no paper prints values for such an experiment; {nearest(name, known)}")
-
-
-def _published(file: dict, section: dict) -> Published:
-    notes = (*file.get("notes", []), *section.get("notes", []))
-    title = f"{file['paper']}; {section['where']}"
-    return Published(title, file["round"], tuple(PublishedRow(**row) for row in section["rows"]), notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,8 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
         if other is run:
             continue
         if not _same_results(run, other):
-            raise SettingsError(
-                f"{other.folder} and {run.folder} are both {label} with seed {run.seed}, and their results differ; "
-                "leave one of them out"
-            )
+            both = f"{other.folder} and {run.folder} are both {label} with seed {run.seed}"
+            raise SettingsError(f"{both}, and their results differ; leave one of them out")
         longer = len(run.history) > len(other.history) or (run.complete and not other.complete)
         kept[run.seed] = run if longer else other
         left_out.append(other if longer else run)

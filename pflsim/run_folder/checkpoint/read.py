@@ -49,9 +49,8 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
             refused.append(f"{name_of(path)} {'is damaged' if bad.damaged else 'cannot be used'} ({bad})")
             undamaged |= not bad.damaged
     if used is None and undamaged:
-        raise SettingsError(
-            "\n".join(refused) + f"\nmake these checkpoints readable, or remove {folder} to start from round 1"
-        )
+        refused.append(f"make these checkpoints readable, or remove {folder} to start from round 1")
+        raise SettingsError("\n".join(refused))
     instead = f"{used.path.name} is used instead" if used else "there is no other checkpoint"
     for line in refused:
         report(f"{line}; {instead}")
@@ -122,9 +121,8 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     differing = [k for k in {**saved, **own} if saved.get(k) != own.get(k)]
     if differing:
         theirs, ours = (", ".join(f"{k}={side.get(k)}" for k in differing) for side in (saved, own))
-        raise SettingsError(
-            f"the run cannot resume from {name_of(checkpoint.path)}, which was saved with {theirs}: this run has {ours}"
-        )
+        what = f"{name_of(checkpoint.path)}, which was saved with {theirs}"
+        raise SettingsError(f"the run cannot resume from {what}: this run has {ours}")
     for name, version in versions().items():
         other = checkpoint.versions.get(name)
         if other != version:

@@ -37,9 +37,8 @@ def plain(value: object) -> Any:
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)  # weights_only rejects NumPy floats, which are floats
-    raise TypeError(
-        f"unexpected {type(value)} in a state; expected dataclasses, mappings, sequences, tensors, numbers and strings"
-    )
+    expected = "dataclasses, mappings, sequences, tensors, numbers and strings"
+    raise TypeError(f"unexpected {type(value)} in a state; expected {expected}")
 
 
 def restored(example: State, saved: object) -> State:
@@ -56,9 +55,8 @@ def restored(example: State, saved: object) -> State:
     try:
         return cast(State, _rebuilt(type(example), saved, "state"))
     except _TypeMismatch as error:
-        raise SettingsError(
-            f"the server's state cannot be restored: {error}; use the version of the method that saved it"
-        ) from None
+        why = f"{error}; use the version of the method that saved it"
+        raise SettingsError(f"the server's state cannot be restored: {why}") from None
 
 
 class _TypeMismatch(ValueError):
@@ -78,12 +76,12 @@ def _rebuilt(hint: Any, saved: Any, where: str) -> Any:
         return _checked(saved in get_args(hint), saved, hint, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _dataclass(hint, saved, where)
-    kind = origin or hint
-    if isinstance(kind, type) and issubclass(kind, Mapping):
-        return _mapping(get_args(hint), _checked(isinstance(saved, Mapping), saved, hint, where), where)
-    if isinstance(kind, type) and issubclass(kind, Sequence) and kind is not str:
+    hints = get_args(hint)
+    if hints and issubclass(origin, Mapping):
+        return _mapping(hints, _checked(isinstance(saved, Mapping), saved, hint, where), where)
+    if hints and issubclass(origin, Sequence):
         items = _checked(isinstance(saved, list), saved, hint, where)
-        return _sequence(list if kind is list else tuple, get_args(hint), items, where)
+        return _sequence(list if origin is list else tuple, hints, items, where)
     if hint is None or hint is types.NoneType:
         return _checked(saved is None, saved, "None", where)
     if isinstance(hint, type) and issubclass(hint, bool | int | float | str | Tensor):
@@ -104,22 +102,16 @@ def _dataclass(kind: type[Any], saved: Any, where: str) -> Any:
 
 
 def _mapping(hints: Sequence[Any], saved: Mapping[Any, Any], where: str) -> dict[Any, Any]:
-    key, value = _arguments(hints, 2, where)
+    key, value = hints
     return {_rebuilt(key, k, f"a key of {where}"): _rebuilt(value, v, f"{where}[{k!r}]") for k, v in saved.items()}
 
 
 def _sequence(make: Callable[..., Any], hints: Sequence[Any], saved: Sequence[Any], where: str) -> Any:
     if make is list or len(hints) == 1 or hints[1:] == (...,):
-        hints = [*_arguments(hints[:1], 1, where)] * len(saved)
+        hints = [hints[0]] * len(saved)
     if len(hints) != len(saved):
         raise _TypeMismatch(f"{where} was saved with {len(saved)} items instead of {len(hints)}")
     return make(_rebuilt(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(zip(hints, saved, strict=True)))
-
-
-def _arguments(hints: Sequence[Any], count: int, where: str) -> Sequence[Any]:
-    if len(hints) != count:
-        raise TypeError(f"{where}: its annotation must name the types of its items")
-    return hints
 
 
 def _checked(fits: bool, saved: Any, hint: Any, where: str) -> Any:

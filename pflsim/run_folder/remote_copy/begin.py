@@ -51,9 +51,9 @@ def resume_remote_copy(run_dir: str | None, folder: Path, done: int | None) -> R
         for round_number, name in sorted(_checkpoints(files).items(), reverse=True):
             if round_number > (-1 if done is None else done):
                 last = "has no usable checkpoint" if done is None else f"has round {done}"
+                found = f"run_dir={run_dir} has a checkpoint of round {round_number}, but {folder} {last}"
                 raise SettingsError(
-                    f"run_dir={run_dir} has a checkpoint of round {round_number}, but {folder} {last}: give "
-                    f"resume={run_dir}, or remove {run_dir}/{name} to continue from {folder}"
+                    f"{found}: give resume={run_dir}, or remove {run_dir}/{name} to continue from {folder}"
                 )
             meta = folder / name / META
             if meta.is_file() and remote.read(f"{name}/{META}") == meta.read_bytes():
@@ -71,10 +71,8 @@ def _check_same_run(remote: RemoteFolder, folder: Path) -> None:
     here, there = ({**config, "run_dir": None, "rounds": None} for config in configs)  # one may be extended
     first, own = (data.partition(b"\n")[0] for data in (remote.read(METRICS), _read(folder, METRICS)))
     if here != there or (first and own and first != own):
-        raise SettingsError(
-            f"run_dir={remote.url} has files of another run than {folder}: remove them, or give resume={remote.url} "
-            "to continue that run"
-        )
+        both = f"run_dir={remote.url} has files of another run than {folder}"
+        raise SettingsError(f"{both}: remove them, or give resume={remote.url} to continue that run")
 
 
 def _checkpoints(files: list[str]) -> dict[int, str]:

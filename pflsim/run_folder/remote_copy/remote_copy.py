@@ -49,10 +49,8 @@ class RemoteCopy:
         self._due = False
         if (error := _failure(self._upload)) and not self._warned:
             self._warned = True
-            logger.warning(
-                f"the remote copy {self.url} could not be updated: {error}; the run continues in {self.folder}, and "
-                "the upload is repeated after the next checkpoint"
-            )
+            next_try = f"the run continues in {self.folder}, and the next checkpoint uploads again"
+            logger.warning(f"the remote copy {self.url} could not be updated: {error}; {next_try}")
 
     def finish(self) -> None:
         """Upload what is missing and compare names and sizes.
@@ -61,9 +59,8 @@ class RemoteCopy:
             RunError: the copy is incomplete.
         """
         if error := _failure(self._upload) or _failure(self._difference):
-            raise RunError(
-                f"the remote copy {self.url} is incomplete: {error}; all files are in {self.folder}: copy them there"
-            )
+            why = f"{error}; all files are in {self.folder}: copy them there"
+            raise RunError(f"the remote copy {self.url} is incomplete: {why}")
 
     def mark_uploaded(self, checkpoint: Path) -> None:
         """Do not upload a checkpoint that the remote copy has already."""

@@ -85,9 +85,7 @@ class RemoteFolder:
         except Exception as error:
             raise SettingsError(f"{self._named} cannot be written to: {reason(error)}; {CONFIGURATION}") from error
         if files:
-            raise SettingsError(
-                f"{self._named} is not empty, and a run does not overwrite files: give another URL or remove them"
-            )
+            raise SettingsError(f"{self._named} is not empty: give another URL, or remove the files")
 
     def files(self) -> dict[str, int]:
         """Return the size in bytes of every file, hidden ones too, by name."""

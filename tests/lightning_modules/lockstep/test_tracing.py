@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support import FxProgram
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
 from lightning_modules.lockstep import compiler
-from lightning_modules.lockstep.program import FxProgram, Program
+from lightning_modules.lockstep.program import Program
 from lightning_modules.lockstep.tracing import TracedStep
 
 N, B = 3, 5
@@ -93,11 +94,11 @@ def test_equal_by_torch_fx(toys: list[Toy], n: int, plain: bool, monkeypatch: py
     """The generated code and torch.fx run the same operations: equal to the bit."""
     batches = [(torch.rand(n, B, 4).double(), torch.randint(3, (n, B))) for _ in range(3)]
     found = []
-    for by_fx in (False, True):
-        monkeypatch.setattr(compiler, "USE_FX", by_fx)
+    for kind in (Program, FxProgram):
+        monkeypatch.setattr(compiler, "Program", kind)
         values = stacked(toys[:n])
         step = TracedStep(toys[0], "objective", TRAINABLE, values, batches[0], plain)
-        assert isinstance(step.program, FxProgram if by_fx else Program)
+        assert isinstance(step.program, kind)
         bound = step.bind(values)
         results = [result.clone() for batch in batches for part in bound(batch, 0.1) for result in part]
         found.append([*results, *values.values()])
