@@ -316,8 +316,8 @@ def trainer_equals_loop(make: Make) -> None:
         train(ours, own.train, torch_generator(0, "batches", 0, 1))
     loader = _Epochs(theirs, own.train, made.settings.batch_size)
     trainer = Trainer(
-        max_epochs=-(-len(loader.indices) // loader.length), accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=-(-len(loader.indices) // loader.length), accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     with torch_threads(1), seeded_global(0, "train", 0, 1):
         trainer.fit(theirs, train_dataloaders=loader)

@@ -1,8 +1,10 @@
 """Check a method: run small federations with it, and print a line for every property that a method must have.
 
-`check-method mine.moon` checks the client class in mine/moon.py, with the server rule there or else FedAvg;
-`check-method mine.moon.Moon method.server=mine.moon.MoonServer` names them. `check-method moon --config-dir mine/configs`
-checks mine/configs/method/moon.yaml. Further arguments are settings, such as method.mu=1 or lr=0.01.
+METHOD is one of
+
+  mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
+  mine.moon.Moon   a client class with FedAvg, or with the rule of method.server=mine.moon.MoonServer
+  moon             the name of a YAML file, for example with --config-dir mine/configs
 """
 
 from __future__ import annotations
