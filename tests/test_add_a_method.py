@@ -140,7 +140,7 @@ def test_moon(mine: Path) -> None:
     z, *others = [np.maximum(x.flatten(1).numpy() @ w.T + b, 0) for w, b in pairs]
     cos = [(z * o).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(o, axis=1) for o in others]
     near, far = (np.exp(c / 0.5) for c in cos)
-    assert float(module.objective((x, y))["con"]) == pytest.approx(2 * -np.log(near / (near + far)).mean(), rel=1e-5)
+    assert module.objective((x, y))["con"].item() == pytest.approx(2 * -np.log(near / (near + far)).mean(), rel=1e-5)
     found = [world(client, FedAvg()).inline() for client in (partial(Moon, mu=0.0), ClientModule)]
     for executor in found:
         rounds(executor, 2, 4)
