@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -171,7 +172,7 @@ def evaluation_changes_nothing(make: Make) -> None:
     for t in (1, 2):
         for executor in (evaluated, left_alone):
             rounds(executor, (t,))
-        before = states(evaluated), snapshot_of(evaluated.server_state())
+        before = states(evaluated), deepcopy(evaluated.server_state())
         for model, phase in (("personal", "trained"), ("personal", "received"), ("global", "received")):
             request = EvalRequest(model, phase, tuple(range(CLIENTS)), ("test", "val"))  # type: ignore[arg-type]
             first, second = evaluated.evaluate(request), evaluated.evaluate(request)
@@ -181,24 +182,15 @@ def evaluation_changes_nothing(make: Make) -> None:
     require_equal(states(evaluated), states(left_alone), "a run with evaluations differs from one without")
 
 
-def snapshot_of(state: Any) -> Any:
-    """Return a copy of a saved server state."""
-    return torch.load(_saved(state), weights_only=True)
-
-
-def _saved(value: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file
-
-
 def resumed_equals_straight(make: Make) -> None:
     """States survive torch.save, and a run that resumes from them equals one without a break."""
     straight, resumed = inline(make()), inline(make())
     rounds(straight, (1,))
     saved = {"server": straight.server_state(), "clients": states(straight)}
-    loaded = torch.load(_saved(saved), weights_only=True)
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
     require(equal(saved, loaded), "a saved state is not equal to itself after loading")
     resumed.restore(loaded["server"], loaded["clients"].items())
     for executor in (straight, resumed):
@@ -316,8 +308,8 @@ def trainer_equals_loop(make: Make) -> None:
         train(ours, own.train, torch_generator(0, "batches", 0, 1))
     loader = _Epochs(theirs, own.train, made.settings.batch_size)
     trainer = Trainer(
-        max_epochs=-(-len(loader.indices) // loader.length), accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=-(-len(loader.indices) // loader.length), accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     with torch_threads(1), seeded_global(0, "train", 0, 1):
         trainer.fit(theirs, train_dataloaders=loader)

@@ -1,8 +1,10 @@
 """Check a method: run small federations with it, and print a line for every property that a method must have.
 
-`check-method mine.moon` checks the client class in mine/moon.py, with the server rule there or else FedAvg;
-`check-method mine.moon.Moon method.server=mine.moon.MoonServer` names them. `check-method moon --config-dir mine/configs`
-checks mine/configs/method/moon.yaml. Further arguments are settings, such as method.mu=1 or lr=0.01.
+METHOD is one of
+
+  mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
+  mine.moon.Moon   a client class with FedAvg, or with the rule of method.server=mine.moon.MoonServer
+  moon             the name of a YAML file, for example with --config-dir mine/configs
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import ast
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,18 +58,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check(method: str, overrides: Sequence[str], folders: Sequence[Path], ray: bool) -> int:
-    make = maker(method, overrides, folders)
-    checks: list[Callable[[Make], None]] = [*CHECKS]
-    with _quiet():
+    make, checks = maker(method, overrides, folders), (*CHECKS, _equal_on_ray) if ray else CHECKS
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        stack.callback(logging.disable, logging.NOTSET)
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # what fails is printed
         make()  # raises SettingsError
-        with _pool() if ray else _quiet() as pool:
-            if ray:
-                checks.append(lambda make: actors_equal_inline(make, pool))
-                checks[-1].__doc__ = actors_equal_inline.__doc__
-            if not _passes(checks[0], make):
-                print("the other checks need rounds that run")
-                return 1
-            failed = [check for check in checks[1:] if not _passes(check, make)]
+        if not _passes(checks[0], make):
+            print("the other checks need rounds that run")
+            return 1
+        failed = [check for check in checks[1:] if not _passes(check, make)]
     print(f"{len(failed)} of {len(checks)} checks failed" if failed else "all checks passed")
     return 1 if failed else 0
 
@@ -102,15 +103,15 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
     own = named not in methods
     texts = {text.partition("=")[0]: text for text in overrides}
     server = texts.pop("method.server", "").partition("=")[2]
-    client, server = _targets(named, server, methods) if own else ("", "")
+    client, server = _targets(named, server, methods) if own else ("", server)
 
     def make(*more: str) -> PreparedRun:
         chosen: dict[str, str] = {"method": "method=fedavg" if own else f"method={named}"}
         for text in (*SMALL, *texts.values(), *more):
             key = text.partition("=")[0]
             chosen = {k: t for k, t in chosen.items() if not k.startswith(f"{key}.")} | {key: text}
-        if own:
-            chosen |= {side: f"method.{side}._target_={t}" for side, t in (("client", client), ("server", server))}
+        sides = {"client": client, "server": server}
+        chosen |= {side: f"method.{side}._target_={target}" for side, target in sides.items() if target}
         with composing(folders):
             settings = plain(composed([*chosen.values()], folders))
         if own:  # errors then use the name in the target
@@ -140,27 +141,14 @@ def _targets(name: str, server: str, methods: Sequence[str]) -> tuple[str, str]:
     return clients[0], (rules or [FEDAVG])[0]
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings and logs inside the block; what fails is printed."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-@contextmanager
-def _pool() -> Iterator[Any]:
-    """Start Ray with actors inside the block."""
+def _equal_on_ray(make: Make) -> None:
+    """Results on Ray actors equal those in one process, to the bit."""
     from ray_actors.cluster import launcher
     from ray_actors.executor.actor_pool import ActorPool
 
     folder, pool = launcher.start(cpus=2, gpus=0, store_mb=100), ActorPool()
     try:
-        yield pool
+        actors_equal_inline(make, pool)
     finally:
         pool.close()
         launcher.stop(folder)

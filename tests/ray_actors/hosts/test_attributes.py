@@ -41,7 +41,7 @@ class Leaky(ClientModule):
         self.register_buffer("mask", torch.zeros(2), persistent=False)
         self.register_buffer("kept", torch.zeros(()))
         self.anchor, self.given, self.layers = Anchor(), None, [*self.net.parameters()]
-        self.double = lambda value: 2 * value
+        self.twice = lambda value: 2 * value
 
     def receive(self, downlink: Message) -> None:
         super().receive(downlink)
