@@ -12,9 +12,9 @@ from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import Executor
 from pflsim.engine.simulation import Simulation
-from pflsim.memory import held_mb
 from pflsim.run_folder.accounting import round_traffic
 from pflsim.run_folder.folder import create_run_folder
+from pflsim.run_folder.tracking.memory import held_mb
 from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_start(words: Sequence[str]) -> None:
     """Check what every command needs, and what would otherwise end in errors of libraries."""
-    from pflsim.memory import check_address_space
+    from pflsim.config.memory import check_address_space
 
     check_packages()
     check_address_space()

@@ -14,11 +14,11 @@ from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.tracing import TracedStep
 from lightning_modules.nets.own import OwnNet, check_training, name_of, own_net
 from lightning_modules.nets.trial import layer_errors, try_net
+from pflsim.config.memory import check_room
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
-from pflsim.memory import check_room
 from pflsim.params import NET, NOTHING, Selector
 from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory

@@ -9,13 +9,13 @@ import numpy as np
 
 from pflsim.config.component_names import component_name
 from pflsim.config.components import bind
+from pflsim.config.memory import check_room
 from pflsim.config.settings import Settings
 from pflsim.config.validate import at_least_one
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federated import Partition
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError
-from pflsim.memory import check_room
 from pflsim.seeding import numpy_generator
 
 

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from pflsim.config.memory import check_room
 from pflsim.fusion.blocks import COLUMNS
-from pflsim.memory import check_room
 from pflsim.seeding import torch_generator
 
 

@@ -10,10 +10,10 @@ from typing import IO, cast
 
 import numpy as np
 
+from pflsim.config.memory import check_room
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import checked_labels, fetch, joined, reason
 from pflsim.errors import SettingsError
-from pflsim.memory import check_room
 
 
 def load_idx(

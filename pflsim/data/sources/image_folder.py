@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pflsim.config.memory import check_room
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, joined, reason
 from pflsim.errors import SettingsError
-from pflsim.memory import check_room
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MAX_SIZE = 4096

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflsim.memory import MemorySampler
 from pflsim.run_folder.accounting import Traffic
 from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
 from pflsim.run_folder.history import RoundMetrics, round_metrics, to_line
 from pflsim.run_folder.metrics import rows_by_scope
 from pflsim.run_folder.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
 from pflsim.run_folder.tracking.loggers import Loggers, RunLogger
+from pflsim.run_folder.tracking.memory import MemorySampler
 from pflsim.run_folder.tracking.per_client import COLUMNS, newcomer_rows, round_rows
 from pflsim.run_folder.tracking.scalars import Scalars, client_scalars, memory_scalars
 from pflsim.run_folder.tracking.sessions import resumed

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pflsim import memory
+from pflsim.config import memory
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import cifar10, cifar100, emnist, fashion_mnist, femnist, image_folder, mnist, npz
 from pflsim.errors import SettingsError

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 import pflsim
-from pflsim import memory
-from pflsim.memory import MemorySampler, held_mb
+from pflsim.run_folder.tracking import memory
+from pflsim.run_folder.tracking.memory import MemorySampler, held_mb
 
-LAUNCH = Path(pflsim.__file__).parents[1] / "launch.py"
 SCRIPT = """
 import subprocess, sys
-from pflsim.memory import MemorySampler
+from pflsim.run_folder.tracking.memory import MemorySampler
 
 hold = "import sys; block = bytearray(b'x') * 100_000_000; print(flush=True); sys.stdin.read()"
 sampler = MemorySampler()
@@ -52,18 +51,3 @@ def test_calls_that_come_too_soon_are_skipped(monkeypatch):
     assert len(taken) == 1
     sampler.sample(force=True)
     assert len(taken) == 2
-
-
-@pytest.mark.parametrize("limit", [memory.ADDRESS_SPACE, -1])
-def test_address_space_that_is_enough(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (limit, -1))
-    memory.check_address_space()
-
-
-def test_a_process_with_few_addresses_ends_with_one_line(tmp_path: Path) -> None:
-    """As after `ulimit -v`; torch and Ray abort, hang or raise ImportError."""
-    command = f"ulimit -v 3000000; exec {sys.executable} {LAUNCH} data=digits"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "2.86 GiB" in done.stderr and "ulimit -v unlimited" in done.stderr
-    assert not list(tmp_path.iterdir())
