@@ -37,7 +37,7 @@ class FedRep(ClientModule):
         self.head_epochs = at_least_one("method.head_epochs", head_epochs)
         self.body_epochs = None if body_epochs is None else at_least_one("method.body_epochs", body_epochs)
         if not BODY.parameters(self):
-            raise SettingsError("the body of this model has no parameters: choose one with hidden layers (model=mlp)")
+            raise SettingsError("fedrep trains the body, and this model's has no parameters: add hidden layers")
 
     def schedule(self) -> Schedule:
         """Return the phases `head` and `body`."""
