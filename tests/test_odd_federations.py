@@ -64,8 +64,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     """A run on the made-up data, whose partition `changes` may alter."""
     data, partition = made_up()
     partition = partition if changes is None else changes(partition)
-    monkeypatch.setattr(preparing, "federate", lambda *_: partition)
-    monkeypatch.setattr(preparing, "bind", lambda *_, **__: lambda: data)
+    monkeypatch.setattr(preparing, "load_federation", lambda _: (data, partition))
     job = prepare(settings)
     executor, clients_done = (
         InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation),

@@ -18,6 +18,7 @@ from process_functions import count, die, fail, say, wait_for_signal
 from test_resume import agree, left
 
 from pflsim import cli
+from pflsim.commands.sweep import parallel_runs
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -93,9 +94,9 @@ def test_how_many_at_once(line: str, runs: int, expected: int, monkeypatch: pyte
     monkeypatch.setattr(environment, "usable_cpus", lambda: 4)
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=100 * 2**30))
-    assert cli._parallel([settings(*line.split())] * runs) == expected
+    assert parallel_runs([settings(*line.split())] * runs) == expected
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=5 * 2**30))
-    assert cli._parallel([settings(*line.split())] * runs) == (expected if "parallel" in line else min(expected, 2))
+    assert parallel_runs([settings(*line.split())] * runs) == (expected if "parallel" in line else min(expected, 2))
 
 
 def test_side_by_side_equals_one_after_the_other(

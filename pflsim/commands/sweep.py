@@ -50,7 +50,7 @@ def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[
         settings.names["sweep"] = ",".join(varying)
     names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     failed: list[str] = []
-    if processes and (parallel := _parallel(runs)) > 1:
+    if processes and (parallel := parallel_runs(runs)) > 1:
         _run_in_processes(names, runs, parallel, done, failed)
     else:
         _run_in_turn(names, runs, done, failed)
@@ -80,7 +80,7 @@ def _print_missing(runs: int) -> None:
         print(f"{runs} runs of the sweep were not started", file=sys.stderr)
 
 
-def _parallel(runs: Sequence[Settings]) -> int:
+def parallel_runs(runs: Sequence[Settings]) -> int:
     """Return how many runs of a sweep to run at the same time."""
     asked, one = runs[0].sweep.parallel, len(runs) == 1 or any(run.executor != "inline" for run in runs)
     if one or asked != "auto":

@@ -381,7 +381,7 @@ class Pooled(Net):
 
 
 def test_a_head_that_needs_maps_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"class means, which are flat.*\[n, 32\]"):
+    with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
         fedfcd(model=Pooled).inline()
     run(fedfcd(model=Pooled, decision_fusion=False), 1)  # nothing to train on the server
 

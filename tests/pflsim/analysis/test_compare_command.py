@@ -143,7 +143,7 @@ def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
     path.write_text(whole.removesuffix("\n"))
     status, out, err = said(folder)
     assert (status, out) == (2, "")
-    assert err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients in round 2, but metrics.jsonl has 2")
+    assert err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients in round 2, metrics.jsonl 2")
 
 
 def test_help_is_fast_and_a_closed_pipe_is_no_error(folder: Path) -> None:

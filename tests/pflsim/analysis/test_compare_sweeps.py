@@ -18,7 +18,15 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
 
-TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "model.hidden=[4]", "lockstep=false"]
+TINY = [
+    "data=digits",
+    "clients=4",
+    "rounds=2",
+    "executor=inline",
+    "sweep.parallel=1",
+    "model.hidden=[4]",
+    "lockstep=false",
+]
 ONE = [[(5, 10), (6, 10)]]
 
 

@@ -510,7 +510,7 @@ Change = Callable[[Run, str, Path], str]
 
 def another_run(run: Run, url: str, tmp_path: Path) -> str:
     other = Run(tmp_path / "runs" / "other")
-    (other.folder / "config.yaml").write_text("rounds: 8\nrun_dir: somewhere\n")
+    (other.folder / "config.yaml").write_text("seed: 8\nrun_dir: somewhere\n")
     other.remote_copy(url).finish()
     return "has files of another run than"
 
