@@ -20,6 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+EXECUTE = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+print(sum("text/html" in output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])))
+"""
 SMALL = ["clients=3", "rounds=3", "checkpoint.every=1"]
 
 
@@ -39,7 +48,7 @@ def new_environment(folder: Path) -> Path:
 def run(folder: Path, *command: str | Path) -> str:
     """Run a command in a folder; return what it prints."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(list(map(str, command)), cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(list(map(str, command)), cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -92,6 +101,12 @@ def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "default" / "per_client.csv").read_bytes() == counts
     module = run(tmp_path, program.with_name("python"), "-m", "pflsim", "--help")
     assert module.replace("python -m pflsim", "pflsim") == run(tmp_path, program, "--help")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_in_an_empty_folder(program: Path, tmp_path: Path, path: Path) -> None:
+    assert int(run(tmp_path, program.with_name("python"), "-c", EXECUTE, path)) >= 2
+    assert (tmp_path / "runs").is_dir()
 
 
 def test_a_job(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
