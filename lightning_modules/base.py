@@ -202,6 +202,8 @@ class ClientModule(LightningModule):
             The loss terms, for the log.
         """
         terms: Terms = getattr(self, phase.objective)(batch)
+        if not isinstance(terms, dict):
+            raise TypeError(f"{phase.objective} returned a {type(terms).__name__}; expected a dict of named loss terms")
         torch.stack(list(terms.values())).sum().backward(inputs=list(parameters))
         # clone: a term may be a parameter, which the step changes
         return {name: value.detach().clone() for name, value in terms.items()}

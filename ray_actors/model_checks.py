@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import zip_longest
+from typing import get_args
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.params import NET, NOTHING, Selector
+from pflsim.run_folder.metrics import Model, Phase
 from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory
 
@@ -154,11 +156,21 @@ def _shared_submodules(module: ClientModule) -> list[str]:
 
 
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Check that every phase of the method has parameters to train.
+    """Check what the method reports and shares, and that every phase has parameters to train.
 
     Raises:
-        SettingsError: a phase has none, for example that of the body if the model has only a head.
+        SettingsError: a class attribute is wrong, or a phase has no parameters, for example that of the body if the
+            model has only a head.
     """
+    module = variants[0]
+    for name, value, expected in (
+        ("reported_model", module.reported_model, get_args(Model)),
+        ("reported_phase", module.reported_phase, get_args(Phase)),
+    ):
+        if value not in expected:
+            raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
+    if not isinstance(module.shared, Selector):
+        raise SettingsError(f"{method}: shared={module.shared!r}; expected NET, BODY, HEAD, NOTHING or a Selector")
     for client, module in enumerate(variants):
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
             if not phase.trainable.parameters(module):

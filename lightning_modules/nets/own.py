@@ -119,6 +119,8 @@ def _split(module: nn.Module, head: str, input_shape: tuple[int, ...], num_class
     if not on_meta:
         if not torch.equal(scores, output):
             raise SettingsError(f"{text} is not the last step{_activation(scores)}; return its output, or {other}")
+        if _activation(output):
+            raise SettingsError(f"{text} returns the result of softmax or log_softmax; the loss expects logits")
         net.eval()
         if not _gives(net.body, inputs, features):
             raise SettingsError(f"{text} is used other than by calling it, for example its weight or shape; {other}")

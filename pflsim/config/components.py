@@ -191,6 +191,8 @@ def _check_kind(found: Any, kind: Any, where: str) -> None:
     if returned != wanted and not (_is_class(returned) and _is_class(wanted) and issubclass(returned, wanted)):
         name = wanted.__name__ if _is_class(wanted) else str(wanted)
         expected = f"a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> {name}, or such a class"
+        if returned is None:
+            raise SettingsError(f"{where} does not return {name}, because it has no annotation: write -> {name}")
         raise SettingsError(f"{where} does not return {name}; expected {expected}")
     if inspect.isabstract(found) or not _accepts(found, len(arguments)):
         raise SettingsError(f"{where} cannot be called with ({', '.join(arguments)})")

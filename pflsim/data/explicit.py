@@ -17,6 +17,11 @@ from pflsim.errors import SettingsError
 from pflsim.types import SPLITS, Split
 
 NUMBERINGS = ("parts", "all")
+OTHER_KEYS = (
+    *("numbering", "hash", "data", "partition", "split"),
+    *("clients", "classes", "examples", "per_client", "class_counts"),
+)
+"""Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'
 
 
@@ -47,6 +52,8 @@ def explicit(
     numbering = given.get("numbering", "parts")
     if numbering not in NUMBERINGS:
         raise SettingsError(f'{where}: "numbering" is {numbering!r}, expected {listed(NUMBERINGS, "or")}')
+    if unknown := [key for key in given if key not in (*SPLITS, *OTHER_KEYS)]:
+        raise SettingsError(f'{where}: "{unknown[0]}" is not known; expected {FORM}')
     names: list[Split] = [name for name in SPLITS if name in given]
     if "train" not in names or names == ["train", "val"]:
         missing = "test" if "train" in names else "train"

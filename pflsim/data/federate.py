@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -113,10 +114,29 @@ def federate(
         check_room(what, 3 * 8 * clients * dataset.num_classes, "use fewer clients")
         rng, rows = numpy_generator(seed, "partition"), rows if marked else np.sort(rows)
         writers = None if dataset.writers is None else dataset.writers[rows]
-        parts = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, writers)
+        arguments = dataset.y[rows], dataset.num_classes, clients
+        if marked:
+            parts = partition_rule(*arguments, rng, writers)
+        else:
+            streams = [numpy_generator(seed, "partition") for _ in range(2)]
+            parts, again = (_own(partition_rule, *arguments, stream, writers) for stream in streams)
+            if not np.array_equal(np.concatenate([*parts, []]), np.concatenate([*again, []])):
+                raise SettingsError("the partition rule returns other rows each time; use rng for random numbers only")
         return [rows[np.sort(part)] for part in _check_assignment(parts, clients, len(rows))]
 
     return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
+
+
+def _own(rule: PartitionRule, *arguments: Any) -> list[np.ndarray]:
+    """Call a user's rule; an error in it is one line."""
+    try:
+        return _check_assignment(rule(*arguments), arguments[2], len(arguments[0]))
+    except SettingsError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise SettingsError(f"the partition rule fails: {type(error).__name__}: {error} ({where})") from error
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:

@@ -32,6 +32,10 @@ CLIENT_ADVICE = (
 SERVER_ADVICE = "a checkpoint would lose the change: keep it in the state that init and fuse return"
 
 
+class StateError(RuntimeError):
+    """An attribute outside the state has changed. A retry would not repeat the error, because the change remains."""
+
+
 @contextmanager
 def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = True) -> Iterator[None]:
     """Check that the block changes no attribute of a client's module or a server rule.
@@ -43,7 +47,7 @@ def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = 
         buffers: whether to check non-persistent buffers too.
 
     Raises:
-        RuntimeError: an attribute was set, deleted or changed in place; the message names it.
+        StateError: an attribute was set, deleted or changed in place; the message names it.
     """
     before = _fingerprints(owner, buffers)
     yield
@@ -51,7 +55,7 @@ def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = 
     if after != before:
         names = sorted({f"self.{name}" for name, _ in before.items() ^ after.items()})
         advice = CLIENT_ADVICE if isinstance(owner, ClientModule) else SERVER_ADVICE
-        raise RuntimeError(f"{', '.join(names)} changed outside the state; {advice}")
+        raise StateError(f"{', '.join(names)} changed outside the state; {advice}")
 
 
 def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, object]:

@@ -48,6 +48,8 @@ class FailurePolicy:
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
+        if failure.kind == "state":
+            raise error
         if self.on_error.rule == "drop":
             self.log(f"{text}; the round goes on without {_clients(suspects)}", failure.trace)
             self.faults.add(suspects, "error")

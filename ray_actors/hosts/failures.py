@@ -13,6 +13,7 @@ import torch
 from pflsim.engine.execution import ClientTask, EvalRequest
 from pflsim.errors import ClientError
 from pflsim.messages import Message, Uplink
+from ray_actors.hosts.attributes import StateError
 from ray_actors.hosts.client_host import ClientHost, Reply
 
 
@@ -24,14 +25,15 @@ class Failure:
         error: which client failed, and why.
         group: the clients whose results are missing.
         trace: the traceback; empty if there is none.
-        kind: the client raised an error, has values that are not finite, or its actor died.
+        kind: the client raised an error, changed an attribute outside its state, has values that are not finite, or its
+            actor died.
         where: the actor; empty with the inline executor.
     """
 
     error: ClientError
     group: tuple[int, ...]
     trace: str = ""
-    kind: Literal["error", "nonfinite", "death"] = "error"
+    kind: Literal["error", "state", "nonfinite", "death"] = "error"
     where: str = ""
 
 
@@ -62,7 +64,8 @@ def run_groups(
             if not isinstance(error, ClientError):
                 reason = f"{type(error).__name__}: {error}"
                 error = ClientError(group[0], task.round_number, f"checking the result of {task.name}", reason, group)
-            results.update(dict.fromkeys(group, Failure(error, group, trace)))
+            kind = "state" if isinstance(error.__cause__, StateError) else "error"
+            results.update(dict.fromkeys(group, Failure(error, group, trace, kind)))
     return results
 
 

@@ -217,7 +217,7 @@ def test_counts_are_exact_and_in_the_clients_own_distribution():
 
     def spy(labels, *rest):
         parts = partitions.dirichlet(labels, *rest, alpha=1.0, min_examples=240)
-        dealt.extend(np.bincount(labels[rows], minlength=10) / len(rows) for rows in parts)
+        dealt[:] = [np.bincount(labels[rows], minlength=10) / len(rows) for rows in parts]
         return parts
 
     partition = federate(data, spy, partial(splits.counts, train=200, test=40, validation=0.1), 10, 2)

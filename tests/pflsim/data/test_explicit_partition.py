@@ -206,3 +206,20 @@ def test_command_partition_is_the_partition_of_a_run(
     assert cli.main(again) == 0
     assert json.loads((tmp_path / "partition" / "partition.json").read_text())["hash"] == record["hash"]
     assert cli.main([*again[:-1], "into=other"]) == 2 and "clients=4" in capsys.readouterr().err
+
+
+def test_misspelt_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="tset"):
+        explicit(made(), 2, path=saved(tmp_path, {"train": [[0], [1]], "tset": [[0], [1]]}))
+
+
+def test_own_rules_that_fail_or_draw_other_numbers() -> None:
+    def fails(labels: np.ndarray, num_classes: int, clients: int, rng: Any, writers: Any) -> list[np.ndarray]:
+        return labels["a"]
+
+    def draws(labels: np.ndarray, num_classes: int, clients: int, rng: Any, writers: Any) -> list[np.ndarray]:
+        return np.array_split(np.random.permutation(len(labels)), clients)  # noqa: NPY002
+
+    for rule, match in ((fails, r"IndexError.*test_explicit_partition.py, line \d+"), (draws, "rng")):
+        with pytest.raises(SettingsError, match=match):
+            federate(made(), rule, partial(splits.merged, fraction=0.5), 4, seed=0)

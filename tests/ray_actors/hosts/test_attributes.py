@@ -12,11 +12,13 @@ from torch import nn
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
+from pflsim.config.on_client_error import OnError
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ClientError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.servers.fedavg import FedAvg
+from ray_actors.hosts.inline import InlineExecutor
 
 
 class Memory(nn.Module):
@@ -140,3 +142,13 @@ def test_a_reply_may_not_keep_anything() -> None:
     executor = world(Replies, FedAvg()).inline()
     with pytest.raises(ClientError, match=r"self\.last changed"):
         rounds(executor, 1, 4)
+
+
+def test_a_leak_ends_the_run_without_a_retry(caplog: pytest.LogCaptureFixture) -> None:
+    """A retry would find the changed value and succeed, as in lockstep, whose traced step is not traced again."""
+    own = made("count", stacks=((0, 1, 2, 3),))
+    executor = InlineExecutor(own.factory, own.dataset, own.partition, own.rule, own.federation, OnError.of("retry(3)"))
+    executor.start()
+    with pytest.raises(ClientError, match=r"self\.count changed"):
+        executor.run(TrainTask(1), executor.send(range(4)))
+    assert "retry" not in caplog.text
