@@ -57,7 +57,7 @@ def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the similar names, then all valid ones."""
-    names = sorted(set(valid))
+    names = sorted({*valid} - {""})
     near = close_to(name, names)
     asked = f"did you mean {' or '.join(near)}? " if near else ""
     return f"{asked}valid: {', '.join(names) or 'none'}"
