@@ -99,6 +99,7 @@ def test_how_many_at_once(line: str, runs: int, expected: int, monkeypatch: pyte
     assert parallel_runs([settings(*line.split())] * runs) == (expected if "parallel" in line else min(expected, 2))
 
 
+@pytest.mark.slow
 def test_side_by_side_equals_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
