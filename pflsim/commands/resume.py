@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.config.compose import composed, composing, parse, plain
+from pflsim.config.help import groups_in
 from pflsim.config.urls import is_url
 from pflsim.run_folder.folder import check_no_links, is_complete
 from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
@@ -33,7 +34,9 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path]) -> 
     if overrides:
         with composing(folders):
             keys = [str(override.key_or_group) for override in parse(overrides)]
-            same = [f"data={settings.names['data']}"] if any(key.startswith("data.") for key in keys) else []
+            option = settings.names["data"]
+            data = option if option in groups_in(folders)["data"] else settings.data["_target_"]
+            same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *overrides], folders)), keys)
     if is_complete(folder, settings.rounds):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")

@@ -180,3 +180,17 @@ def test_objects_of_one_name_in_a_sweep() -> None:
     train, test, _ = own_data()
     with pytest.raises(SettingsError, match="data"):
         pflsim.sweep(**SMALL | {"data": [(train, test), (test, train)]})
+
+
+def test_resumed_with_data_of_a_dotted_name_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "from pflsim.data.dataset import Dataset",
+        "from pflsim.data.sources.digits import load as digits",
+        "def read(*, path: str = 'here') -> Dataset:",
+        "    return digits()",
+    ]
+    (folder / "moved_data.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(folder)
+    run = pflsim.run(method="local", **SMALL | {"data": "moved_data.read"}, overrides=["model.hidden=[4]"])
+    again = pflsim.resume(run, rounds=3, overrides=["data.path=there"])
+    assert again.summary["rounds"] == 3 and again.summary["data"] == "read"
