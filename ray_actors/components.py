@@ -7,10 +7,7 @@ from typing import Protocol
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.config.component_names import component_name, describe
 from pflsim.servers.base import ServerRule
-
-__all__ = ["MakesClient", "MakesNet", "MakesRule", "component_name", "describe"]
 
 
 class MakesClient(Protocol):

@@ -15,6 +15,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.tracing import TracedStep
 from lightning_modules.nets.own import OwnNet, check_training, name_of, own_net
 from lightning_modules.nets.trial import layer_errors, try_net
+from pflsim.config.component_names import component_name
 from pflsim.config.memory import check_room
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
@@ -22,7 +23,6 @@ from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.run_folder.metrics import Model, Phase
-from ray_actors.components import component_name
 from ray_actors.hosts.client_factory import ClientFactory
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
+from pflsim.config.component_names import component_name, describe
 from pflsim.config.components import bind_method
 from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Settings
@@ -24,7 +25,7 @@ from pflsim.run_folder.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, Split, Tensors
-from ray_actors.components import MakesClient, MakesNet, MakesRule, component_name, describe
+from ray_actors.components import MakesClient, MakesNet, MakesRule
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import (
