@@ -118,14 +118,11 @@ def start_ray(prepared: PreparedRun) -> None:
     """Start Ray on this machine with the object store that pflsim would use."""
     import ray
 
-    from ray_actors.run import store_mb
-
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(
         address="local",
         num_cpus=CORES,
         num_gpus=0,
-        object_store_memory=store_mb(prepared) * 2**20,
         include_dashboard=False,
         logging_level=logging.WARNING,
     )

@@ -6,6 +6,7 @@ It runs experiments, resumes them, and dispatches the other commands. `ray_actor
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import re
 import sys
@@ -48,6 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     status = main(arguments)
     for stream in (sys.stdout, sys.stderr):
         detach_if_closed(stream)
+    gc.freeze()  # or the interpreter looks for garbage among all objects when it ends, which takes a second
     return status
 
 
@@ -96,7 +98,7 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         from pflsim.commands.resume import resume_run
 
         name = _resumed_folder(asked, options.multirun or bool(options.cfg))
-        resume_run(name, [text for text in overrides if text not in asked], folders)
+        resume_run(name, [text for text in overrides if text not in asked], folders, own_process=True)
         return 0
     jobs, found = configs(overrides, options.multirun, folders)
     if options.cfg:
@@ -176,7 +178,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     done: list[Path] = []
     failure: RunError | None = None
     try:
-        run_all(jobs, runs, done, processes=True)
+        run_all(jobs, runs, done, own_process=True)
     except RunError as error:
         failure = error
     if len(done) > 1:

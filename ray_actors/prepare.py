@@ -24,7 +24,7 @@ from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import ClientInfo, Split, Tensors
+from pflsim.types import ClientInfo, Split
 from ray_actors.components import MakesClient, MakesNet, MakesRule
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
@@ -55,7 +55,6 @@ class PreparedRun:
         plan: for the round loop.
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
-        initial_state: the largest initial private state of a client, for its size.
         warnings: what the user should know about the data and the model.
     """
 
@@ -68,7 +67,6 @@ class PreparedRun:
     plan: RunPlan
     meta: RunMeta
     batches_per_round: tuple[int, ...]
-    initial_state: Tensors
     warnings: tuple[str, ...] = ()
 
     @property
@@ -137,7 +135,6 @@ def prepare(settings: Settings) -> PreparedRun:
         _plan(settings, partition, module, meta, rule),
         meta,
         tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
-        max((v.state_dict() for v in variants), key=lambda state: sum(t.numel() for t in state.values())),
         (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
     )
 

@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import psutil
-
 from lightning_modules.loggers import logger_makers
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
@@ -41,6 +39,7 @@ from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
+    from ray_actors.cluster.early import EarlyRay
     from ray_actors.cluster.joined import JoinedRay
     from ray_actors.cluster.local import LocalRay
     from ray_actors.executor.dry_run import Footprint
@@ -49,10 +48,14 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Context manager that runs one run after another; Ray and its actors keep running in between."""
+    """Context manager that runs one run after another; Ray and its actors keep running in between.
 
-    def __init__(self) -> None:
-        self.interrupts = Interrupts()
+    Args:
+        early: is starting already.
+    """
+
+    def __init__(self, early: EarlyRay | None = None) -> None:
+        self.interrupts, self._early = Interrupts(), early
         self._open = ExitStack()
         self._ray: LocalRay | JoinedRay | None = None
         self._footprints: dict[str, Footprint] = {}
@@ -213,15 +216,15 @@ class Runner:
         from ray_actors.cluster.deployment import plan_deployment
         from ray_actors.executor.ray_executor import RayExecutor
 
-        found, store = self._found(prepared.settings), prepared.settings.placement.object_store_mb or store_mb(prepared)
-        at = plan_deployment(prepared, found, self._footprints, store)
+        found = self._found(prepared.settings)
+        at = plan_deployment(prepared, found, self._footprints)
         if at.elastic is not None:  # another program may take the resources: notice it before there is a run folder
-            found.pool(at.placement, at.layout, store).hosts(at.layout.specs)
+            found.pool(at.placement, at.layout).hosts(at.layout.specs)
 
         def make() -> Executor:
             for note in at.notes:
                 logger.info(note)
-            pool = found.pool(at.placement, at.layout, store)
+            pool = found.pool(at.placement, at.layout)
             return RayExecutor(*arguments, at.layout, pool, prepared.on_error, at.elastic)
 
         return make
@@ -233,7 +236,8 @@ class Runner:
 
         if self._ray is None:
             address = settings.ray_address
-            made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up)
+            made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up, self._early)
+            self._early = None
             self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
             self._ray = self._open.enter_context(made)
         return self._ray
@@ -252,6 +256,8 @@ class Runner:
 
     def __exit__(self, *error: object) -> None:
         with self.interrupts.signals_blocked():  # another signal would leave processes behind
+            if self._early is not None:
+                self._early.close()
             self._open.close()
         self.interrupts.release()
 
@@ -286,25 +292,6 @@ def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
             executor.restore(checkpoint.server(), checkpoint.clients())
         except ValueError as error:
             raise SettingsError(f"{checkpoint.path} does not fit this run: {error}") from error
-
-
-def store_mb(prepared: PreparedRun) -> int:
-    """Return the MiB of Ray's object store: twice the size of the data set, all states and the most messages at once.
-
-    The most messages are those of a round in both directions, those of an evaluation of models as received, or those
-    to newcomers. The limit is a third of the free memory; Ray spills the rest to disk, which is slow but works.
-    """
-    plan, rule = prepared.plan, prepared.rule
-    model = sum(t.numel() * t.element_size() for t in prepared.federation.initial.values())
-    cohort = max(len(cohort) for cohort in plan.cohorts)
-    down, to_newcomers = (min(rule.models_sent(joining), plan.clients) for joining in (False, True))
-    received = plan.received or plan.reported_phase == "received"
-    reported = (plan.clients if plan.eval_all else cohort) if received else 0
-    most = max(cohort * (down + 1), reported * down, len(plan.newcomers) * to_newcomers)
-    private = sum(t.numel() * t.element_size() for t in prepared.initial_state.values())
-    states = prepared.settings.clients * private + plan.clients * model  # the server may keep the models of all clients
-    needed = 2 * (prepared.dataset.x.nbytes + most * model + states) / 2**20
-    return int(max(128, min(needed, psutil.virtual_memory().available / 3 / 2**20)))
 
 
 class _Listener:

@@ -95,3 +95,23 @@ def test_the_engine_loads_neither_ray_nor_lightning() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_actors_start_without_what_they_do_not_need() -> None:
+    """The driver starts actors before it has imported torch; a server does not need Lightning, nor a client SciPy."""
+    code = """
+import sys
+def loaded(*names): return [name for name in names if name in sys.modules]
+import ray_actors.cluster.early
+assert not loaded("torch", "numpy"), loaded("torch", "numpy")
+from ray_actors.executor.server_actor import RemoteServer
+RemoteServer()
+assert not loaded("lightning"), loaded("lightning")
+from ray_actors.executor.client_actor import RemoteHost
+RemoteHost()
+assert not loaded("scipy", "matplotlib", "torchvision", "sklearn"), loaded("scipy", "matplotlib", "torchvision")
+import torchmetrics
+assert torchmetrics.Accuracy(task="multiclass", num_classes=2) is not None
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflsim.commands.runner import new_runner
 from pflsim.config.compose import composed, composing, parse, plain
 from pflsim.config.help import groups_in
 from pflsim.config.urls import is_url
@@ -13,13 +13,14 @@ from pflsim.run_folder.folder import check_no_links, is_complete
 from pflsim.run_folder.resume import changed, check_destination, run_folder, saved_settings
 
 
-def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path]) -> Path:
+def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own_process: bool = False) -> Path:
     """Resume a run with its own settings, given ones that cannot change its results, and perhaps more rounds.
 
     Args:
         name: the run's folder or URL, or `last`.
         overrides: settings to change.
         folders: config folders.
+        own_process: see `new_runner`.
 
     Returns:
         The run folder.
@@ -43,6 +44,6 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path]) -> 
         return folder
     if not is_url(name):
         check_destination(settings, folder, keys)
-    with importlib.import_module("ray_actors.run").Runner() as runner:
+    with new_runner(settings, own_process) as runner:
         runner.resume(folder, settings)
     return folder

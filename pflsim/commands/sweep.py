@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from pflsim.commands.runner import LIGHT, new_runner
 from pflsim.config.checks import check, check_sweep
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 
-IMPORTS = ("ray_actors.run", "torch.utils.tensorboard")
+IMPORTS = (LIGHT, "ray_actors.run", "torch.utils.tensorboard")
 """What all runs of a sweep import."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
@@ -30,15 +30,16 @@ def check_all(runs: Sequence[Settings]) -> None:
     check_sweep(runs)
 
 
-def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path], processes: bool = False) -> None:
+def run_all(
+    jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path], own_process: bool = False
+) -> None:
     """Check all runs, then run them. A sweep continues after a run that fails.
 
     Args:
         jobs: the overrides of each run, for its name in messages.
         runs: the settings of each run.
         done: the folders of the runs are added.
-        processes: whether inline runs of a sweep may be in processes of their own, several at once. This process must
-            not have computed anything before.
+        own_process: see `new_runner`; inline runs of a sweep may then be in further processes, several at once.
 
     Raises:
         SettingsError: a setting is wrong; nothing was started.
@@ -50,16 +51,18 @@ def run_all(jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[
         settings.names["sweep"] = ",".join(varying)
     names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     failed: list[str] = []
-    if processes and (parallel := parallel_runs(runs)) > 1:
+    if own_process and (parallel := parallel_runs(runs)) > 1:
         _run_in_processes(names, runs, parallel, done, failed)
     else:
-        _run_in_turn(names, runs, done, failed)
+        _run_in_turn(names, runs, done, failed, own_process)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
 
 
-def _run_in_turn(names: Sequence[str], runs: Sequence[Settings], done: list[Path], failed: list[str]) -> None:
-    with importlib.import_module("ray_actors.run").Runner() as runner:
+def _run_in_turn(
+    names: Sequence[str], runs: Sequence[Settings], done: list[Path], failed: list[str], own_process: bool
+) -> None:
+    with new_runner(runs[0], own_process) as runner:
         for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
             if len(runs) > 1 and settings.progress != "none":
                 print(name, flush=True)
@@ -122,5 +125,5 @@ def _run_in_processes(
 
 
 def _run_alone(settings: Settings) -> Path:
-    with importlib.import_module("ray_actors.run").Runner() as runner:
+    with new_runner(settings, own_process=True) as runner:
         return runner.run(settings)

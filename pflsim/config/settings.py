@@ -50,7 +50,7 @@ class Placement:
     elastic: bool = False
     """On a cluster: use nodes that join during the run, from the next round on."""
     object_store_mb: Annotated[int, Bounds(75)] | None = None
-    """Size of Ray's object store on this machine, in MiB (at least 75); null: computed from data and messages."""
+    """Size of Ray's object store on this machine, in MiB (at least 75); null: a third of the free memory."""
 
 
 @dataclass

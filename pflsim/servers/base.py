@@ -86,15 +86,6 @@ class ServerRule(ABC, Generic[State]):
         weights = self.global_weights(state)
         return Message() if weights is None else Message(weights=weights)
 
-    def models_sent(self, joining: bool = False) -> int:
-        """Return the maximum number of models in one message, to estimate memory.
-
-        Args:
-            joining: whether the message is for a client that joins after the last round.
-        """
-        del joining
-        return 1
-
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Return the state after a round.

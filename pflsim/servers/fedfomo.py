@@ -69,11 +69,6 @@ class FedFomo(ServerRule[State]):
         """Send M random candidates."""
         return self.downlink(state, client)
 
-    def models_sent(self, joining: bool = False) -> int:
-        """Return M."""
-        del joining
-        return self.models
-
     def choose(self, state: State, client: int) -> list[int]:
         """Return the ids of a client's candidates, ascending. The result is a function of the state."""
         generator = numpy_generator(state.seed, "candidates", client, state.rounds)

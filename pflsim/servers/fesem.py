@@ -76,10 +76,6 @@ class FeSEM(ServerRule[State]):
         del client
         return Message(extra=packed(dict(enumerate(state.centres)), CENTRE))
 
-    def models_sent(self, joining: bool = False) -> int:
-        """Return 1, or K for a joining client."""
-        return self.groups if joining else 1
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Run the E step, then the M step."""
         if not uplinks:

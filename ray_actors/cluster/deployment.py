@@ -35,16 +35,13 @@ class Deployment:
     notes: tuple[str, ...] = ()
 
 
-def plan_deployment(
-    prepared: PreparedRun, cluster: LocalRay | JoinedRay, known: dict[str, Footprint], store_mb: int
-) -> Deployment:
+def plan_deployment(prepared: PreparedRun, cluster: LocalRay | JoinedRay, known: dict[str, Footprint]) -> Deployment:
     """Decide where the actors of a run go; make a dry run if `placement.actors_per_gpu` is auto.
 
     Args:
         prepared: the run.
         cluster: provides the resources.
         known: results of earlier dry runs; a new one is added.
-        store_mb: the size of Ray's object store in MiB.
 
     Raises:
         SettingsError: the placement cannot be met. No client actor was started.
@@ -56,7 +53,7 @@ def plan_deployment(
         supply = cluster.supply(placement)
         upper = max_actors_per_gpu(prepared, supply)
         _lay_out(prepared, cluster, replace(placement, actors_per_gpu=upper))  # raises before anything is started
-        clear = partial(cluster.pool, placement, Layout((), ()), store_mb)  # starts Ray and ends all client actors
+        clear = partial(cluster.pool, placement, Layout((), ()))  # starts Ray and ends all client actors
         placement, note = choose_actors_per_gpu(prepared, upper, supply.cpus, known, clear)
         notes.append(note)
     try:

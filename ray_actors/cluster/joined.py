@@ -18,7 +18,7 @@ from ray_actors.cluster.ray_folder import PREFIX
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement.layout import Layout, Supply
 from ray_actors.placement.nodes import alive_nodes
-from ray_actors.placement.ray_private import SafePathConfig, silence_authentication_notice
+from ray_actors.placement.ray_private import SafePathConfig, silence_notices
 
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""
@@ -41,9 +41,8 @@ class JoinedRay(AbstractContextManager["JoinedRay"]):
         """Return the free resources of the nodes that are alive; those of this process's actors count as free."""
         return Supply.of(alive_nodes(self._pool.specs), placement.cpus)
 
-    def pool(self, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
+    def pool(self, placement: Placement, layout: Layout) -> ActorPool:
         """End the actors that a run does not need; return the pool for its actors."""
-        del store_mb  # the cluster has its object store already
         self._pool.wait_s = placement.wait_s
         self._pool.trim(layout.specs)
         return self._pool
@@ -66,7 +65,7 @@ def join(address: str) -> None:
         SettingsError: there is no cluster at this address, or this machine is not a node of it.
     """
     _check_reachable(address)
-    silence_authentication_notice()
+    silence_notices()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
     try:
         context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=SafePathConfig())

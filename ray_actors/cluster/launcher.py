@@ -8,14 +8,15 @@ import signal
 import threading
 from pathlib import Path
 
-import psutil
-
-from ray_actors.cluster.guardian import Guardian, end_processes, is_ray_process
+from ray_actors.cluster.guardian import Guardian, end_processes, users_of
 from ray_actors.cluster.ray_folder import create_folder, remove_folder, remove_leftovers
-from ray_actors.placement.ray_private import SafePathConfig, loopback_options, silence_authentication_notice
+from ray_actors.placement.ray_private import (
+    SafePathConfig,
+    kill_processes_at_shutdown,
+    loopback_options,
+    silence_notices,
+)
 
-STOP_TIMEOUT_S = 5.0
-"""How long Ray's processes may take to end by themselves."""
 _guardians: dict[Path, Guardian] = {}
 
 
@@ -36,7 +37,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
     remove_leftovers()
     folder, files = create_folder()
     _guardians[folder] = Guardian(folder)
-    silence_authentication_notice()
+    silence_notices()
     # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
     # run has saved its state.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
@@ -64,9 +65,9 @@ def stop(folder: Path) -> None:
     """Stop the Ray that `start` has started, and remove its files."""
     import ray
 
-    processes = [process for process in psutil.Process().children(recursive=True) if is_ray_process(process)]
+    kill_processes_at_shutdown()
     ray.shutdown()
-    end_processes(processes, STOP_TIMEOUT_S)
+    end_processes(users_of(folder), timeout_s=0)
     if guardian := _guardians.pop(folder, None):
         guardian.dismiss()
     remove_folder(folder)

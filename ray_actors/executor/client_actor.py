@@ -1,22 +1,22 @@
-"""The client actor: a process with a `ClientHost`. It keeps no state of a client between calls."""
+"""The client actor: a process with a `ClientHost`. It keeps no state of a client between calls.
+
+This module imports nothing that takes time, so that the driver can start actors before it has imported torch.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from ray_actors.executor.remote_actor import RemoteActor, zero_copy
 
-from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
-from pflsim.engine.execution import ClientTask, EvalRequest
-from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
-from ray_actors.executor.remote_actor import RemoteActor
-from ray_actors.executor.zero_copy import ZeroCopyMessage
-from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.hosts.client_host import ClientHost, Reply
-from ray_actors.hosts.failures import run_groups
+if TYPE_CHECKING:
+    from pflsim.data.dataset import Dataset
+    from pflsim.data.federated import Partition
+    from pflsim.engine.execution import ClientTask, EvalRequest
+    from ray_actors.executor.fingerprint import RuntimeFingerprint
+    from ray_actors.hosts.client_factory import ClientFactory
 
 
 class RemoteHost(RemoteActor):
@@ -26,10 +26,20 @@ class RemoteHost(RemoteActor):
     another actor can repeat the call.
     """
 
+    def __init__(self) -> None:
+        importlib.import_module("lightning_modules.light")  # before anything imports Lightning
+        importlib.import_module("ray_actors.hosts.client_host")
+
     def build(
         self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]
     ) -> RuntimeFingerprint:
         """Build the host of these clients in place of any earlier one."""
+        import torch
+
+        from ray_actors.executor.fingerprint import runtime_fingerprint
+        from ray_actors.hosts.client_errors import in_words
+        from ray_actors.hosts.client_host import ClientHost
+
         try:
             self.host = ClientHost(factory, dataset, partition, clients)
         except torch.cuda.OutOfMemoryError as error:
@@ -55,6 +65,9 @@ class RemoteHost(RemoteActor):
             The outcome by client: a `Failure`, a list of `EvalRow`, or a report and its note on values that are not
             finite. Then the uplinks as one object. Then, if the task changes states, the K new states.
         """
+        from ray_actors.hosts.client_host import Reply
+        from ray_actors.hosts.failures import run_groups
+
         clients = [client for group in groups for client in group]
         messages, states = messages_and_states[: -len(clients)], messages_and_states[-len(clients) :]
         self.host.states.update((c, state) for c, state in zip(clients, states, strict=True) if state is not None)
@@ -68,5 +81,5 @@ class RemoteHost(RemoteActor):
         outcomes = {**results, **{client: (reply.report, reply.nonfinite) for client, reply in replies.items()}}
         uplinks = [reply.uplink for reply in replies.values() if reply.uplink is not None]
         changed = clients if task.changes_state else []
-        new_states = [ZeroCopyMessage(replies[client].state) if client in replies else None for client in changed]
-        return outcomes, ZeroCopyMessage(uplinks), *new_states
+        new_states = [zero_copy(replies[client].state) if client in replies else None for client in changed]
+        return outcomes, zero_copy(uplinks), *new_states

@@ -8,20 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning import LightningModule
 from torch import Tensor, nn
 
 from lightning_modules.anchor import Anchor
-from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from pflsim.params import Selector
 from pflsim.servers.base import ServerRule
 
-BASE_ATTRIBUTES = {*vars(LightningModule()), "training_settings", "round_number", "_steps", "_anchors"}
-"""Attributes of the base class, which the simulator may change."""
+if TYPE_CHECKING:
+    from lightning_modules.base import ClientModule
+
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), Selector)
 MAX_ARRAY_BYTES = 2**16
 """Larger arrays are compared by identity only."""
@@ -54,7 +53,7 @@ def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = 
     after = _fingerprints(owner, buffers)
     if after != before:
         names = sorted({f"self.{name}" for name, _ in before.items() ^ after.items()})
-        advice = CLIENT_ADVICE if isinstance(owner, ClientModule) else SERVER_ADVICE
+        advice = CLIENT_ADVICE if isinstance(owner, nn.Module) else SERVER_ADVICE
         raise StateError(f"{', '.join(names)} changed outside the state; {advice}")
 
 
@@ -63,7 +62,7 @@ def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, obje
     found: dict[str, object] = {}
     if not type(owner).__module__.startswith("torch."):
         values = vars(owner)
-        found = {prefix + name: _fingerprint(values[name]) for name in values.keys() - BASE_ATTRIBUTES}
+        found = {prefix + name: _fingerprint(values[name]) for name in values.keys() - _base_attributes(type(owner))}
         found |= {prefix + name: _fingerprint(getattr(cls, name)) for cls, name in _class_containers(type(owner))}
     if isinstance(owner, nn.Module):
         for name in owner._non_persistent_buffers_set if buffers else ():
@@ -75,9 +74,23 @@ def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, obje
 
 
 @cache
+def _base_attributes(owner: type) -> frozenset[str]:
+    """Return the attributes of the base class of clients, which the simulator may change."""
+    if not issubclass(owner, nn.Module):
+        return frozenset()
+    from lightning import LightningModule
+
+    return frozenset({*vars(LightningModule()), "training_settings", "round_number", "_steps", "_anchors"})
+
+
+def _is_ours(cls: type) -> bool:
+    return cls is ServerRule or cls.__module__ == "lightning_modules.base"  # a server does not need to import Lightning
+
+
+@cache
 def _class_containers(owner: type) -> list[tuple[type, str]]:
     """Return the lists, dictionaries and sets that a class and its bases below ours define, which instances share."""
-    own = takewhile(lambda cls: cls not in (ClientModule, ServerRule), owner.__mro__)
+    own = takewhile(lambda cls: not _is_ours(cls), owner.__mro__)
     pairs = [(cls, name, value) for cls in own for name, value in vars(cls).items() if not name.startswith("__")]
     return [(cls, name) for cls, name, value in pairs if isinstance(value, list | dict | set)]
 

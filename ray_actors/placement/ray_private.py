@@ -5,9 +5,12 @@
 - `ray_constants.ENABLE_RAY_CLUSTER`: if it is False, Ray listens on 127.0.0.1 only. Otherwise it listens on all network
   interfaces, whatever `_node_ip_address` says. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 does the same, but only if it is set
   before Ray is imported.
-- the logger `ray._private.authentication`: each `ray.init` logs that it has enabled token authentication.
+- the loggers `ray._private.authentication` and `ray._private.worker`: each `ray.init` logs that it has enabled token
+  authentication, and in a thread that it cannot set a handler of SIGTERM.
 - `JobConfig._py_driver_sys_path`: the folders that come first on the import path of Ray's processes. Ray adds the
   working directory, where a file numpy.py would replace a library.
+- `Node.kill_all_processes`: `ray.shutdown` waits a second for each of five processes to end after SIGTERM, but those
+  that are started here block SIGTERM.
 - `_temp_dir`, an option of `ray.init`: the folder of Ray's files. RAY_TMPDIR would set it for later runs, too.
 """
 
@@ -47,6 +50,21 @@ def loopback_options(temp_dir: Path) -> dict[str, Any]:
     return {"address": "local", "include_dashboard": False, "_temp_dir": str(temp_dir)}
 
 
-def silence_authentication_notice() -> None:
-    """Keep `ray.init` from logging that token authentication is enabled."""
+def kill_processes_at_shutdown() -> None:
+    """Have the next `ray.shutdown` kill Ray's processes at once."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is not None:
+        kill = node.kill_all_processes
+        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
+
+
+def silence_notices() -> None:
+    """Keep `ray.init` from logging that token authentication is enabled, and that a thread cannot set a handler."""
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    logging.getLogger("ray._private.worker").addFilter(_is_to_log)
+
+
+def _is_to_log(record: logging.LogRecord) -> bool:
+    return "SIGTERM handler is not set" not in record.getMessage()

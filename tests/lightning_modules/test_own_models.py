@@ -168,7 +168,9 @@ def test_views_of_maps_switch_channels_last_off(mine: str) -> None:
 
 
 def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
-    found = [prepared(f"model={mine}.Lazy", f"seed={seed}").initial_state["net.body.body.weight"] for seed in (0, 0, 1)]
+    found = [
+        prepared(f"model={mine}.Lazy", f"seed={seed}").federation.initial["net.body.body.weight"] for seed in (0, 0, 1)
+    ]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 

@@ -117,7 +117,7 @@ def test_nodes_are_waited_for_before_actors_for_a_gpu_are_counted(
     monkeypatch.setattr(elastic, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=joins))
     asked = job("lockstep=false", "ray_address=auto", actors_per_gpu="auto", **most)
     monkeypatch.setattr(deployment, "choose_actors_per_gpu", decide)
-    found = deployment.plan_deployment(asked, cluster, {}, 100)
+    found = deployment.plan_deployment(asked, cluster, {})
     actors = most.get("actors", 8)
     assert given == [(actors, 10)] and [spec.node for spec in found.layout.specs] == ["2"] * actors
 
@@ -221,7 +221,7 @@ def in_runs(pool: ActorPool, monkeypatch: pytest.MonkeyPatch, memory: Pretended)
     pool.close()  # its actors hold the GPUs
     layouts: list[Layout] = []
 
-    def given(self: LocalRay, placement: Placement, layout: Layout, store_mb: int) -> ActorPool:
+    def given(self: LocalRay, placement: Placement, layout: Layout) -> ActorPool:
         if layout.groups:  # without any, client actors are ended for the dry run
             layouts.append(layout)
         return pool

@@ -263,7 +263,7 @@ def test_a_pool_is_trimmed_to_what_a_run_asks_for(fake_ray: SimpleNamespace, mon
     monkeypatch.setattr(joined, "ActorPool", lambda: pool)
     layout = Layout(((0,), (1,)), (ActorSpec(1.0, 0.0, "1"), ActorSpec(1.0, 0.0, "2")))
     with JoinedRay("auto") as cluster:
-        found: Any = cluster.pool(Placement(wait_s=7.5), layout, 100)
+        found: Any = cluster.pool(Placement(wait_s=7.5), layout)
         assert found is pool and pool.wait_s == 7.5
         assert pool.calls == [("trim", layout.specs)]
     assert pool.calls[-1] == "close" and fake_ray.calls == ["shutdown"]

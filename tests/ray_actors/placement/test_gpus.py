@@ -118,7 +118,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*parts: Any) -> None:
         raise torch.cuda.OutOfMemoryError(FULL)
 
-    monkeypatch.setattr("ray_actors.executor.client_actor.ClientHost", full)
+    monkeypatch.setattr("ray_actors.hosts.client_host.ClientHost", full)
     with pytest.raises(RuntimeError, match="out of memory on the GPU .*lower placement.actors_per_gpu"):
         RemoteHost().build(made.factory, made.dataset, made.partition, [1])
 
