@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from pflsim import cli
+from pflsim.commands import sweep
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
@@ -32,16 +33,16 @@ COMPONENTS = """
 """
 
 
-def fake_runner(run: Callable[[Settings], None]) -> SimpleNamespace:
-    """In place of `ray_actors.run`."""
-    return SimpleNamespace(Runner=lambda: nullcontext(SimpleNamespace(run=run)))
+def replace_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings], None]) -> None:
+    fake = nullcontext(SimpleNamespace(run=run))
+    monkeypatch.setattr(sweep, "new_runner", lambda first, own_process: fake)
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that were run."""
     found: list[Settings] = []
-    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(found.append))
+    replace_runner(monkeypatch, found.append)
     return found
 
 
@@ -327,7 +328,7 @@ def test_a_settings_error_of_the_run_is_a_message(
     def run(settings: Settings) -> None:
         raise SettingsError("no such file: put it there")
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
+    replace_runner(monkeypatch, run)
     assert cli.main([]) == 2
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
@@ -336,7 +337,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(settings: Settings) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
+    replace_runner(monkeypatch, run)
     with pytest.raises(ValueError, match="a bug"):
         cli.main([])
 
@@ -349,7 +350,7 @@ def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch)
             raise KeyboardInterrupt
         found.append(settings.seed)
 
-    monkeypatch.setitem(sys.modules, "ray_actors.run", fake_runner(run))
+    replace_runner(monkeypatch, run)
     assert cli.main(["seed=1"]) == 130
     assert cli.main(["-m", "seed=0,3,1,2"]) == 130
     assert found == [0, 3]

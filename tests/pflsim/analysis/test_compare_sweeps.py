@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from made_runs import make_run
 
 from pflsim import cli
 from pflsim.analysis.compare.sweeps import print_comparisons
+from pflsim.commands import sweep as sweeps
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
@@ -81,8 +81,8 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     """Puts a function in place of what runs the settings."""
 
     def replace(run: Run) -> None:
-        fake = SimpleNamespace(Runner=lambda: nullcontext(SimpleNamespace(run=run)))
-        monkeypatch.setitem(sys.modules, "ray_actors.run", fake)
+        fake = nullcontext(SimpleNamespace(run=run))
+        monkeypatch.setattr(sweeps, "new_runner", lambda first, own_process: fake)
 
     return replace
 
