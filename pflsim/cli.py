@@ -92,6 +92,7 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         print(usage(folders), flush=True)
         return 0
     asked = [text for text in overrides if text.startswith(RESUME)]
+    _check_distinct(overrides)
     if partition:
         return _partition(overrides, options)
     if asked:
@@ -162,13 +163,21 @@ def config_folders(config_dirs: Sequence[str]) -> list[Path]:
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
+def _check_distinct(overrides: Sequence[str]) -> None:
+    given: dict[str, str] = {}
+    for text in overrides:
+        key = text.partition("=")[0]
+        if (before := given.setdefault(key, text)) != text and f"{key}=" != RESUME:
+            raise SettingsError(f"{before} {text}: {key} is given twice; to sweep over values, write -m {key}=A,B")
+
+
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
     from pflsim.config.urls import check_no_password
 
     for text in asked:
         check_no_password(text.removeprefix(RESUME))
-    if len(asked) > 1 or sweep:
+    if sweep or len({*asked}) > 1:
         raise SettingsError(f"{' '.join(asked)}: resume one run at a time, without -m and --cfg")
     return asked[0].removeprefix(RESUME)
 

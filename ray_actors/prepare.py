@@ -13,6 +13,7 @@ from lightning_modules.training import Training
 from pflsim.config.component_names import component_name, describe
 from pflsim.config.components import bind_method
 from pflsim.config.on_client_error import OnError
+from pflsim.config.own_code import own_errors
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
@@ -104,16 +105,18 @@ def prepare(settings: Settings) -> PreparedRun:
     )
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
-        variants = [factory.build(variant) for variant in range(len(models))]
+        with own_errors(f"building a client of {component_name(settings, 'method')}"):
+            variants = [factory.build(variant) for variant in range(len(models))]
         warnings = check_models(factory, variants, dataset)
     module, method = variants[0], component_name(settings, "method")
     check_variants(method, variants)
     check_phases(method, variants)
     check_batches(module, partition, settings.batch_size)
     check_validation(method, module, partition)
-    rule: ServerRule[Any] = make_rule()
-    federation = _federation(settings, partition, module)
-    rule.init(federation)
+    with own_errors(f"the server rule of {method}"):
+        rule: ServerRule[Any] = make_rule()
+        federation = _federation(settings, partition, module)
+        rule.init(federation)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     meta = _meta(settings, dataset, partition, module)

@@ -222,12 +222,14 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
     assert "clients='x': expected" in refused("-m", "seed=0,1", "clients=3,x")
     assert "rounds=0: expected" in refused("-m", "rounds=5,0")
     assert "run_dir=x is" in refused("-m", "seed=0,1", "run_dir=x")
+    assert "[1/2] fraction=1" in refused("-m", "fraction=1,0.5", "eval.holdout_clients=10")
     assert "lr=1,2,3" in refused("-m", "lr=interval(0,1)")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["lr_deca=1"], "lr_deca: no such setting. Did you mean lr_decay?"),
         (["alpha=1"], "alpha: no such setting. Did you mean method.alpha?"),
         (["method.alph=1"], "Did you mean method.alpha"),

@@ -19,14 +19,21 @@ RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
 
-def check_all(runs: Sequence[Settings]) -> None:
+def check_all(runs: Sequence[Settings], names: Sequence[str] = ()) -> None:
     """Check the settings of all runs.
+
+    Args:
+        runs: the settings.
+        names: of the runs of a sweep, for messages.
 
     Raises:
         SettingsError: a setting is wrong, or two runs have the same folder.
     """
-    for settings in runs:
-        check(settings)
+    for number, settings in enumerate(runs):
+        try:
+            check(settings)
+        except SettingsError as error:
+            raise (SettingsError(f"{names[number]}: {error}") if len(names) > 1 else error) from None
     check_sweep(runs)
 
 
@@ -45,11 +52,11 @@ def run_all(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
-    check_all(runs)
+    names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
+    check_all(runs, names)
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
     for settings in runs if varying else ():
         settings.names["sweep"] = ",".join(varying)
-    names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     failed: list[str] = []
     if own_process and (parallel := parallel_runs(runs)) > 1:
         _run_in_processes(names, runs, parallel, done, failed)

@@ -23,6 +23,7 @@ from typing import Any
 from pflsim.config.installation import PACKAGES
 from pflsim.config.names import unknown_key
 from pflsim.config.objects import object_of
+from pflsim.config.own_code import own_errors
 from pflsim.config.signatures import ANY, Parameter, derives, find, find_source, signature_of, unknown_target
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
@@ -135,7 +136,8 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
     known, problems, found = settings_of(targets, component, node), [], dict(node)
     for name in node:
         if name not in known and name not in ((TARGET,) if "" in targets else SIDES):
-            problems.append(unknown_key(f"{component}.{name}", [*keys_of(node, component)]))
+            positional = _positional(targets, component, name)
+            problems.append(positional or unknown_key(f"{component}.{name}", [*keys_of(node, component)]))
     for name, parameter in known.items():
         key = f"{component}.{name}"
         if node.get(name, "???" if parameter.required else None) == "???":
@@ -153,6 +155,14 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
         except SettingsError as error:
             raise SettingsError(f"{component}.variants[{number}]: {error}") from error
     return found
+
+
+def _positional(targets: Mapping[str, str], component: str, name: str) -> str:
+    """Return a message if a setting that is not known is a parameter of an own target that can be positional."""
+    for target in targets.values():
+        if target.partition(".")[0] not in PACKAGES and name in signature_of(target, every=True):
+            return f"{component}.{name}: settings are keyword-only parameters; put a * before {name} in {target}"
+    return ""
 
 
 def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., Any]:
@@ -175,7 +185,8 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
             raise SettingsError(unknown_target(target, key))
         if find_spec(target.partition(".")[0]) is None:
             sys.path.append(os.getcwd())
-        found = pkgutil.resolve_name(target)
+        with own_errors(f"{key}={target}"):
+            found = pkgutil.resolve_name(target)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +10,8 @@ import numpy as np
 from pflsim.config.component_names import component_name
 from pflsim.config.components import bind
 from pflsim.config.memory import check_room
+from pflsim.config.names import shortened
+from pflsim.config.own_code import own_errors
 from pflsim.config.settings import Settings
 from pflsim.config.validate import at_least_one
 from pflsim.data.dataset import Dataset, Loader, check_dataset
@@ -128,15 +129,8 @@ def federate(
 
 
 def _own(rule: PartitionRule, *arguments: Any) -> list[np.ndarray]:
-    """Call a user's rule; an error in it is one line."""
-    try:
+    with own_errors("the partition rule"):
         return _check_assignment(rule(*arguments), arguments[2], len(arguments[0]))
-    except SettingsError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}, line {last.lineno}"
-        raise SettingsError(f"the partition rule fails: {type(error).__name__}: {error} ({where})") from error
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
@@ -144,16 +138,23 @@ def _check_partition(partition: Partition, clients: int, examples: int) -> Parti
     if not isinstance(partition, Partition):
         raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
     for name in ("train", "val", "test"):
-        rows_by_client = getattr(partition, name)
-        if len(rows_by_client) != clients or not all(_valid_rows(rows, examples) for rows in rows_by_client):
-            raise SettingsError(
-                f"the split rule returned invalid {name} rows; expected {clients} arrays of numbers in "
-                f"0..{examples - 1}, one per client"
-            )
+        _check_rows(getattr(partition, name), clients, examples, f"the split rule returned invalid {name} rows")
     empty = [client for client, rows in enumerate(partition.train) if not len(rows)]
     if empty:
         raise SettingsError(f"the split leaves client {empty[0]} without training examples; use fewer clients")
     return partition
+
+
+def _check_rows(rows_by_client: object, clients: int, examples: int, what: str) -> None:
+    """Raise a `SettingsError` if this is not an array of valid row numbers for each client."""
+    if not isinstance(rows_by_client, list | tuple) or len(rows_by_client) != clients:
+        size = f" of {len(rows_by_client)}" if isinstance(rows_by_client, list | tuple) else ""
+        found = f"found a {type(rows_by_client).__name__}{size}"
+    elif wrong := [client for client, rows in enumerate(rows_by_client) if not _valid_rows(rows, examples)]:
+        found = f"client {wrong[0]} has {shortened(rows_by_client[wrong[0]])}"
+    else:
+        return
+    raise SettingsError(f"{what}; expected {clients} arrays of numbers in 0..{examples - 1}, one per client; {found}")
 
 
 def _valid_rows(rows: object, examples: int) -> bool:
@@ -164,12 +165,7 @@ def _valid_rows(rows: object, examples: int) -> bool:
 
 def _check_assignment(rows_by_client: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
     """Return a partition rule's result if it has N non-empty, disjoint arrays of valid row numbers."""
-    made = isinstance(rows_by_client, list | tuple) and len(rows_by_client) == clients
-    if not made or not all(_valid_rows(rows, examples) for rows in rows_by_client):
-        raise SettingsError(
-            f"the partition rule returned invalid rows; expected {clients} arrays of distinct numbers in "
-            f"0..{examples - 1}, one per client"
-        )
+    _check_rows(rows_by_client, clients, examples, "the partition rule returned invalid rows")
     for client, rows in enumerate(rows_by_client):
         if not len(rows):
             raise SettingsError(f"the partition leaves client {client} without examples; use fewer clients")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ast
 import logging
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,8 +23,9 @@ from lightning_modules.base import ClientModule
 from pflsim.config.components import resolve
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.help import groups_in
-from pflsim.config.installation import PACKAGES, program
+from pflsim.config.installation import program
 from pflsim.config.names import nearest
+from pflsim.config.own_code import place_of
 from pflsim.config.signatures import find_source
 from pflsim.errors import RunError, SettingsError
 from pflsim.servers.base import ServerRule
@@ -83,18 +83,9 @@ def _passes(check: Callable[[Make], None], make: Make) -> bool:
     except Exception as error:
         known = isinstance(error, Broken | RunError | SettingsError)
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        word, why = "FAILED", f"\n{'':9}{text}{_place(error)}"
+        word, why = "FAILED", f"\n{'':9}{text}{place_of(error)}"
     print(f"{word:<9}{(check.__doc__ or '').splitlines()[0].rstrip('.')}{why}", flush=True)
     return word != "FAILED"
-
-
-def _place(error: BaseException) -> str:
-    """Return the line of the user's code in which an error was raised; empty if it was raised elsewhere."""
-    while error.__cause__:
-        error = error.__cause__
-    others = {*PACKAGES, "site-packages", Path(logging.__file__).parent.parent.name}
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not others.intersection(Path(f.filename).parts)]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Make:

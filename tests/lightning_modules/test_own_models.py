@@ -266,3 +266,28 @@ def test_records_and_resume_know_own_modules(
     capsys.readouterr()
     assert main(["resume=../run"]) == 2
     assert str(tmp_path / f"{mine}.py") in capsys.readouterr().err
+
+
+OWN_METHODS = """
+from lightning_modules.base import ClientModule
+
+class NoSuper(ClientModule):
+    def __init__(self, net, training):
+        self.net = net
+
+class Fails(ClientModule):
+    def __init__(self, net, training):
+        super().__init__(net, training)
+        {}["missing"]
+"""
+
+
+@pytest.mark.parametrize(("name", "line"), [("NoSuper", 6), ("Fails", 11)])
+def test_an_error_in_an_own_method_names_its_line(
+    name: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"own_{name.lower()}"
+    (tmp_path / f"{module}.py").write_text(OWN_METHODS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=rf"building a client of {name} fails.*{module}\.py, line {line}"):
+        prepared(f"method={module}.{name}")

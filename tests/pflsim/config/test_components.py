@@ -60,7 +60,7 @@ def test_bind_fills_in_the_settings(module: str) -> None:
     [
         ({"heigth": 3}, r"model\.heigth: no such setting. Did you mean model\.height\?"),
         ({"kind": "bigg"}, r"model\.kind='bigg': expected big or small$"),
-        ({"width": 3}, r"model\.width: no such setting"),
+        ({"width": 3}, r"model\.width: .*keyword-only"),
         ({"height": 2.5}, r"model\.height=2.5: expected a whole number"),
         ({"height": 2**31}, r"model\.height=2147483648: expected a whole number"),
         ({"scale": float("nan")}, r"model\.scale=nan: expected a finite number"),
@@ -136,5 +136,5 @@ def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(
 ) -> None:
     (tmp_path / "broken_part.py").write_text("import surely_not_installed\ndef f(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
+    with pytest.raises(SettingsError, match=r"surely_not_installed.*broken_part\.py, line 1"):
         resolve("broken_part.f")

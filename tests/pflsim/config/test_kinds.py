@@ -167,11 +167,11 @@ def test_what_a_loader_returns(made: object, says: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        (None, "distinct numbers"),
-        ([np.arange(2), "ab"], "distinct numbers"),
-        ([np.arange(2), np.array([2.5, 3])], "distinct numbers"),
-        ([np.arange(2), np.array([[2, 3]])], "distinct numbers"),
-        ([np.arange(2), np.array([-1])], "distinct numbers"),
+        (None, "found a NoneType"),
+        ([np.arange(2), "ab"], "client 1 has 'ab'"),
+        ([np.arange(2), np.array([2.5, 3])], "client 1 has"),
+        ([np.arange(2), np.array([[2, 3]])], "client 1 has"),
+        ([np.arange(2), np.array([-1])], "client 1 has"),
         ([np.arange(2)], "returned invalid rows; expected 2 arrays"),
         ([np.arange(2), np.arange(0)], "leaves client 1 without examples"),
     ],
