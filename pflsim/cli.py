@@ -92,7 +92,6 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         print(usage(folders), flush=True)
         return 0
     asked = [text for text in overrides if text.startswith(RESUME)]
-    _check_distinct(overrides)
     if partition:
         return _partition(overrides, options)
     if asked:
@@ -161,14 +160,6 @@ def _quoted(text: str) -> str:
 def config_folders(config_dirs: Sequence[str]) -> list[Path]:
     """Return this project's config folder, and those of `--config-dir`."""
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
-
-
-def _check_distinct(overrides: Sequence[str]) -> None:
-    given: dict[str, str] = {}
-    for text in overrides:
-        key = text.partition("=")[0]
-        if (before := given.setdefault(key, text)) != text and f"{key}=" != RESUME:
-            raise SettingsError(f"{before} {text}: {key} is given twice; to sweep over values, write -m {key}=A,B")
 
 
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:

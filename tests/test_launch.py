@@ -229,7 +229,6 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["lr=0.1", "lr=0.2"], "lr is given twice"),
         (["lr_deca=1"], "lr_deca: no such setting. Did you mean lr_decay?"),
         (["alpha=1"], "alpha: no such setting. Did you mean method.alpha?"),
         (["method.alph=1"], "Did you mean method.alpha"),
