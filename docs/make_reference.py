@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from pflsim.config.settings import Settings
 
 PAGE = Path(__file__).with_name("reference.md")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
+DEFAULTS = ChainMap(
+    *(entry for entry in yaml.safe_load((CONFIGS / "config.yaml").read_text())["defaults"] if entry != "_self_")
+)
 INTRODUCTION = """# Reference
 
 All settings and components. `make docs` writes this page from signatures, docstrings and the files in `configs/`.
@@ -49,7 +53,7 @@ def _component(group: str, file: Path) -> Iterator[str]:
     docstrings = [_docstring(target) for target in targets.values()]
     about = docstrings[0].partition("\n\n")[0] + " " + " ".join(re.findall(r"^# ?(.*)", text, re.MULTILINE))
     name = f"[`{file.stem}`](methods/{file.stem}.md)" if group == "method" else f"`{file.stem}`"
-    yield _row(name, "", "", about)
+    yield _row(f"{name} (default)" if file.stem == DEFAULTS.get(group) else name, "", "", about)
     meanings = {"variants": VARIANTS}
     for docstring in reversed(docstrings):
         meanings |= _arguments(docstring)

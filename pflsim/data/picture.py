@@ -15,7 +15,7 @@ COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#
 
 def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "") -> None:
     """Write the picture of a partition to a PNG file; see `partition_figure` for the arguments."""
-    partition_figure(counts, title).savefig(path, dpi=100, bbox_inches="tight")
+    partition_figure(counts, title).savefig(path, dpi=100)
 
 
 def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any:
@@ -34,9 +34,11 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any
     from matplotlib.figure import Figure
 
     clients, classes = counts["train"].shape
-    figure = Figure(figsize=(min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)))
+    width, height = min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)
+    figure = Figure(figsize=(width, height))
+    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": 0.5 / height, "top": 1 - 0.3 / height}
     heights = (1, 1.2 + classes / 14)
-    grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(60, 1), hspace=0.08, wspace=0.04)
+    grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(60, 1), hspace=0.08, wspace=0.04, **margins)
     tiles = figure.add_subplot(grid[1, 0])
     bars = figure.add_subplot(grid[0, 0], sharex=tiles)
     _draw_bars(bars, counts)
@@ -75,7 +77,7 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
     blues = LinearSegmentedColormap.from_list("blues", ["#2f6db833", "#2f6db8"])  # more opaque: also for dark pages
     image = axes.imshow(shown, aspect="auto", origin="lower", cmap=blues, norm=norm, interpolation="none")
     axes.set_xlabel("client")
-    axes.set_ylabel("class (training and validation examples)", fontsize=9)
+    axes.set_ylabel("class (train + val)")
     for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
         axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
     axes.set_xlim(-0.5, clients - 0.5)

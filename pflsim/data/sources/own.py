@@ -110,7 +110,9 @@ def _stacked(where: str, items: Iterable[Any], layout: Layout) -> tuple[np.ndarr
     ys: list[Any] = []
     for row, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise SettingsError(f"{where}: row {row} is a {type(item).__name__}, expected a pair (x, y)")
+            raise SettingsError(
+                f"{where}: row {row} is a {type(item).__name__}, not a pair (x, y): data=((x, y), (x_test, y_test))"
+            )
         x, y = item
         if not row and layout == "auto":
             layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
