@@ -109,9 +109,14 @@ RemoteServer()
 assert not loaded("lightning"), loaded("lightning")
 from ray_actors.executor.client_actor import RemoteHost
 RemoteHost()
-assert not loaded("scipy", "matplotlib", "torchvision", "sklearn"), loaded("scipy", "matplotlib", "torchvision")
+import torch
+from lightning_modules.lockstep.recorder import record
+record(lambda a: [torch.func.vmap(torch.sum)(a)], [torch.zeros(2, 3)])
+unused = "scipy", "matplotlib", "torchvision", "sklearn", "torch._dynamo"
+assert not loaded(*unused), loaded(*unused)
 import torchmetrics
 assert torchmetrics.Accuracy(task="multiclass", num_classes=2) is not None
+assert torch._dynamo.config.__file__
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

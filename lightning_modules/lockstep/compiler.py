@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from lightning_modules.lockstep.graphs import aten, can_run_at, example_value, remove_dead_code, root, simplify
+from lightning_modules.lockstep.graphs import (
+    aten,
+    can_run_at,
+    example_value,
+    fuse_biases,
+    remove_dead_code,
+    root,
+    simplify,
+)
 from lightning_modules.lockstep.program import Program
 
 ADDED_PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten.addmm_.default}
@@ -17,45 +25,42 @@ ADDED_PRODUCTS = {aten.bmm.default: aten.baddbmm_.default, aten.mm.default: aten
 
 
 def compile_step(
-    traced: GraphModule, trainable: int, state: int, descend: bool, objective: str = "objective"
-) -> tuple[Program, list[int]]:
+    traced: GraphModule, trained: Sequence[int], state: int, descend: bool, objective: str = "objective"
+) -> Program:
     """Compile the trace of a training step into a function that is called once per mini-batch.
 
     Passes over the graph, in order: remove operations without effect and compute constants once (`graphs.simplify`),
-    drop gradients that are always zero, copy results that are views of inputs, and, with `descend`, add the gradients
-    to the parameters in place (`descend_in_place`). The result runs as generated Python code
+    copy results that are views of inputs, with `descend` add the gradients to the parameters in place
+    (`descend_in_place`), and add biases within matrix products. The result runs as generated Python code
     (`program.Program`).
 
     Assumes, and does not check:
 
-    - The graph is a flat list of ATen operations from `make_fx`, traced with inputs that are all zero.
+    - The graph is a flat list of ATen operations from `recorder.record`, traced with inputs that are all zero.
     - Shapes, dtypes, strides and devices of all inputs are those of the trace.
     - The state tensors stay at their addresses between calls; the step may write to them.
     - Control flow of the objective does not depend on values of tensors; a trace follows one branch only.
 
     Args:
-        traced: its inputs are the state (the trainable parameters first), then inputs and labels; its results are one
-            gradient per trainable parameter, then the loss terms. Changed in place.
-        trainable: number of trainable parameters.
+        traced: its inputs are the state, then inputs and labels; its results are the gradients, then the loss terms.
+            Changed in place.
+        trained: for each gradient, the index of its parameter in the state.
         state: number of state tensors: parameters and buffers.
         descend: take the step p ← p − lr·gradient inside the graph, with lr as a new last input; otherwise the
             gradients are results.
         objective: name of the traced objective, for the error.
-
-    Returns:
-        The program, and the indices of trainable parameters that the objective does not touch; their gradients are not
-        among the results.
 
     Raises:
         ValueError: the shape or the result of an operation depends on values of tensors.
     """
     _refuse_data_dependence(traced, objective)
     simplify(traced)
-    untouched = drop_zero_gradients(traced, trainable)
     copy_inputs(traced)
     if descend:
-        descend_in_place(traced, [at for at in range(trainable) if at not in untouched])
-    return Program(traced, state), untouched
+        descend_in_place(traced, trained)
+    fuse_biases(traced.graph)
+    remove_dead_code(traced.graph)
+    return Program(traced, state)
 
 
 def _refuse_data_dependence(traced: GraphModule, objective: str) -> None:
@@ -70,14 +75,6 @@ def _refuse_data_dependence(traced: GraphModule, objective: str) -> None:
             raise ValueError(
                 f"{objective} cannot be traced: {reason}; set lockstep=false, or lockstep = False in the class"
             )
-
-
-def drop_zero_gradients(traced: GraphModule, count: int) -> list[int]:
-    """Remove constants 0 from the first `count` results, the gradients, and return their indices."""
-    results = _results(traced)
-    zeros = [at for at, node in enumerate(results[:count]) if node.op == "get_attr" and not example_value(node).any()]
-    traced.graph.output_node().args = ([node for at, node in enumerate(results) if at not in zeros],)
-    return zeros
 
 
 def copy_inputs(traced: GraphModule) -> None:
@@ -108,7 +105,6 @@ def descend_in_place(traced: GraphModule, trained: Sequence[int]) -> None:
         for at, gradient in zip(trained, results, strict=False):
             _add(graph, inputs[at], gradient, rate, output, parameters)
     output.args = (results[len(trained) :],)
-    remove_dead_code(graph)
 
 
 def _add(graph: Graph, parameter: Node, gradient: Node, rate: Node, user: Node, parameters: set[Node]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
@@ -32,9 +31,8 @@ def simplify(traced: GraphModule) -> None:
     """Remove operations without effect, and compute once what does not depend on any input.
 
     Args:
-        traced: changed in place; afterwards the graph's result is a flat list.
+        traced: changed in place.
     """
-    traced.graph.set_codegen(CodeGen())
     for node in traced.graph.nodes:
         if node.op == "get_attr":
             node.meta["val"] = getattr(traced, node.target)
@@ -44,8 +42,8 @@ def simplify(traced: GraphModule) -> None:
         if equal is not None:
             node.replace_all_uses_with(equal)
             traced.graph.erase_node(node)
+    _transpose_products(traced.graph)
     _fold_constants(traced, mutated)
-    _fuse_biases(traced.graph)
     remove_dead_code(traced.graph)
 
 
@@ -137,7 +135,7 @@ def _fold_constants(traced: GraphModule, mutated: set[Node]) -> None:
         if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(value, Tensor):
             continue
         if node.target in FILLS:
-            like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=node.meta["device"])
             known[node] = like.fill_(FILLS[node.target])
         elif all(n in known for n in node.all_input_nodes):
             arguments, named = map_arg((node.args, node.kwargs), lambda n: known[n])  # type: ignore[misc,return-value]
@@ -153,7 +151,29 @@ def _fold_constants(traced: GraphModule, mutated: set[Node]) -> None:
         node.replace_all_uses_with(constant)
 
 
-def _fuse_biases(graph: Graph) -> None:
+def _transpose_products(graph: Graph) -> None:
+    """Replace (AB)ᵀ by BᵀAᵀ, whose result has the strides of the parameter that it is the gradient of."""
+    for node in graph.nodes:
+        if node.target is aten.transpose.int and {d % 3 for d in _ints(node.args[1:])} == {1, 2}:
+            product = node.args[0]
+            if product.target is aten.bmm.default and set(product.users) == {node}:
+                with graph.inserting_before(product):
+                    factors = [_transposed(graph, factor) for factor in reversed(product.args)]
+                    swapped = graph.call_function(aten.bmm.default, tuple(factors))
+                swapped.meta |= {**node.meta, "val": example_value(node).contiguous()}
+                node.replace_all_uses_with(swapped)
+
+
+def _transposed(graph: Graph, node: Node) -> Node:
+    """Return a node for the transposes of matrices [n, a, b]."""
+    if node.target is aten.transpose.int and {d % 3 for d in _ints(node.args[1:])} == {1, 2}:
+        return node.all_input_nodes[0]
+    swapped = graph.call_function(aten.transpose.int, (node, 1, 2))
+    swapped.meta |= {**node.meta, "val": example_value(node).transpose(1, 2)}
+    return swapped
+
+
+def fuse_biases(graph: Graph) -> None:
     """Replace a batched matrix product and the addition of its bias by one operation."""
     for node in graph.nodes:
         if node.target is aten.add.Tensor and not node.kwargs:

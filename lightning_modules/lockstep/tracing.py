@@ -1,6 +1,6 @@
 """One training step of a stack of clients, traced once and run many times.
 
-`vmap` and `grad` turn the objective of one client into that of a stack. Most of their cost is their own bookkeeping per
+`vmap` turns the objective of one client into that of a stack. Most of its cost is its own bookkeeping per
 operation, which a trace leaves out.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.lockstep.compiler import compile_step
+from lightning_modules.lockstep.recorder import record
 from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Phase
 from pflsim.types import Tensors
@@ -52,11 +52,12 @@ class TracedStep:
         self.trainable, self.plain, self.stacked = tuple(trainable), plain, len(batch[1]) > 1
         self.fixed = tuple(name for name in values if name not in self.trainable)
         self.terms: list[str] = []
+        self.moved: tuple[str, ...] = ()
         inputs = [*self._ordered(values), *(part if self.stacked else part[0] for part in batch)]
         traced = self._trace(module, objective, [torch.zeros_like(p) for p in inputs])
         state = len(inputs) - 2
-        self.program, untouched = compile_step(traced, len(self.trainable), state, plain, objective)
-        self.moved = tuple(name for at, name in enumerate(self.trainable) if at not in untouched)
+        moved = [self.trainable.index(name) for name in self.moved]
+        self.program = compile_step(traced, moved, state, plain, objective)
 
     def bind(self, values: Tensors) -> BoundStep:
         """Return the step for state tensors that stay at their addresses; a plain step changes them.
@@ -82,25 +83,24 @@ class TracedStep:
     def _trace(self, module: nn.Module, objective: str, arguments: list[Tensor]) -> GraphModule:
         forward, count = _Objective(module, objective), len(self.trainable)
 
-        def one(trainable: list[Tensor], fixed: list[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
-            def loss(trainable: list[Tensor], fixed: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-                named = zip((*self.trainable, *self.fixed), (*trainable, *fixed), strict=True)
-                terms: Terms = functional_call(forward, {f"module.{k}": v for k, v in named}, ((inputs, labels),))
-                self.terms = list(terms)
-                return torch.stack(list(terms.values())).sum(), list(terms.values())
+        def terms_of(state: list[Tensor], inputs: Tensor, labels: Tensor) -> list[Tensor]:
+            named = zip((*self.trainable, *self.fixed), state, strict=True)
+            terms: Terms = functional_call(forward, {f"module.{k}": v for k, v in named}, ((inputs, labels),))
+            self.terms = list(terms)
+            return [torch.stack(list(terms.values())).sum(), *terms.values()]
 
-            gradients, terms = grad(loss, has_aux=True)(trainable, fixed)
-            return [*gradients, *terms]
+        def step(*arguments: Tensor) -> list[Tensor]:
+            losses, *terms = objectives(list(arguments[:-2]), *arguments[-2:])
+            # clients are independent, so the gradient of the sum has the gradient of each
+            gradients = torch.autograd.grad(losses.sum(), arguments[:count], allow_unused=True)
+            self.moved = tuple(name for name, g in zip(self.trainable, gradients, strict=True) if g is not None)
+            return [*(g for g in gradients if g is not None), *terms]
 
-        step = vmap(one, randomness="different") if self.stacked else one
-
-        def flat(*arguments: Tensor) -> list[Tensor]:
-            return step(list(arguments[:count]), list(arguments[count:-2]), *arguments[-2:])
-
+        objectives = vmap(terms_of, randomness="different") if self.stacked else terms_of
         # tracing runs the operations; a run must not depend on which client caused a trace
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=devices):
-            return make_fx(flat)(*arguments)
+            return record(step, [p.requires_grad_(at < count) for at, p in enumerate(arguments)])
 
 
 def traced_step(
