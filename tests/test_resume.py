@@ -89,7 +89,7 @@ def test_stopped_and_resumed(
 EXTENDED = [m for m in METHODS if m != "fedalp"]
 
 
-@pytest.mark.parametrize("method", slow_except(["fedavg", "pfedhn", "fedfomo"], EXTENDED))
+@pytest.mark.parametrize("method", slow_except(["fedfomo"], EXTENDED))
 def test_extended(method: str, tmp_path: Path) -> None:
     """After its end, newcomers included, and a second time, with faults and a decaying learning rate."""
     settings = [f"method={method}", *SMALL, "lr_decay=0.9", "faults.straggler=0.3"]

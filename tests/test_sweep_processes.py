@@ -115,13 +115,12 @@ def test_side_by_side_equals_one_after_the_other(
         agree(left(tmp_path / f"{lr}-2"), left(tmp_path / f"{lr}-1"))
 
 
-def test_folders_and_hyperparameters_carry_what_varies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_and_hyperparameters_carry_what_varies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["-m", *SMALL, "partition=iid", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
-    assert "4 runs, " in line
+    assert (
+        cli.main(["-m", *SMALL, "partition=iid", "sweep.parallel=1", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"])
+        == 0
+    )
     names = sorted(folder.name.partition("-fedavg-digits-")[2] for folder in (tmp_path / "runs").iterdir())
     assert names == [f"lr={lr}-variants={v}-s0" for lr in ("0.1", "0.2") for v in ("_", "_hidden_3_")]
     assert last_run(tmp_path / "runs").name.endswith("-s0")

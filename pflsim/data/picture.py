@@ -61,7 +61,6 @@ def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
     axes.set_ylabel("examples")
     axes.set_ylim(0, base.max() * 1.22)
     axes.tick_params(labelbottom=False)
-    axes.tick_params(which="minor", length=0)
     axes.legend(ncols=3, loc="upper right", fontsize=8, frameon=False, borderaxespad=0.2)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -82,11 +81,9 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
         axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
     axes.set_xlim(-0.5, clients - 0.5)
     if clients <= 60:
-        axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+        axes.vlines(np.arange(1, clients) - 0.5, -0.5, classes - 0.5, color="#d8dee4", linewidth=0.6)
     if classes <= 30:
-        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#d8dee4", linewidth=0.6)
-    axes.tick_params(which="minor", length=0)
+        axes.hlines(np.arange(1, classes) - 0.5, -0.5, clients - 0.5, color="#d8dee4", linewidth=0.6)
     if clients <= 24 and classes <= 20:
         for client, c in np.argwhere(held > 0):
             colour = "white" if held[client, c] > top**0.6 else "black"

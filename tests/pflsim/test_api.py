@@ -86,7 +86,9 @@ def test_a_run_and_its_tables(folder: Path) -> None:
 
 
 def test_a_sweep_is_compared_and_reported(folder: Path) -> None:
-    runs = pflsim.sweep(method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=["model.hidden=[4]"])
+    runs = pflsim.sweep(
+        method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=["model.hidden=[4]", "sweep.parallel=1"]
+    )
     assert [(run.method, run.seed) for run in runs] == [("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
     assert list(runs.summary()["method"]) == ["local", "local", "fedavg", "fedavg"]
     assert len(runs.metrics()) == 8 and set(runs.per_client()["run"]) == {run.name for run in runs}
