@@ -26,7 +26,7 @@ OURS = {
     "ray1": "Ray, 1 actor",
     "ray2": "Ray, 2 actors",
 }
-WAYS = {**BASELINES, **OURS, "start": "start"}
+WAYS = {**BASELINES, **OURS, "bf16": "Ray, 2 actors, bf16", "start": "start"}
 """The name of each way in the tables."""
 
 EXECUTION = {
@@ -34,11 +34,13 @@ EXECUTION = {
     "lockstep": ("executor=inline", "lockstep=true"),
     "ray1": ("executor=ray", "placement.actors=1", f"placement.cpus={CORES}"),
     "ray2": ("executor=ray", "placement.actors=2", f"placement.cpus={CORES}"),
+    "bf16": ("executor=ray", "placement.actors=2", f"placement.cpus={CORES}", "precision=bf16"),
 }
 """The settings of each way of pflsim; the baselines use the data and the training settings of `loop`."""
 
 COMMON = ("method=fedavg", "partition=dirichlet", "split=merged", "split.validation=0", "batch_size=10", "lr=0.01")
 ALL = (*BASELINES, *OURS)
+LOCAL = ("loop", "lockstep")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ CASES: dict[str, Case] = {
     for case in (
         _case("mlp", 20, MLP, rounds=5),
         _case("mlp", 100, MLP, rounds=5),
-        _case("cnn", 20, CNN),
+        _case("cnn", 20, CNN, ways=(*ALL, "bf16")),
         _case("cnn", 100, CNN),
         _case("cnn_bn", 20, BN, examples=10_000),
         _case("cnn_bn", 100, BN, examples=10_000),
@@ -110,6 +112,8 @@ CASES: dict[str, Case] = {
             ("model=mlp", "clients=1000", "fraction=0.1"), ("ray2",), data="mnist", quick=("clients=100",),
         ),
         Case("pfedla", f"pFedLA, {CNN}, 100 clients", ("method=pfedla", "model=cnn", "clients=100"), ("ray2",)),
+        Case("pfedme", f"pFedMe, {MLP}, 20 clients", ("method=pfedme", "model=mlp", "clients=20"), LOCAL),
+        Case("perfedavg", f"Per-FedAvg, {MLP}, 20 clients", ("method=per_fedavg", "model=mlp", "clients=20"), LOCAL),
         Case("start", "from the command line", ways=("start",)),
     )
 }  # fmt: skip

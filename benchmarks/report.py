@@ -12,7 +12,7 @@ from benchmarks.targets import verdicts
 
 EMPTY = "not measured yet"
 STAGES = ("train", "transfer", "fuse", "evaluate", "log", "other")
-COMPARED = [name for name, case in CASES.items() if "loop" in case.ways]
+COMPARED = [name for name, case in CASES.items() if "plain" in case.ways]
 PACKAGES = ("python", "torch", "lightning", "ray", "numpy")
 
 
@@ -90,7 +90,7 @@ def targets(results: Results) -> str:
 
 def across(results: Results, cell: Callable[[str, str], str]) -> str:
     """Return a table with a row per case and a column per way."""
-    ways = [*BASELINES, *OURS]
+    ways = [*BASELINES, *OURS, "bf16"]
     rows = [(name, *(cell(name, way) for way in ways)) for name in COMPARED if name in results.cases]
     return table(("case", *(WAYS[way] for way in ways)), rows)
 
