@@ -48,7 +48,7 @@ def test_targets(results: Results) -> None:
     plain = found["MLP, 20 clients, whole round, against the plain loop"]
     assert plain.met and plain.measured == "8.00× (Ray, 2 actors)"  # to the faster of the two plain loops
     workers = found["MLP, 20 clients, against two plain Ray workers"]
-    assert not workers.met and workers.measured.startswith("3.00×") and workers.by == pytest.approx(3 / 3.5)
+    assert not workers.met and workers.measured.startswith("3.00×") and workers.by == pytest.approx(3 / 4.5)
     assert found["CNN, 20 clients, share of the matrix-product rate of both cores"].measured == "67% (Ray, 2 actors)"
     assert found["CNN, 20 clients, Ray with 2 actors against inline on one thread"].measured == "2.00×"
     assert found["MLP, 100 clients, memory over 100 rounds"].met
@@ -64,9 +64,11 @@ def test_growth() -> None:
 
 def test_tables_of_a_part_of_the_cases(results: Results) -> None:
     found = tables(results)
-    assert "| mlp-20 | 9.00 | 8.00 | 3.00 | 4.00 |  |  | 1.00 |" in found["seconds"]
-    assert "| cnn-20 | 11% |  |  | 67% |  |  | 67% |" in found["share"]  # the loop on one core: 100 in 3 s of 50 each
-    assert "**missed** (0.86 of it)" in found["targets"] and EMPTY in found["targets"]
+    assert "| mlp-20 | 9.00 | 8.00 | 3.00 | 4.00 |  |  | 1.00 |  |" in found["seconds"]
+    assert (
+        "| cnn-20 | 11% |  |  | 67% |  |  | 67% |  |" in found["share"]
+    )  # the loop on one core: 100 in 3 s of 50 each
+    assert "**missed** (0.67 of it)" in found["targets"] and EMPTY in found["targets"]
     assert "cnn-20, Ray, 1 actor | failed: a/b |" in found["further"]
     assert "0123456" in found["machine"] and "50 GFLOP/s" in found["machine"]
     assert "| mlp-20 | Ray, 2 actors | 1.00 | 75.0% |" in found["profile"]
@@ -102,10 +104,10 @@ def test_a_failing_way_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_case_composes(quick: bool) -> None:
     for case in CASES.values():
-        for way in case.ways if case.name == "mlp-20" and not quick else set(case.ways[-1:]) - {"start"}:
+        for way in case.ways if case.name == "cnn-20" and not quick else set(case.ways[-1:]) - {"start"}:
             settings = settings_of(overrides(case, way, 3, "DIR", quick))
             assert settings.rounds == 3 and settings.batch_size == 10 and settings.lr == 0.01
-            assert (settings.executor == "ray") == (way in ("ray1", "ray2"))
+            assert (settings.executor == "ray") == (way in ("ray1", "ray2", "bf16"))
     assert {way for case in CASES.values() for way in case.ways} >= set(OURS)
 
 

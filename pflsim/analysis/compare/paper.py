@@ -38,11 +38,12 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.installation import program
 from pflsim.config.names import nearest, written
 from pflsim.errors import SettingsError
-from pflsim.run_folder.metrics import Model
-from pflsim.run_folder.summary import Choice
+from pflsim.run_folder.metrics import Model, Phase, Scope
+from pflsim.run_folder.summary import Choice, chosen_round
 
-IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
-"""Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
+IRRELEVANT = ("eval.every", "eval.received", "lockstep", "lockstep_clients")
+"""Settings that may differ from the row's: they change what is evaluated and when, or the last bits of a result."""
+PHASES: tuple[Phase, ...] = ("received", "trained")
 MAX_DIFFERENCES = 4
 """How many differences between a run and its row a note names."""
 
@@ -127,16 +128,19 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     replaced = _assign(runs, rows, settings_of_rows(published.rows, configs), name) if runs else []
     cells: list[tuple[str, ...]] = []
     missing: dict[str, list[str]] = {}
+    used = [run for row in rows for found in (row.runs, *row.deviating.values()) for run in found.values()]
+    both = any(run_settings(run)["eval.received"] for run in used)
     for row in rows:
-        cells.append(_cells(row.published.label, row.published, published.round, row.runs))
+        cells.append(_cells(row.published.label, row.published, published.round, row.runs, both))
         for why, found in row.deviating.items():
-            cells.append(_cells(f"{row.published.label}; {_joined(why)}", row.published, published.round, found))
+            label = f"{row.published.label}; {_joined(why)}"
+            cells.append(_cells(label, row.published, published.round, found, both))
         if not row.runs:
             command = f"{program()} {row.published.command} data.root=DIR"
             missing.setdefault(command, []).append(row.published.label)
-    notes = (*_notes(published, rows), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
+    notes = (*_notes(published, rows, both), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")
-    headers = ("row", "paper", "ours", "difference", f"round{oracle}", "seeds")
+    headers = ("row", "paper", "ours", "difference", *(PHASES if both else ()), f"round{oracle}", "seeds")
     return PaperTable(Table(published.title, headers, tuple(cells), notes), missing)
 
 
@@ -202,26 +206,39 @@ def _assign(runs: Sequence[Run], rows: Sequence[_Row], wanted: Sequence[Mapping[
     return list(replaced.values())
 
 
-def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run]) -> tuple[str, ...]:
-    found = {seed: (run.at(choice, row.model), run.stats(choice, row.model)) for seed, run in sorted(runs.items())}
-    measured = {seed: (line.round, 100 * stats.mean) for seed, (line, stats) in found.items() if line and stats}
+def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run], both: bool) -> tuple[str, ...]:
+    scopes = {seed: run.reported if row.model is None else run.scope(row.model) for seed, run in sorted(runs.items())}
+    measured = _measured(runs, scopes, choice)
     paper = _spread(row.value, row.std)
     if not measured:
-        return (label, paper, NONE, NONE, NONE, NONE)
+        return (label, paper, *[NONE] * (4 + both * len(PHASES)))
     rounds, values = zip(*measured.values(), strict=True)
     ours = Spread(values)
+    phases: list[str] = []
+    for phase in PHASES if both else ():
+        found = _measured(runs, {seed: scope._replace(phase=phase) for seed, scope in scopes.items()}, choice)
+        of_phase = Spread([value for _, value in found.values()]) if found else None
+        phases.append(_spread(of_phase.mean, of_phase.std) if of_phase else NONE)
     difference = f"{ours.mean - row.value:+.2f}"
-    return (label, paper, _spread(ours.mean, ours.std), difference, span(rounds), numbers([*measured]))
+    return (label, paper, _spread(ours.mean, ours.std), difference, *phases, span(rounds), numbers([*measured]))
+
+
+def _measured(runs: Mapping[int, Run], scopes: Mapping[int, Scope], choice: Choice) -> dict[int, tuple[int, float]]:
+    """Return the chosen round and its accuracy in percent by seed, without runs that have not evaluated the scope."""
+    lines = {seed: chosen_round(runs[seed].history, s.model, s.phase, choice) for seed, s in scopes.items()}
+    return {seed: (line.round, 100 * line.accuracy[scopes[seed]].mean) for seed, line in lines.items() if line}
 
 
 def _spread(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _notes(published: Published, rows: Sequence[_Row]) -> Iterator[str]:
+def _notes(published: Published, rows: Sequence[_Row], both: bool) -> Iterator[str]:
     """Yield what the values are."""
     yield "accuracy in percent: mean over clients, of the method's reported model or the one that the row names"
     yield f"round: {CHOSEN[published.round]}"
+    if both:
+        yield "received, trained: the same model before and after local training"
     if any(len(row.runs) > 1 for row in rows):
         yield "± of ours: sample standard deviation over seeds"
     every = {run.folder.name: run_settings(run)["eval.every"] for row in rows for run in row.runs.values()}

@@ -29,9 +29,23 @@ PHASES: dict[str, tuple[Model, Phase]] = {"fedavg": ("global", "received"), "fed
 
 
 def made(
-    folder: Path, *overrides: str, counts: Sequence[Any] = ROUNDS, complete: bool = True, other: Model | None = None
+    folder: Path,
+    *overrides: str,
+    counts: Sequence[Any] = ROUNDS,
+    complete: bool = True,
+    other: Model | None = None,
+    before: Sequence[tuple[int, int]] = (),
 ) -> Run:
-    """A run with settings as the command line would make them; `other`: another model, that gets one less right."""
+    """A run with settings as the command line would make them.
+
+    Args:
+        folder: its folder.
+        overrides: of the command line.
+        counts: correct and total by client and round.
+        complete: whether it did all rounds.
+        other: another model, that gets one less right.
+        before: how many the personal model as received has right, by client and round.
+    """
     with composing([CONFIGS]):
         settings = settings_of(composed([*overrides, f"run_dir={folder}"], [CONFIGS]))
     method = settings.names["method"]
@@ -47,6 +61,11 @@ def made(
             if other:
                 of = meta.phase(other)
                 rows += [EvalRow(i, "test", other, of, right - 1, n, 0.5) for i, (right, n) in enumerate(row)]
+            if before:
+                known = zip(before[number - 1], row, strict=True)
+                rows += [
+                    EvalRow(i, "test", model, "received", right, n, 0.5) for i, (right, (_, n)) in enumerate(known)
+                ]
             tracker.round(RoundRecord(number, (0, 1), (), {0: 1, 1: 1}, tuple(rows), {"total": 1.0}))
         tracker.close(complete)
     return read_run(folder)
@@ -73,9 +92,21 @@ def test_mean_and_spread_of_the_oracle_s_round(tmp_path: Path) -> None:
 
 
 def test_the_last_round_where_the_paper_says_so(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", "+experiment=pfedla_table1_cifar10", "method=local")
+    run = made(tmp_path / "a", "+experiment=pfedla_table1_cifar10", "method=local", "eval.received=false")
     assert lines("pfedla_table1_cifar10", [run])["Local Training"] == ("59.44 ± 0.40", "90.00", "+30.56", "3", "0")
     assert paper_table("pfedla_table1_cifar10", [run]).table.headers[4] == "round"
+
+
+def test_both_phases_of_runs_that_evaluate_them(tmp_path: Path) -> None:
+    """Each phase has its own best round: 0.95 of round 2 after training, 0.775 of round 3 as received."""
+    both = made(tmp_path / "a", f"+experiment={NAME}", "eval.received=true", before=[(6, 1), (6, 2), (8, 3)])
+    one = made(tmp_path / "b", f"+experiment={NAME}", "method=ditto")
+    found = paper_table(NAME, [both, one]).table
+    assert found.headers[2:6] == ("ours", "difference", "received", "trained")
+    rows = {row[0]: row for row in found.rows}
+    assert rows["pFedCFR"][2:] == ("95.00", "-0.63", "77.50", "95.00", "2", "0")
+    assert len({len(row) for row in found.rows}) == 1
+    assert rows["FedAvg"][4:6] == ("—", "—")
 
 
 def test_the_model_that_a_row_names(tmp_path: Path) -> None:
