@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import dedent, indent
@@ -19,17 +18,14 @@ from documents import FENCE, ROOT, files_of, write_files
 from run_files import read_state
 from safetensors import safe_open
 from support import rounds, states, trained_states, world
-from torch.optim import Adam
 
-from lightning_modules.base import ClientModule, Step
+from lightning_modules.base import ClientModule
 from lightning_modules.nets.mlp import Mlp
-from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim import cli
 from pflsim.config.components import resolve
 from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message
-from pflsim.params import BODY, HEAD
 from pflsim.servers.fedavg import FedAvg
 
 PAGE = ROOT / "docs" / "add-a-method.md"
@@ -90,21 +86,19 @@ def test_its_settings_are_checked(mine: Path, capsys: pytest.CaptureFixture[str]
     assert not (mine / "runs").exists()
 
 
-def client_of(method: str, **names: Any) -> type[ClientModule]:
-    """A client with a method that the page shows alone."""
-    (block,) = [
-        dedent(body)
-        for _, _, body in FENCE.findall(PAGE.read_text(encoding="utf-8"))
-        if body.startswith(f"def {method}")
-    ]
-    space = {"Phase": Phase, **names}
-    exec(f"class Client(ClientModule):\n{indent(block, '    ')}", {"ClientModule": ClientModule, **space}, space)
+def client_of(method: str) -> type[ClientModule]:
+    """A client with a method that the page shows alone, after its imports."""
+    blocks = [dedent(body) for _, _, body in FENCE.findall(PAGE.read_text(encoding="utf-8"))]
+    (block,) = [body for body in blocks if f"\ndef {method}" in body]
+    imports, _, body = block.partition("\ndef ")
+    space: dict[str, Any] = {"ClientModule": ClientModule}
+    exec(f"{imports}\nclass Client(ClientModule):\n{indent(f'def {body}', '    ')}", space)
     return space["Client"]
 
 
 def test_the_schedule_of_the_page() -> None:
     """The head and then the body, each moving alone, with their names before the loss terms."""
-    client = client_of("schedule", Schedule=Schedule, HEAD=HEAD, BODY=BODY)
+    client = client_of("schedule")
     made = world(client, FedAvg())
     (report, *_) = rounds(made.inline(), 1, made.clients)
     assert set(report.losses) == {"head/ce", "body/ce"}
@@ -113,7 +107,7 @@ def test_the_schedule_of_the_page() -> None:
 
 def test_the_optimiser_of_the_page() -> None:
     """Adam moves every weight by the learning rate in its first step."""
-    client = client_of("make_step", Step=Step, Adam=Adam, replace=replace)
+    client = client_of("make_step")
     made = world(client, FedAvg(), training=Training(lr=0.1, batch_size=4, local_steps=1))
     before, module = made.federation.initial, made.inline()
     module.run(TrainTask(1), sent := module.send([0]))
