@@ -116,7 +116,8 @@ def test_the_reference_is_up_to_date() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command is valid, of a sweep the first and the last run; nothing is run."""
-    write_files(ROOT / "docs" / "add-a-method.md", tmp_path)
+    for page in (ROOT / "docs" / "add-a-method.md", command.page):
+        write_files(page, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()

@@ -41,8 +41,8 @@ from pflsim.errors import SettingsError
 from pflsim.run_folder.metrics import Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
 
-IRRELEVANT = ("eval.every", "eval.received", "lockstep", "lockstep_clients")
-"""Settings that may differ from the row's: they change what is evaluated and when, or the last bits of a result."""
+IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
+"""Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
 PHASES: tuple[Phase, ...] = ("received", "trained")
 MAX_DIFFERENCES = 4
 """How many differences between a run and its row a note names."""
@@ -129,7 +129,7 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     cells: list[tuple[str, ...]] = []
     missing: dict[str, list[str]] = {}
     used = [run for row in rows for found in (row.runs, *row.deviating.values()) for run in found.values()]
-    both = any(run_settings(run)["eval.received"] for run in used)
+    both = any((run.config.get("eval") or {}).get("received") for run in used)
     for row in rows:
         cells.append(_cells(row.published.label, row.published, published.round, row.runs, both))
         for why, found in row.deviating.items():

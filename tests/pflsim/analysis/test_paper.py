@@ -100,11 +100,11 @@ def test_the_last_round_where_the_paper_says_so(tmp_path: Path) -> None:
 def test_both_phases_of_runs_that_evaluate_them(tmp_path: Path) -> None:
     """Each phase has its own best round: 0.95 of round 2 after training, 0.775 of round 3 as received."""
     both = made(tmp_path / "a", f"+experiment={NAME}", "eval.received=true", before=[(6, 1), (6, 2), (8, 3)])
-    one = made(tmp_path / "b", f"+experiment={NAME}", "method=ditto")
+    one = made(tmp_path / "b", f"+experiment={NAME}", "seed=2", counts=ROUNDS[:1])
     found = paper_table(NAME, [both, one]).table
     assert found.headers[2:6] == ("ours", "difference", "received", "trained")
     rows = {row[0]: row for row in found.rows}
-    assert rows["pFedCFR"][2:] == ("95.00", "-0.63", "77.50", "95.00", "2", "0")
+    assert rows["pFedCFR"][2:] == ("80.00 ± 21.21", "-15.63", "77.50", "80.00 ± 21.21", "1–2", "0,2")
     assert len({len(row) for row in found.rows}) == 1
     assert rows["FedAvg"][4:6] == ("—", "—")
 
