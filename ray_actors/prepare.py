@@ -11,7 +11,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.own import bind_models
 from lightning_modules.optimizers import OptimizerChoice
 from lightning_modules.training import Training
-from pflsim.config.component_names import component_name, describe
+from pflsim.config.component_names import component_name, record_names
 from pflsim.config.components import bind_method
 from pflsim.config.on_client_error import OnError
 from pflsim.config.own_code import own_errors
@@ -199,10 +199,11 @@ def _federation(settings: Settings, partition: Partition, module: ClientModule) 
 
 
 def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
+    names = record_names(settings)
     return RunMeta(
         method=component_name(settings, "method"),
         data=_data_name(settings, dataset),
-        partition=describe(settings, "partition"),
+        partition=", ".join(filter(None, (names["partition_name"], names["shift_name"]))),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),
         clients=settings.clients,

@@ -71,7 +71,7 @@ def agree(one: Any, other: Any) -> None:
         assert one == other
 
 
-KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01"
+KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01 shift=noise"
 
 
 @pytest.mark.parametrize("method", slow_except(["fedfcd", KEPT], [*METHODS, KEPT]))

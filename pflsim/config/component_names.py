@@ -34,6 +34,7 @@ def describe(settings: Settings, group: str) -> str:
 
 
 def record_names(settings: Settings) -> dict[str, str]:
-    """Return the names of partition and split for partition.json; given rows need no split."""
+    """Return the names of partition, split and shift for partition.json; given rows need no split."""
     split = "" if component_name(settings, "partition") == "explicit" else describe(settings, "split")
-    return {"partition_name": describe(settings, "partition"), "split_name": split}
+    shift = "" if component_name(settings, "shift") == "none" else describe(settings, "shift")
+    return {"partition_name": describe(settings, "partition"), "split_name": split, "shift_name": shift}

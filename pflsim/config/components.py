@@ -1,7 +1,7 @@
 """From the config of a component to the object.
 
-A component (method, data, partition, split, model) names a class or function under `_target_`. Its settings are the
-keyword-only parameters of the target; the simulator passes the positional ones when it calls what `bind` returns. A
+A component (method, data, shift, partition, split, model) names a class or function under `_target_`. Its settings are
+the keyword-only parameters of the target; the simulator passes the positional ones when it calls what `bind` returns. A
 method is a pair: `client` and `server` each name a target, and the settings of both are beside them. The settings of an
 own model, which is no `Net`, are all parameters of its target.
 """
@@ -28,7 +28,7 @@ from pflsim.config.signatures import ANY, Parameter, derives, find, find_source,
 from pflsim.config.validate import checked
 from pflsim.errors import SettingsError
 
-COMPONENTS = ("method", "data", "partition", "split", "model")
+COMPONENTS = ("method", "data", "shift", "partition", "split", "model")
 TARGET = "_target_"
 SIDES = ("client", "server")
 ADDED = {"model": {"variants": Parameter(list[dict[str, Any]], [], False)}}

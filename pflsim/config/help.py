@@ -16,7 +16,7 @@ from pflsim.config.signatures import find_source
 
 COMMANDS = ("submit", "status", "logs", "stop", "fetch")
 """First words of command lines about a job on a cluster."""
-GROUPS = ("method", "data", "partition", "split", "model", "optimizer", "placement")
+GROUPS = ("method", "data", "shift", "partition", "split", "model", "optimizer", "placement")
 """Groups in the order of the help; the others need a +."""
 
 TEXT = """pflsim simulates personalised federated learning: each client trains its own model.

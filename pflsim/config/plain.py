@@ -29,7 +29,7 @@ def settings_from(config: Mapping[str, Any]) -> Settings:
     problems: list[str] = []
     settings = _build(Settings, config, "", problems, config)
     for component in COMPONENTS:
-        node = config.get(component)
+        node = config.get(component, getattr(settings, component))
         if not isinstance(node, Mapping) or not node:
             problems.append(f"{component} is not set; give {component}=NAME ({program()} --help lists the names)")
             continue

@@ -1,7 +1,7 @@
 """The settings of a run as dataclasses: types, bounds, defaults and help.
 
-The text below a field is its help. Components (method, data, partition, split, model) are mappings that name a class or
-function under `_target_` and give its keyword-only arguments; the signatures hold the defaults of those.
+The text below a field is its help. Components (method, data, shift, partition, split, model) are mappings that name a
+class or function under `_target_` and give its keyword-only arguments; the signatures hold the defaults of those.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ class Settings:
 
     method: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    shift: dict[str, Any] = field(default_factory=lambda: {"_target_": "pflsim.data.shifts.none"})
     partition: dict[str, Any] = field(default_factory=dict)
     split: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)

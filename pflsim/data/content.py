@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def content_order(dataset: Dataset, start: int = 0, stop: int | None = None) -> 
 
 
 def partition_hash(dataset: Dataset, partition: Partition) -> str:
-    """Hash the examples of each client and split.
+    """Hash the examples of each client and split, and their shift.
 
     Examples are identified by content, so the stored order does not matter. Moving one example to another client
     or split, or changing one pixel, changes the hash.
@@ -62,4 +63,6 @@ def partition_hash(dataset: Dataset, partition: Partition) -> str:
             held = held[np.lexsort((held[:, 1], held[:, 0]))]
             total.update(f"|{name}|{client}|{len(rows)}|".encode())
             total.update(held.tobytes())
+    if partition.shift.groups:
+        total.update(json.dumps(partition.shift.record()).encode())
     return total.hexdigest()

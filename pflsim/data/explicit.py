@@ -19,7 +19,7 @@ from pflsim.types import SPLITS, Split
 NUMBERINGS = ("parts", "all")
 OTHER_KEYS = (
     *("numbering", "hash", "data", "partition", "split"),
-    *("clients", "classes", "examples", "per_client", "class_counts"),
+    *("clients", "classes", "examples", "per_client", "class_counts", "shift", "unshifted_hash"),
 )
 """Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'
@@ -78,7 +78,7 @@ def explicit(
     _check_once(where, found, {"test": dataset.train_size} if numbering == "parts" else {})
     none = (np.empty(0, np.int64),) * clients
     partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
-    if "hash" in given and given["hash"] != partition_hash(dataset, partition):
+    if "hash" in given and given.get("unshifted_hash", given["hash"]) != partition_hash(dataset, partition):
         raise SettingsError(
             f"{where}: the hash differs, so these rows were other examples when the file was written; use the same "
             'data, or remove "hash" from the file'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import at_least_one
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federated import Partition
+from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError
 from pflsim.seeding import numpy_generator
@@ -53,18 +55,28 @@ class SplitRule(Protocol):
         ...
 
 
+class ShiftRule(Protocol):
+    """A shift rule `rule(dataset, clients, rng)` with its settings filled in."""
+
+    def __call__(self, dataset: Dataset, clients: int, rng: np.random.Generator, /) -> Shift:
+        """Return how the examples of each client are shifted."""
+        ...
+
+
 def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
-    """Load the data set of a run and partition it over the clients.
+    """Load the data set of a run, partition it over the clients, and shift their examples.
 
     Raises:
-        SettingsError: a component does not exist, the data cannot be read, or the partition is not possible.
+        SettingsError: a component does not exist, the data cannot be read, or they cannot be partitioned or shifted so.
     """
     load = bind(settings.data, field="data", kind=Loader)
     partition = _bind_partition(settings)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
+    shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     dataset = load()
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    return dataset, partition(dataset, split_rule)
+    shift = shift_rule(dataset, settings.clients, numpy_generator(settings.seed, "shift"))
+    return dataset, replace(partition(dataset, split_rule), shift=shift)
 
 
 def _bind_partition(settings: Settings) -> Callable[[Dataset, SplitRule], Partition]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pflsim.data.augment import ROW_BITS, CropFlip
 from pflsim.data.dataset import Dataset
+from pflsim.data.shifts import Shift
 from pflsim.types import Split
 
 FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
@@ -20,11 +21,12 @@ FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Row numbers of the data set: one ascending array per client and split."""
+    """Row numbers of the data set: one ascending array per client and split, and how its examples are shifted."""
 
     train: tuple[np.ndarray, ...]
     val: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
+    shift: Shift = Shift()
 
     @property
     def clients(self) -> int:
@@ -138,10 +140,11 @@ def stacked_shards(shards: Sequence[Shard]) -> tuple[StackedShards, list[Shard]]
 
 
 def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
-    """Copy one client's rows of the data set into tensors."""
+    """Copy one client's rows of the data set into tensors, and shift them."""
+    change = partition.shift.of(client)
 
     def take(rows: np.ndarray) -> Examples:
-        x, y = torch.from_numpy(dataset.x[rows]), torch.from_numpy(dataset.y[rows])
+        x, y = change.inputs(dataset, rows), torch.from_numpy(change.labels(dataset, rows))
         return Examples(x, y, dataset.scale, dataset.mean, dataset.std)
 
     splits = (partition.train, partition.val, partition.test)
@@ -149,6 +152,6 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:
-    """Return the number of examples per client and class in a split: [N, C] int64."""
-    clients = getattr(partition, split)
-    return np.stack([np.bincount(dataset.y[rows], minlength=dataset.num_classes) for rows in clients]).astype(np.int64)
+    """Return the number of examples per client and class in a split, by shifted labels: [N, C] int64."""
+    labels = [partition.shift.of(i).labels(dataset, rows) for i, rows in enumerate(getattr(partition, split))]
+    return np.stack([np.bincount(y, minlength=dataset.num_classes) for y in labels]).astype(np.int64)

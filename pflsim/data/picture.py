@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from pflsim.types import Split
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
 
 
-def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "") -> None:
+def draw_partition(path: Path, counts: Mapping[Split, np.ndarray], title: str = "", groups: Sequence[int] = ()) -> None:
     """Write the picture of a partition to a PNG file; see `partition_figure` for the arguments."""
-    partition_figure(counts, title).savefig(path, dpi=100)
+    partition_figure(counts, title, groups).savefig(path, dpi=100)
 
 
-def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any:
-    """Draw a stacked bar of train/val/test examples per client, and below it a tile per class.
+def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups: Sequence[int] = ()) -> Any:
+    """Draw a stacked bar of train/val/test examples per client, below it its group, and below that a tile per class.
 
     The shade of a tile is the client's number of training and validation examples of the class on a logarithmic scale;
     none has no shade. Small pictures show the numbers.
@@ -27,6 +27,7 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any
     Args:
         counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
         title: the figure's title.
+        groups: the group of each client in a shift, shown as a row of colours; () if there is none.
 
     Returns:
         A matplotlib `Figure`.
@@ -37,12 +38,15 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "") -> Any
     width, height = min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)
     figure = Figure(figsize=(width, height))
     margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": 0.5 / height, "top": 1 - 0.3 / height}
-    heights = (1, 1.2 + classes / 14)
-    grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(60, 1), hspace=0.08, wspace=0.04, **margins)
-    tiles = figure.add_subplot(grid[1, 0])
+    heights = (1, *([0.1] if groups else []), 1.2 + classes / 14)
+    widths, gaps = (60, 1), {"hspace": 0.08, "wspace": 0.04}
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=widths, **gaps, **margins)
+    tiles = figure.add_subplot(grid[-1, 0])
     bars = figure.add_subplot(grid[0, 0], sharex=tiles)
     _draw_bars(bars, counts)
-    _draw_tiles(figure, tiles, figure.add_subplot(grid[1, 1]), counts["train"] + counts["val"])
+    if groups:
+        _draw_groups(figure.add_subplot(grid[1, 0], sharex=tiles), groups)
+    _draw_tiles(figure, tiles, figure.add_subplot(grid[-1, 1]), counts["train"] + counts["val"])
     bars.set_title(title, fontsize=10)
     return figure
 
@@ -63,6 +67,14 @@ def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
     axes.tick_params(labelbottom=False)
     axes.legend(ncols=3, loc="upper right", fontsize=8, frameon=False, borderaxespad=0.2)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_groups(axes: Any, groups: Sequence[int]) -> None:
+    axes.imshow([groups], aspect="auto", cmap="Set3", interpolation="none")
+    axes.set_yticks([0], ["group"])
+    axes.tick_params(labelbottom=False, bottom=False, left=False)
+    for client, group in enumerate(groups if len(groups) <= 60 else ()):
+        axes.text(client, 0, str(group), ha="center", va="center", fontsize=7, color="black")
 
 
 def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,20 @@ import numpy as np
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
+from pflsim.data.shifts import Shift
 from pflsim.types import SPLITS, Split
 
 
 def write_partition(
-    folder: Path, dataset: Dataset, partition: Partition, *, partition_name: str = "", split_name: str = ""
+    folder: Path,
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    partition_name: str = "",
+    split_name: str = "",
+    shift_name: str = "",
 ) -> str:
-    """Write partition.json (hash, names, sizes, class counts and rows per client) and partition.png.
+    """Write partition.json (hash, names, sizes, class counts and rows per client, its shift) and partition.png.
 
     The rows count through the training part and then the test part, so partition.json is a file for
     `pflsim.data.explicit`.
@@ -28,6 +36,7 @@ def write_partition(
         partition: its partition.
         partition_name: the partition rule with its settings, e.g. "dirichlet(alpha=0.1)".
         split_name: the split rule with its settings.
+        shift_name: the shift rule with its settings; "" if there is none.
 
     Returns:
         The partition's hash.
@@ -49,11 +58,14 @@ def write_partition(
         "per_client": {name: _size_summary(c.sum(axis=1)) for name, c in counts.items()},
         "numbering": "all",
     }
+    if partition.shift.groups:
+        head["shift"] = {"name": shift_name, **partition.shift.record()}
+        head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))
     lists = {"class_counts": [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]}
     lists |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
     (folder / "partition.json").write_text(_to_json(head, lists), encoding="utf-8")
-    title = ", ".join(part for part in (dataset.name, partition_name, split_name) if part)
-    draw_partition(folder / "partition.png", counts, title)
+    title = ", ".join(part for part in (dataset.name, partition_name, split_name, shift_name) if part)
+    draw_partition(folder / "partition.png", counts, title, partition.shift.groups)
     return digest
 
 

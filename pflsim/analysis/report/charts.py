@@ -141,8 +141,11 @@ def partition_charts(groups: Sequence[Group]) -> list[Chart]:
         about = run.partition
         counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
         label = f"Examples of {about['clients']} clients by split and by {about['classes']} classes"
-        svg = to_svg(partition_figure(counts), f"partition-{number}", label, bbox_inches="tight")
-        caption = f"Seed {run.seed}: {about['data']}, {about['partition']}; partition {digest[:8]}."
+        shift = about.get("shift", {"name": "", "groups": ()})
+        figure = partition_figure(counts, groups=shift["groups"])
+        svg = to_svg(figure, f"partition-{number}", label, bbox_inches="tight")
+        names = ", ".join(filter(None, (about["data"], about["partition"], shift["name"])))
+        caption = f"Seed {run.seed}: {names}; partition {digest[:8]}."
         charts.append(Chart(svg, caption, wide=True))
     return charts
 

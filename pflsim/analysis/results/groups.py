@@ -11,7 +11,7 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
 
-FEDERATION = ("data", "partition", "split", "clients")
+FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
 PROTOCOL = ("eval.on", "eval.every", "eval.holdout_clients")
 """Settings that determine which clients are evaluated and in which rounds."""

@@ -249,7 +249,9 @@ def read_run(folder: Path) -> Run:
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
     check_no_links(folder)
-    config = read_mapping(folder / CONFIG, yaml.safe_load, ("seed", "rounds", *COMPONENTS))
+    added = {part: node for part in COMPONENTS if (node := getattr(Settings(), part))}  # older runs do not have them
+    required = ("seed", "rounds", *(part for part in COMPONENTS if part not in added))
+    config = {**added, **read_mapping(folder / CONFIG, yaml.safe_load, required)}
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
     summary = read_mapping(folder / "summary.json", json.loads, SUMMARISED)

@@ -16,7 +16,7 @@ from pflsim.run_folder.metrics import Scope
 from pflsim.run_folder.tracking.scalars import BEST
 
 SHOWN = (
-    *("method", "data", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
+    *("method", "data", "shift", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
     *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay"),
     *("precision", "init", "buffers"),
 )

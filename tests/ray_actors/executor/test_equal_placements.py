@@ -18,6 +18,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
 from pflsim.config.settings import Placement
+from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.simulation import Simulation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
@@ -42,7 +43,9 @@ def worlds() -> Iterator[World]:
         model=dropout_mlp,
         init="per_client",
     )
-    yield world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp, augment="crop_flip")
+    last = world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp, augment="crop_flip")
+    shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
+    yield replace(last, partition=replace(last.partition, shift=shift))
 
 
 def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
