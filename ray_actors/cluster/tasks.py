@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
 
 from pflsim.commands.sweep import RUN_BYTES
 from pflsim.commands.tune.processes import check_crashed, finish
@@ -42,7 +43,7 @@ def run_on_cluster(runs: Sequence[Settings]) -> Iterator[tuple[int, str]]:
                 number = running.pop(ref)
                 try:
                     result = ray.get(ref)
-                except ray.exceptions.RayError as error:
+                except RayError as error:
                     crashed.append(f"{runs[number].run_dir}: {str(error).strip().splitlines()[-1]}")
                 else:
                     yield number, result
