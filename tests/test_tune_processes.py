@@ -22,9 +22,17 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 from pflsim.run_folder.folder import is_complete, run_lock
 
-SMALL = ("clients=3", "rounds=4", "model.hidden=[4]", "batch_size=50", "executor=inline", "progress=none")
+SMALL = (
+    "method=fedavg",
+    "clients=3",
+    "rounds=4",
+    "model.hidden=[4]",
+    "batch_size=50",
+    "executor=inline",
+    "progress=none",
+)
 STUDY = ("tune", "method=fedavg,fedprox", "clients=3", "rounds=3", "model.hidden=[4]", "batch_size=50", "lr=0.2",
-         "search.lr={low:0.01,high:1e29,log:true}", "--trials", "6", "--seeds", "2", "--into")  # fmt: skip
+         "search.lr=[0.05,0.1,0.2,1e29]", "--trials", "6", "--seeds", "2", "--into")  # fmt: skip
 
 
 def settings(folder: Path, *overrides: str) -> Settings:
@@ -66,7 +74,7 @@ def test_a_study_does_not_depend_on_how_many_run_at_once_or_on_being_stopped(
     assert cli.main([*STUDY, "two", "sweep.parallel=2"]) == 0
     found = result(tmp_path / "two")
     failed = [trial for trial in found["results"] if trial["failed"]]
-    assert len(found["results"]) == 12 and failed and len(found) == 2 + 12 - len(failed) + 4
+    assert failed and len(found) == 2 + len(found["results"]) - len(failed) + 4
     with (tmp_path / "out").open("w") as out:
         command = [sys.executable, "-m", "pflsim", *STUDY, "one", "sweep.parallel=1"]
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
