@@ -55,10 +55,10 @@ def _run(
     overrides: Sequence[str], config_dirs: Sequence[str | Path], settings: Mapping[str, Any], multirun: bool
 ) -> list[Path]:
     """Run one or several runs and return their folders."""
-    from pflsim.cli import check_start, config_folders
+    from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.sweep import run_all
-    from pflsim.config.compose import configs, plain
+    from pflsim.config.compose import config_folders, configs, plain
     from pflsim.errors import SettingsError
 
     if isinstance(overrides, str):
@@ -102,10 +102,11 @@ def resume(run: Run | str | Path, *, overrides: Sequence[str] = (), **settings: 
         RunError: the run ended early.
     """
     from pflsim.analysis.results.run import Run, read_run
-    from pflsim.cli import check_start, config_folders
+    from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.resume import resume_run
     from pflsim.config.components import COMPONENTS
+    from pflsim.config.compose import config_folders
 
     overrides_of({key: value for key, value in settings.items() if key in COMPONENTS})
     others = {key: value for key, value in settings.items() if key not in COMPONENTS}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -16,7 +15,17 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from pflsim.commands.sweep import check_all, run_all
-from pflsim.config.compose import CONFIGS, as_yaml, composed, composing, configs, parse, plain
+from pflsim.config.compose import (
+    CONFIGS,
+    as_yaml,
+    composed,
+    composing,
+    config_folders,
+    configs,
+    parse,
+    plain,
+    quoted,
+)
 from pflsim.config.help import COMMANDS, usage
 from pflsim.config.installation import FOLDER, check_packages, program
 from pflsim.config.settings import Settings
@@ -33,8 +42,9 @@ ANALYSIS = {
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
     "check-method": "ray_actors.contract.command",
+    "tune": "pflsim.commands.tune.command",
 }
-"""Commands that start no run, and the modules whose `main` they call."""
+"""Commands with options of their own, and the modules whose `main` they call."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +97,7 @@ def check_start(words: Sequence[str]) -> None:
 
 
 def _execute(options: argparse.Namespace, partition: bool) -> int:
-    folders, overrides = config_folders(options.config_dir), [_quoted(text) for text in options.overrides]
+    folders, overrides = config_folders(options.config_dir), [quoted(text) for text in options.overrides]
     if options.help:
         print(usage(folders), flush=True)
         return 0
@@ -114,7 +124,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     Raises:
         SettingsError: a setting is wrong.
     """
-    folders, texts = config_folders(config_dirs), [_quoted(text) for text in overrides]
+    folders, texts = config_folders(config_dirs), [quoted(text) for text in overrides]
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
         from pflsim.run_folder.resume import changed
@@ -150,16 +160,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _usage_error(message: str) -> NoReturn:
     raise SettingsError(f"{message}; see {program()} --help")
-
-
-def _quoted(text: str) -> str:
-    """Quote `on_client_error=retry(2)`, because Hydra reads parentheses as a call of one of its functions."""
-    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
-
-
-def config_folders(config_dirs: Sequence[str]) -> list[Path]:
-    """Return this project's config folder, and those of `--config-dir`."""
-    return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from os import PathLike
 from typing import Any
 
 from pflsim.config.components import COMPONENTS
-from pflsim.config.names import written
+from pflsim.config.names import as_value
 from pflsim.config.objects import target_of
 from pflsim.config.plain import dotted
 from pflsim.data.dataset import Dataset
@@ -43,14 +41,7 @@ def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
 
 def _section(key: str, value: Any) -> list[str]:
     """Return the overrides of a setting, or of each setting of a section."""
-    return [f"{name}={_written(item)}" for name, item in dotted({key: value}).items()]
-
-
-def _written(value: Any) -> str:
-    """Return a value as the command line expects it; quoted if it is text with special characters."""
-    if isinstance(value, str | PathLike) and not re.fullmatch(r"[\w./:+-]+", text := str(value)):
-        return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
-    return written(value)
+    return [f"{name}={as_value(item)}" for name, item in dotted({key: value}).items()]
 
 
 def _component(key: str, value: Any) -> list[str]:

@@ -48,11 +48,23 @@ class Composition:
         config: with all defaults; `${...}` is not resolved.
         keys: keys that the command line sets.
         folders: config folders, the first one first.
+        search: the space of the method that `pflsim tune` searches, as its file gives it.
     """
 
     config: DictConfig
     keys: frozenset[str]
     folders: tuple[Path, ...]
+    search: Any = None
+
+
+def config_folders(config_dirs: Sequence[str]) -> list[Path]:
+    """Return this project's config folder, and those of `--config-dir`."""
+    return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
+
+
+def quoted(text: str) -> str:
+    """Quote `on_client_error=retry(2)`, because Hydra reads parentheses as a call of one of its functions."""
+    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
 
 
 @contextmanager
@@ -93,6 +105,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         asked = [*parse([text for text in smaller if text.partition("=")[0] not in given]), *asked]
     content, choices = _compose(asked, folders, groups)
     content.pop(QUICK, None)
+    search = content["method"].pop("search", None) if isinstance(content["method"], dict) else None
     if "names" in content:
         raise SettingsError("\n".join(unknown_key(key, []) for key in dotted({"names": content["names"]})))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
@@ -102,7 +115,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         made = _with_defaults(made)
     except SettingsError as error:
         raise _located(error, names, keys, folders) from error
-    return Composition(OmegaConf.create(made), keys, tuple(folders))
+    return Composition(OmegaConf.create(made), keys, tuple(folders), search)
 
 
 def configs(
@@ -236,8 +249,6 @@ def _compose(
     except RecursionError:
         raise SettingsError("the brackets in a value are nested too deeply") from None
     del content["hydra"]
-    if isinstance(content["method"], dict):
-        content["method"].pop("search", None)  # what `pflsim tune` searches, not a setting
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
 
 

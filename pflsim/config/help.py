@@ -42,6 +42,9 @@ Options:
   --cfg job           print the whole config and exit; --resolve replaces ${{...}} by its value
   -h, --help          print this help
 
+Commands that run many experiments:
+  tune                tune methods with equal budgets on validation data, then compare them: tune method=local,ditto
+
 Commands that read run folders:
   compare             print the results of several runs as a table, with differences and intervals
   report              write an HTML report of one or more runs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from os import PathLike
 
 from pflsim.config.installation import program
 
@@ -33,6 +35,13 @@ def written(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
     return f"[{','.join(map(written, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def as_value(value: object) -> str:
+    """Return a value as `written` does; quoted if it is text with special characters."""
+    if isinstance(value, str | PathLike) and not re.fullmatch(r"[\w./:+-]+", text := str(value)):
+        return "'" + re.sub(r"(\\*)'", r"\1\1\\'", text) + "'"
+    return written(value)
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:

@@ -1,0 +1,1 @@
+"""Tunes methods with equal budgets and compares them: `pflsim tune`."""
