@@ -217,7 +217,7 @@ def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run
     phases: list[str] = []
     for phase in PHASES if both else ():
         found = _measured(runs, {seed: scope._replace(phase=phase) for seed, scope in scopes.items()}, choice)
-        of_phase = Spread([value for _, value in found.values()]) if found else None
+        of_phase = Spread(tuple(value for _, value in found.values())) if found else None
         phases.append(_spread(of_phase.mean, of_phase.std) if of_phase else NONE)
     difference = f"{ours.mean - row.value:+.2f}"
     return (label, paper, _spread(ours.mean, ours.std), difference, *phases, span(rounds), numbers([*measured]))
