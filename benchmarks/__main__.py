@@ -23,9 +23,9 @@ LIMIT_S = 2400
 MAX_SAMPLING = 0.3
 """The largest fraction of the time that a memory case spends on sampling the memory."""
 QUICK_ROUNDS, QUICK_GROWTH_ROUNDS = 1, 6
-EPILOG = """All cases take about 40 minutes on two idle cores: the CNN cases 8 minutes each, ResNet 4 each, the others 1
-to 3 each. --quick takes about 15 minutes and only shows that everything works. The figures of --quick and --ways go to
-out/trial.json."""
+EPILOG = """All cases take 40 to 90 minutes on two idle cores: the CNN cases 8 to 20 minutes each, ResNet 4 to 9 each,
+the others 1 to 5 each. --quick takes about 15 minutes and only shows that everything works. The figures of --quick and
+--ways go to out/trial.json."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
