@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Inversion(Change):
 
 @dataclass(frozen=True)
 class Noise(Change):
-    """Adds Gaussian noise to scaled values. The noise of a row is a function of the seed and the row."""
+    """Adds Gaussian noise to scaled values. The noise of an example depends on its stored values and the seed."""
 
     deviation: float
     seed: int
@@ -66,8 +67,9 @@ class Noise(Change):
     def inputs(self, dataset: Dataset, rows: np.ndarray) -> Tensor:
         """Return noisy images, float32."""
         x = dataset.x[rows].astype(np.float32) / np.float32(dataset.scale if dataset.x.dtype == np.uint8 else 1)
-        for image, row in zip(x, rows.tolist(), strict=True):
-            draw = numpy_generator(self.seed, f"noise of row {row}").standard_normal(image.shape, np.float32)
+        for image, row in zip(x, rows, strict=True):  # by content, since the order of stored rows must not matter
+            digest = blake2b(dataset.x[row].tobytes(), digest_size=16).hexdigest()
+            draw = numpy_generator(self.seed, f"noise of {digest}").standard_normal(image.shape, np.float32)
             image += np.float32(self.deviation) * draw
         return torch.from_numpy(x)
 

@@ -52,9 +52,9 @@ def fake(score: Score = near, order: int = 1, stop_after: int | None = None, ran
             right = score(one)
             if right >= 0 and not Path(str(one.run_dir)).exists():
                 folder = Path(str(one.run_dir))
-                make_run(
-                    folder, [[(1000 - right, 1000)]], val=[[(right, 1000)]], method=one.names["method"], seed=one.seed,
-                    lr=one.lr,
+                make_run(  # the first round is the best one
+                    folder, [[(1000 - right, 1000)]] * 2, val=[[(right, 1000)], [(right // 2, 1000)]],
+                    method=one.names["method"], seed=one.seed, lr=one.lr,
                 )  # fmt: skip
             yield number, "" if right >= 0 else f"lr={one.lr} diverges"
 

@@ -126,6 +126,10 @@ def test_noise_belongs_to_the_example() -> None:
     together = noise.inputs(SQUARE, rows)
     assert torch.equal(together[2], noise.inputs(SQUARE, rows[2:])[0])
     assert not torch.equal(together, replace(noise, seed=0).inputs(SQUARE, rows))
+    moved = replace(
+        SQUARE, x=SQUARE.x[::-1].copy(), y=SQUARE.y[::-1].copy()
+    )  # the same examples, stored in another order
+    assert torch.equal(together, noise.inputs(moved, len(SQUARE.y) - 1 - rows))
 
 
 def test_labels_are_permuted_by_group_in_every_split_and_count() -> None:
