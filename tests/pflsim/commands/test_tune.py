@@ -80,6 +80,7 @@ def tuned(folder: Path, run: Any, *words: str, budget: int = 7, seeds: int = 2) 
     [
         ("search.lr={low:1,high:0.1}", "search.lr"),
         ("search.lr={low:0,high:0.1,log:true}", "search.lr"),
+        ("search.fedprox.mu={low:0,high:1,log:true}", "with log"),
         ("search.lr={low:0.1}", "search.lr"),
         ("search.lr={low:a,high:b}", "search.lr"),
         ("search.lr=0.1", "search.lr"),
