@@ -271,6 +271,8 @@ def test_the_tables(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "fedprox" in said and "3, 1 failed, all there are" in page and "lr=0.05" in said
     assert page.count("| local") == 2  # tuned, and compared
     assert cli.main(["tune", "study"]) == 0 and (faked / "tuned.md").read_text() == page
+    plan = json.loads((faked / "tuned.json").read_text())["plan"]
+    assert plan["seed"] not in plan["seeds"] and len(plan["seeds"]) == len(set(plan["seeds"]))
 
 
 def test_a_method_without_a_result_is_an_error(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
