@@ -69,11 +69,12 @@ def made(*overrides: str) -> PreparedRun:
 
 
 def started(run: PreparedRun, device: str, dtype: torch.dtype = torch.float32) -> InlineExecutor:
-    """Return an executor whose clients are on the device."""
+    """Return an executor whose clients and server compute on the device."""
     data = run.dataset
     if dtype == torch.float64:
         data = replace(data, x=data.x.astype(np.float64) / data.scale)
-    executor = InlineExecutor(replace(run.factory, device=device), data, run.partition, run.rule, run.federation)
+    parts = replace(run.factory, device=device), data, run.partition, run.rule, run.federation
+    executor = InlineExecutor(*parts, server_device=torch.device(device).type)
     executor.start()
     return executor
 

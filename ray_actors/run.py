@@ -35,7 +35,7 @@ from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus
+from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus, with_server_device
 from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
@@ -73,6 +73,7 @@ class Runner:
             check(settings)
             remote = new_remote_folder(settings.run_dir)
             settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
+            settings = with_server_device(settings)
             prepared = prepare(settings)
             make_executor = self._executor(prepared)
             run_dir = None if remote else settings.run_dir
@@ -214,8 +215,9 @@ class Runner:
             SettingsError: the placement is not possible; nothing was started.
         """
         arguments = prepared.factory, prepared.dataset, prepared.partition, prepared.rule, prepared.federation
+        server_device = prepared.settings.placement.server_device
         if prepared.settings.executor == "inline":
-            return lambda: InlineExecutor(*arguments, prepared.on_error)
+            return lambda: InlineExecutor(*arguments, prepared.on_error, server_device)
         from ray_actors.cluster.deployment import plan_deployment
         from ray_actors.executor.ray_executor import RayExecutor
 
@@ -228,7 +230,7 @@ class Runner:
             for note in at.notes:
                 logger.info(note)
             pool = found.pool(at.placement, at.layout)
-            return RayExecutor(*arguments, at.layout, pool, prepared.on_error, at.elastic)
+            return RayExecutor(*arguments, at.layout, pool, prepared.on_error, at.elastic, server_device)
 
         return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,16 @@ import pytest
 import torch
 from support import METHODS
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modules import prototypes
 from lightning_modules.base import ClientModule
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import ReplyTask
+from pflsim.fusion.attentive import mix, squared_distances
+from pflsim.fusion.blocks import COLUMNS, products_on
+from pflsim.fusion.mixing_weights import mixing_gradient
 from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.server_host import ServerHost
 from ray_actors.prepare import prepare
@@ -84,6 +89,32 @@ def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch
         with suppress(*expected):
             uplink = module.reply(shard)
             assert all(value.device.type == "cpu" for value in (*uplink.weights.values(), *uplink.extra.values()))
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products_on_the_server_device(device: str) -> None:
+    """Blocks are uploaded, products are computed there, and results are where the rows are."""
+    with FakeTensorMode(), products_on(torch.device(device)):
+        rows = [torch.zeros(COLUMNS + 3) for _ in range(4)]
+        weights = torch.ones(2, 4, dtype=torch.float64)
+        with Devices() as seen:
+            found = [squared_distances(rows), *mix(weights, rows), mixing_gradient(weights, rows, rows[:2])]
+        assert all(value.device.type == "cpu" for value in found)
+        assert [seen.of[name] for name in ("_pdist_forward", "mm", "addmm_")] == [{device}] * 3
+
+
+class Devices(TorchDispatchMode):
+    """Records the devices on which operations run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = defaultdict[str, set[str]](set)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = next(value for value in (*args, torch.empty(0)) if isinstance(value, torch.Tensor))
+        self.of[func.overloadpacket.__name__].add(first.device.type)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_device_that_mixes_is_noticed() -> None:

@@ -107,6 +107,8 @@ def _placement(settings: Settings) -> Iterator[str]:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
+    if placement.server_device == "cuda" and placement.cpu_fallback:
+        yield "placement.server_device=cuda contradicts placement.cpu_fallback=true; use placement.server_device=auto"
     if placement.device == "cuda" and placement.cpu_fallback:
         yield (
             "placement.device=cuda and placement.cpu_fallback=true contradict each other; use placement.device=auto to "

@@ -19,7 +19,7 @@ Probability = Annotated[float, Bounds(0, 1)]
 
 @dataclass
 class Placement:
-    """Where clients run. Only `threads`, `device` and `cpu_actors` can change the last bits of a result."""
+    """Where clients run. Only the devices, `threads` and `cpu_actors` can change the last bits of a result."""
 
     clients_per_actor: Literal["auto"] | Count = "auto"
     """Clients per actor; auto: one stack per actor while CPUs or GPUs suffice, then balanced by mini-batches."""
@@ -39,6 +39,8 @@ class Placement:
     """If GPUs are missing: true trains on CPUs and warns; false is an error."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto (cuda if gpus > 0, else cpu), cpu or cuda."""
+    server_device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the server mixes the models of clients; auto: cuda if clients use GPUs and the driver's machine has one."""
     threads: Annotated[int, Bounds(1, 256)] = 1
     """Torch threads per client computation; another number can change the last bits of results."""
     strategy: Literal["pack", "spread"] = "pack"

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.fusion.blocks import Workspace, blocks
+from pflsim.fusion.blocks import Workspace, blocks, products_device
 
 Normaliser = Literal["softmax", "relu"]
 
@@ -63,18 +63,18 @@ def mixing_gradient(
         equal and only differences between the products matter. Only one block of columns is held in float64 (N = R =
         100, P = 600,000: 0.5 s on one core).
     """
-    first = stack[0]
-    alpha = weights.to(first.device, torch.float64)
+    first, device = stack[0], products_device(stack)
+    alpha = weights.to(device, torch.float64)
     gradient = torch.zeros_like(alpha)
     sizes = len(targets), len(first)
-    products = Workspace(*sizes, torch.float64, first.device)
-    rounded = Workspace(*sizes, first.dtype, first.device)
-    for block, target in zip(blocks(stack), blocks(targets), strict=True):
+    products = Workspace(*sizes, torch.float64, device)
+    rounded = Workspace(*sizes, first.dtype, device)
+    for block, target in zip(blocks(stack, device), blocks(targets, device), strict=True):
         width = block.shape[1]
         mixture = torch.mm(alpha, block, out=products.columns(width))
         mixture.copy_(rounded.columns(width).copy_(mixture))
         gradient.addmm_(mixture.sub_(target), block.T)
-    return gradient
+    return gradient.to(first.device)
 
 
 def largest_own(weights: Float[Tensor, "R L N"], receivers: Sequence[int], count: int) -> Bool[Tensor, "R L"]:

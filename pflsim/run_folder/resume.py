@@ -36,7 +36,7 @@ other data at a new path. `stop` decides when the run ends; `ray_actors.resume` 
 before."""
 EXTENSION = "rounds"
 """The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
-FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.cpu_actors")
+FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device", "placement.cpu_actors")
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
 FIXED_WITH_CPU_ACTORS = tuple(
     f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor")

@@ -55,6 +55,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         pool: provides the actors.
         on_error: the setting on_client_error.
         elastic: computes a new layout when nodes join or leave; None on a single machine.
+        server_device: see `ServerHost`.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         pool: ActorPool,
         on_error: OnError | None = None,
         elastic: ElasticLayout | None = None,
+        server_device: str = "cpu",
     ):
         on_error = on_error or OnError("retry", 3)
         super().__init__(factory, on_error)
         self.layout, self._host_of, self._elastic = layout, layout.host_of(), elastic
-        self.server = ServerActor(pool, (rule, federation, factory.threads), on_error, self.faults)
+        self.server = ServerActor(pool, (rule, federation, factory.threads, server_device), on_error, self.faults)
         self.actor_group = ActorGroup(pool, layout, (factory, dataset, partition), self.failure_policy)
         self.states: dict[int, ObjectRef] = {}
 

@@ -28,18 +28,21 @@ class RemoteServer(RemoteActor):
     def __init__(self) -> None:
         importlib.import_module("ray_actors.hosts.server_host")
 
-    def build(self, rule: ServerRule[Any], federation: Federation, threads: int, state: Any = None) -> tuple[int, str]:
+    def build(
+        self, rule: ServerRule[Any], federation: Federation, threads: int, device: str, state: Any = None
+    ) -> tuple[int, str]:
         """Build the server in place of any earlier one, and return the process id and the node's address.
 
         Args:
             rule: see `ServerHost`.
             federation: see `ServerHost`.
             threads: see `ServerHost`.
+            device: see `ServerHost`.
             state: a state that `fuse` or `restore` returned; None: the initial one.
         """
         from ray_actors.hosts.server_host import ServerHost
 
-        self.host = ServerHost(rule, federation, threads)
+        self.host = ServerHost(rule, federation, threads, device)
         if state is not None:
             self.host.state = state
         return os.getpid(), ray.util.get_node_ip_address()

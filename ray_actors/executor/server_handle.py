@@ -25,7 +25,7 @@ class ServerActor:
 
     Args:
         pool: provides the actor.
-        arguments: rule, federation and number of threads.
+        arguments: rule, federation, number of threads and device.
         on_error: how often a dead server is replaced.
         faults: counts the replaced actors.
 

@@ -74,7 +74,8 @@ def export(
 def _restore(source: Source, clients: tuple[int, ...]) -> tuple[ClientHost, dict[int, Message]]:
     """Return a host with the clients' states of the checkpoint, and the messages that the evaluation needs."""
     prepared, request, checkpoint = source.prepared, source.request, source.checkpoint
-    server = ServerHost(prepared.rule, prepared.federation, prepared.factory.threads)
+    placement = prepared.settings.placement
+    server = ServerHost(prepared.rule, prepared.federation, placement.threads, placement.server_device)
     server.restore(checkpoint.server())
     host = ClientHost(replace(prepared.factory, stacks=()), prepared.dataset, prepared.partition, clients)
     host.states.update({client: checkpoint.client(client) for client in clients})

@@ -33,6 +33,7 @@ class InlineExecutor(BaseExecutor[Messages]):
         factory, dataset, partition: see `ClientHost`.
         rule, federation: see `ServerHost`.
         on_error: the setting on_client_error.
+        server_device: see `ServerHost`.
     """
 
     def __init__(
@@ -43,14 +44,16 @@ class InlineExecutor(BaseExecutor[Messages]):
         rule: ServerRule,
         federation: Federation,
         on_error: OnError | None = None,
+        server_device: str = "cpu",
     ):
         super().__init__(factory, on_error or OnError("abort"))
         self._arguments = dataset, partition, rule, federation
+        self._server_device = server_device
 
     def start(self) -> None:
         """Build the server and the host."""
         dataset, partition, rule, federation = self._arguments
-        self.server = ServerHost(rule, federation, self.factory.threads)
+        self.server = ServerHost(rule, federation, self.factory.threads, self._server_device)
         self.host = ClientHost(self.factory, dataset, partition, range(partition.clients))
         self.states = self.host.states
         self._before = None

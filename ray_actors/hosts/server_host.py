@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from pflsim.engine.diagnostics import RoundDiagnostics, diagnose
+from pflsim.fusion.blocks import products_on
 from pflsim.messages import Message, Uplink
 from pflsim.run_folder.checkpoint.state import plain, restored
 from pflsim.servers.base import Federation, ServerRule
@@ -20,16 +23,18 @@ class ServerHost:
         rule: the method's server rule.
         federation: what the server knows before the first round.
         threads: number of torch's threads.
+        device: where models are mixed, "cpu" or "cuda"; the state is on the CPU.
     """
 
-    def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1):
+    def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1, device: str = "cpu"):
         self.rule, self.federation, self.threads = rule, federation, threads
+        self.device = torch.device("cuda" if device == "cuda" else "cpu")  # older runs recorded auto and used the CPU
         with torch_threads(threads):
             self.state = rule.init(federation)
 
     def downlinks(self, clients: Sequence[int], joining: bool = False) -> dict[int, Message]:
         """Return the downlinks of these clients, or their first ones if they are `joining`."""
-        with torch_threads(self.threads), unchanged_attributes(self.rule):
+        with torch_threads(self.threads), products_on(self.device), unchanged_attributes(self.rule):
             if joining:
                 return {client: self.rule.join(self.state, client) for client in clients}
             return self.rule.downlinks(self.state, clients)
@@ -42,7 +47,7 @@ class ServerHost:
             matrices: also compute the matrices of the diagnostics.
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
-        with torch_threads(self.threads), unchanged_attributes(self.rule):
+        with torch_threads(self.threads), products_on(self.device), unchanged_attributes(self.rule):
             state = self.rule.fuse(self.state, ordered)
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
         self.state = state  # last, so that a failure leaves it unchanged

@@ -1,4 +1,4 @@
-"""Decides whether clients train on GPUs or on CPUs."""
+"""Decides whether clients and server compute on GPUs or on CPUs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,23 @@ def visible_gpus() -> int:
 
 
 def with_cpus_only(settings: Settings) -> Settings:
-    """Return the settings with all clients on CPUs."""
-    return replace(settings, placement=replace(settings.placement, gpus=0, cpu_actors=0, device="cpu"))
+    """Return the settings with clients and server on CPUs."""
+    cpus = replace(settings.placement, gpus=0, cpu_actors=0, device="cpu", server_device="cpu")
+    return replace(settings, placement=cpus)
+
+
+def with_server_device(settings: Settings) -> Settings:
+    """Replace `placement.server_device=auto` by cpu or cuda, which the run folder records.
+
+    Raises:
+        SettingsError: it is cuda, and this machine has no GPU.
+    """
+    placement = settings.placement
+    wanted = placement.server_device == "cuda" or (placement.server_device == "auto" and uses_gpus(placement))
+    device = "cuda" if wanted and visible_gpus() else "cpu"
+    if placement.server_device == "cuda" and device == "cpu":
+        raise SettingsError("placement.server_device=cuda, but torch sees no GPU on this machine: use auto or cpu")
+    return replace(settings, placement=replace(placement, server_device=device))
 
 
 def apply_cpu_fallback(settings: Settings, count_gpus: Callable[[], float]) -> tuple[Settings, str]:

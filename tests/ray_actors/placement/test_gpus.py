@@ -35,7 +35,7 @@ from ray_actors.hosts.client_host import ClientHost
 from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.hosts.gpu import claim_device, memory_fraction
 from ray_actors.placement import devices
-from ray_actors.placement.devices import apply_cpu_fallback
+from ray_actors.placement.devices import apply_cpu_fallback, with_cpus_only, with_server_device
 from ray_actors.placement.layout import Supply, lay_out
 
 GIB = 2**30
@@ -174,11 +174,33 @@ def asked(*overrides: str) -> Settings:
 GPUS = ("placement.gpus=2", "placement.cpu_fallback=true")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "seen", "device"),
+    [
+        ((), 1, "cpu"),
+        (("placement.gpus=1",), 1, "cuda"),
+        (("placement.gpus=1",), 0, "cpu"),  # the driver's node may have none
+        (("placement.gpus=1", "placement.server_device=cpu"), 1, "cpu"),
+        (("placement.server_device=cuda",), 1, "cuda"),
+    ],
+)
+def test_the_device_of_the_server(overrides: tuple[str, ...], seen: int, device: str, monkeypatch) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: seen)
+    assert with_server_device(asked(*overrides)).placement.server_device == device
+    assert with_cpus_only(asked(*overrides)).placement.server_device == "cpu"
+
+
+def test_a_gpu_for_the_server_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda: 0)
+    with pytest.raises(SettingsError, match=r"placement.server_device=cuda"):
+        with_server_device(asked("placement.server_device=cuda"))
+
+
 def test_cpus_instead_only_where_that_is_asked_for_and_gpus_are_missing() -> None:
     settings = asked(*GPUS, "placement.cpu_actors=1", "placement.actors=2")
     given, said = apply_cpu_fallback(settings, lambda: 1.0)
     assert all(part in said for part in ("placement.gpus=2", "1 GPUs", "CPUs", "placement.cpu_fallback=true"))
-    assert given.placement == replace(settings.placement, gpus=0, cpu_actors=0, device="cpu")
+    assert given.placement == replace(settings.placement, gpus=0, cpu_actors=0, device="cpu", server_device="cpu")
     assert apply_cpu_fallback(settings, lambda: 2.0) == (settings, "")
 
     def nobody() -> float:
