@@ -99,7 +99,7 @@ def documented(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]
         value = getattr(settings, f.name)
         if is_dataclass(value):
             yield from documented(value, f"{prefix}{f.name}.")
-        elif not isinstance(value, dict):
+        elif prefix or not isinstance(value, dict):  # without a prefix, components have their own tables
             yield prefix + f.name, value, texts.get(f.name, "")
 
 
