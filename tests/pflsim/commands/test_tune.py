@@ -138,7 +138,10 @@ def test_spaces_of_the_methods_and_of_the_command_line() -> None:
 def test_every_method_has_a_space_that_its_settings_accept() -> None:
     names = ",".join(sorted(file.stem for file in (CONFIGS / "method").glob("*.yaml")))
     with composing([CONFIGS]):
-        assert all("lr" in method.space for method in methods_of([f"method={names}"], [CONFIGS]))
+        spaces = {method.name: set(method.space) for method in methods_of([f"method={names}"], [CONFIGS])}
+    assert all("lr" in space for space in spaces.values())
+    without_settings = {"local", "fedavg", "fedbn", "fedper", "fedrod", "lg_fedavg"}
+    assert {name for name, space in spaces.items() if space == {"lr"}} == without_settings
 
 
 def test_suggestions_are_in_the_space_and_depend_on_the_arguments_only() -> None:
