@@ -35,6 +35,7 @@ from pflsim.run_folder.tracking.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.hosts.threads import torch_threads
 from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus, with_server_device
 from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.resume import has_records, remove_empty_records, resume_point
@@ -145,7 +146,8 @@ class Runner:
         settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
         joined = settings.ray_address is not None and settings.executor == "ray"
         console = Console(prepared.meta, progress=cast(Progress, settings.progress), joined=joined)
-        with closing(console), ExitStack() as stack:
+        # Runs that work side by side would wait for each other's threads in every operation of the driver.
+        with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
             console.start(folder, done, remote_copy.url if remote_copy else None)
             with _write_errors("this run"):
                 names = {**settings.names, "data": prepared.meta.data}

@@ -109,7 +109,8 @@ def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
     if uplink.prototypes is not None:
         tensors["prototypes"] = uplink.prototypes.means[uplink.prototypes.counts > 0]
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            count = int((~torch.isfinite(tensor)).sum())
+        if not tensor.is_floating_point() or isfinite(tensor.sum()):  # the sum is cheaper; finite values may overflow it
+            continue
+        if count := int((~torch.isfinite(tensor)).sum()):
             found.append(f"{count} of {tensor.numel()} values of {name} are not finite")
     return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")

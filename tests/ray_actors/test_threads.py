@@ -1,0 +1,33 @@
+"""The number of torch's threads on the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from ray_actors.hosts import failures
+from ray_actors.hosts.threads import torch_threads
+from ray_actors.run import Runner
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_driver_uses_the_threads_of_the_placement(
+    threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen, nonfinite = set[int](), failures.nonfinite
+
+    def recorded(*arguments: object) -> str:
+        seen.add(torch.get_num_threads())
+        return nonfinite(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(failures, "nonfinite", recorded)
+    overrides = ["executor=inline", "rounds=1", "progress=none", f"placement.threads={threads}"]
+    with composing([CONFIGS]):
+        settings = plain(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))
+    with torch_threads(3), Runner() as runner:
+        runner.run(settings)
+        assert torch.get_num_threads() == 3
+    assert seen == {threads}
