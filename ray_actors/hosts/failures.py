@@ -109,7 +109,7 @@ def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
     if uplink.prototypes is not None:
         tensors["prototypes"] = uplink.prototypes.means[uplink.prototypes.counts > 0]
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point() or isfinite(tensor.sum()):  # the sum is cheaper; finite values may overflow it
+        if not tensor.is_floating_point() or isfinite(tensor.sum()):  # cheaper; a sum may overflow
             continue
         if count := int((~torch.isfinite(tensor)).sum()):
             found.append(f"{count} of {tensor.numel()} values of {name} are not finite")

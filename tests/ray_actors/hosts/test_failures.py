@@ -169,7 +169,8 @@ def test_what_counts_as_finite() -> None:
     assert nonfinite(fine, {"ce": float("inf")}) == "loss ce is inf"
     assert "number a is nan" in nonfinite(Uplink(numbers={"a": float("nan")}), {})
     assert "1 of 2 values of w" in nonfinite(Uplink({"w": torch.tensor([1.0, float("-inf")])}), {})
-    assert nonfinite(Uplink({"w": torch.full((2,), 3e38), "v": torch.full((2,), 6e4).half()}), {}) == ""  # sums overflow
+    overflowing = {"w": torch.full((2,), 3e38), "v": torch.full((2,), 6e4).half()}
+    assert nonfinite(Uplink(overflowing), {}) == ""
     assert "2 of 2 values of w" in nonfinite(Uplink({"w": torch.tensor([float("inf"), float("-inf")])}), {})
     assert "extra" not in nonfinite(Uplink(extra={"e": torch.tensor(float("nan"))}), {}) != ""
     here = Prototypes(torch.full((1, 2), float("nan")), torch.tensor([1]))
