@@ -24,11 +24,12 @@ def tuning_table(study: Study, trials: Sequence[Trial]) -> Table:
         rows.append((method.name, count, described(method.space), values or NONE, score))
     commit, dirty = study.code["commit"], study.code["dirty"]
     notes = (
-        f"trials: at most {study.budget} of each method, with seed {study.seed}; the first has the method's defaults",
+        f"trials: at most {study.budget} of each method, with seed {study.seed}; the first has the values of the "
+        "command line and the method's defaults",
         "space: whole ranges and lists from the files of the methods and the command line; values are suggested by "
         "Optuna (TPE)",
         "validation accuracy: mean over clients, of the reported model in the trial's best round by validation",
-        f"the chosen values run with the seeds {numbers(study.seeds)}, which no trial has used",
+        f"the chosen values run with seeds that no trial has used: {numbers(study.seeds)}",
         *([f"commit {commit}{', with uncommitted changes' * bool(dirty)}"] if commit else []),
         *(f"failed: {t.method} trial {t.number + 1}: {t.failed}" for t in trials if t.failed),
     )
