@@ -25,8 +25,8 @@ EXAMPLES = """examples:
 Every method gets the same number of trials, all with seed=N. The first has the values of the command line, and else the
 method's defaults; Optuna suggests the others from the space of all methods (lr from 0.001 to 1, on a log scale) and
 from the block `search:` in the method's file. The trial with the best mean validation accuracy of the model that the
-method reports, in its best round, is chosen; test data play no part. Its settings then run with the seeds N+1, N+2,
-..., and these runs are compared.
+method reports, in its best round, is chosen; test data play no part. Its settings then run with the seeds from N+1
+on, and these runs are compared.
 
 search.KEY=SPACE replaces or adds a space of all methods, search.METHOD.KEY=SPACE one of a setting of a method. SPACE is
 a list of choices, {{low:L,high:H}} or {{low:L,high:H,log:true}} (whole numbers if L and H are), or null: no search.
