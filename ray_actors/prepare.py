@@ -88,31 +88,8 @@ def prepare(settings: Settings) -> PreparedRun:
     models = bind_models(settings.model, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
-    if settings.augment != "none" and dataset.kind != "images":
-        raise SettingsError(
-            f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
-            "leave augment out"
-        )
-    if len(models) > settings.clients:
-        raise SettingsError(
-            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
-            "fewer variants or more clients"
-        )
-    factory = ClientFactory(
-        client=make_client,
-        models=models,
-        training=_training(settings),
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
-        seed=settings.seed,
-        init=cast(Any, settings.init),
-        device=client_device(settings),
-        threads=settings.placement.threads,
-        eval_batch_size=settings.eval.batch_size,
-        augment=settings.augment,
-        metrics=_metrics(settings),
-        on_nonfinite=cast(Any, settings.on_nonfinite),
-    )
+    _check_inputs(settings, dataset, models)
+    factory = _factory(settings, make_client, models, dataset)
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
         with own_errors(f"building a client of {component_name(settings, 'method')}"):
@@ -130,14 +107,11 @@ def prepare(settings: Settings) -> PreparedRun:
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     meta = _meta(settings, dataset, partition, module)
-    sizes, training = [len(rows) for rows in partition.train], factory.training
+    sizes = [len(rows) for rows in partition.train]
     found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
-    factory = replace(factory, stacks=found)
-    if problem := check_lockstep(factory, variants, dataset):
-        if settings.lockstep is True:
-            raise SettingsError(f"lockstep=true: {problem}")
-        factory = replace(factory, stacks=())
-        warnings.append(f"clients train one by one, not in lockstep: {problem}")
+    factory, problems = _in_lockstep(
+        replace(factory, stacks=found), variants, dataset, required=settings.lockstep is True
+    )
     return PreparedRun(
         settings,
         dataset,
@@ -147,9 +121,57 @@ def prepare(settings: Settings) -> PreparedRun:
         federation,
         _plan(settings, partition, module, meta, rule),
         meta,
-        tuple(training.local_steps or training.local_epochs * -(-n // training.batch_size) for n in sizes),
-        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
+        tuple(_batches(factory.training, examples) for examples in sizes),
+        (*dataset_warnings(dataset), *warnings, *problems, *sharing_warnings(method, variants)),
     )
+
+
+def _check_inputs(settings: Settings, dataset: Dataset, models: Sequence[MakesNet]) -> None:
+    if settings.augment != "none" and dataset.kind != "images":
+        raise SettingsError(
+            f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
+            "leave augment out"
+        )
+    if len(models) > settings.clients:
+        raise SettingsError(
+            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
+            "fewer variants or more clients"
+        )
+
+
+def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet], dataset: Dataset) -> ClientFactory:
+    return ClientFactory(
+        client=client,
+        models=tuple(models),
+        training=_training(settings),
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        seed=settings.seed,
+        init=cast(Any, settings.init),
+        device=client_device(settings),
+        threads=settings.placement.threads,
+        eval_batch_size=settings.eval.batch_size,
+        augment=settings.augment,
+        metrics=_metrics(settings),
+        on_nonfinite=cast(Any, settings.on_nonfinite),
+    )
+
+
+def _in_lockstep(
+    factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset, *, required: bool
+) -> tuple[ClientFactory, tuple[str, ...]]:
+    """Return the factory, without stacks if these clients cannot train in lockstep, and the warnings."""
+    problem = check_lockstep(factory, variants, dataset)
+    if not problem:
+        return factory, ()
+    if required:
+        raise SettingsError(f"lockstep=true: {problem}")
+    return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
+
+
+def _batches(training: Training, examples: int) -> int:
+    """Return the mini-batches per round of a client."""
+    return training.local_steps or training.local_epochs * -(-examples // training.batch_size)
 
 
 def _training(settings: Settings) -> Training:

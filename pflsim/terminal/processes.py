@@ -8,8 +8,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -84,7 +84,8 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports:
     for signum in before:
         signal.signal(signum, signal.SIG_IGN)  # the server outlives a closed terminal
     multiprocessing.set_forkserver_preload([*imports])
-    forkserver.ensure_running()
+    with _same_import_path():
+        forkserver.ensure_running()
     for signum in before:
         signal.signal(signum, forward)
     folder = tempfile.TemporaryDirectory()
@@ -108,17 +109,43 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports:
         raise Stopped(received[0])
 
 
+@contextmanager
+def _same_import_path() -> Iterator[None]:
+    """Make new Python processes import from this one's `sys.path`; of a fork server, Python 3.11 passes it on later."""
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYTHONSAFEPATH"] = "1"  # not from the working directory
+    try:
+        yield
+    finally:
+        _restore_environment(before)
+
+
+def _restore_environment(before: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def _start(number: int, function: Callable[[], Any], folder: Path, signals: Sequence[int]) -> _Running:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     files = folder / f"{number}.out", folder / f"{number}.err"
-    process = multiprocessing.get_context("forkserver").Process(target=_work, args=(function, sender, files, signals))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_work, args=(function, sender, files, signals, dict(os.environ))
+    )
     process.start()
     sender.close()
     return _Running(number, process, receiver, files)
 
 
-def _work(function: Callable[[], Any], sender: Connection, files: tuple[Path, Path], signals: Sequence[int]) -> None:
+def _work(
+    function: Callable[[], Any],
+    sender: Connection,
+    files: tuple[Path, Path],
+    signals: Sequence[int],
+    environment: Mapping[str, str],
+) -> None:
     """Call the function in the new process, with its output in files."""
+    _restore_environment(environment)
     os.setpgrp()  # Ctrl-C in a terminal reaches the parent only
     for signum in signals:
         signal.signal(signum, signal.default_int_handler)
