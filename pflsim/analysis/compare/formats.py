@@ -39,14 +39,14 @@ def drawn(made: Sequence[Table], kind: Format) -> str:
 def text(table: Table, width: int | None = None) -> str:
     """Return a table for a terminal.
 
-    If lines are longer than `width` (default: that of standard output), the settings in a label move to lines of their
-    own; if they are still too long, the columns continue below.
+    If lines are longer than `width` (default: that of standard output), labels are wrapped; if they are still too long,
+    the columns continue below.
     """
     width = width or width_of(sys.stdout)
-    forms = (table.rows, _broken(table.rows, 1), _broken(table.rows, -1))
-    made = [_plain(table.headers, rows) for rows in forms]
-    fits = (lines for lines in made if max(map(len, lines)) <= width)
-    lines = next(fits, None) or _stacked(table.headers, forms[-1], width)
+    rows = _labels_wrapped(table, width)
+    lines = _plain(table.headers, rows)
+    if max(map(len, lines)) > width:
+        lines = _stacked(table.headers, rows, width)
     notes = [line for note in table.notes for line in _wrapped(note, width)]
     return "\n".join([*_wrapped(table.title, width), "", *lines, "", *notes])
 
@@ -124,9 +124,11 @@ def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     return stream.getvalue().removesuffix("\n")
 
 
-def _broken(rows: Sequence[Sequence[str]], times: int) -> list[list[str]]:
-    """Break each label at its first `times` spaces; −1: at all."""
-    return [[row[0].replace(" ", "\n  ", times), *row[1:]] for row in rows]
+def _labels_wrapped(table: Table, width: int) -> list[list[str]]:
+    """Return the rows with labels that leave enough of the width for the other columns, if that is possible."""
+    others = _plain(["", *table.headers[1:]], [["", *row[1:]] for row in table.rows])
+    room = max(width - max(map(len, others)), 1)
+    return [["\n".join(_wrapped(row[0], room)), *row[1:]] for row in table.rows]
 
 
 def _wrapped(line: str, width: int) -> list[str]:

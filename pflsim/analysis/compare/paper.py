@@ -113,7 +113,8 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     """Put runs beside the values that the paper of an experiment prints.
 
     A run belongs to the rows whose settings it has. Runs of the experiment with other settings have lines of their own
-    below the nearest row. Of several runs with one seed the last one counts.
+    below the nearest row; what several such lines have in common is a note. Of several runs with one seed the last one
+    counts.
 
     Args:
         name: the experiment.
@@ -130,15 +131,23 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     missing: dict[str, list[str]] = {}
     used = [run for row in rows for found in (row.runs, *row.deviating.values()) for run in found.values()]
     both = any((run.config.get("eval") or {}).get("received") for run in used)
+    shared = _shared([why for row in rows for why in row.deviating])
     for row in rows:
-        cells.append(_cells(row.published.label, row.published, published.round, row.runs, both))
+        if row.runs or not row.deviating:
+            cells.append(_cells(row.published.label, row.published, published.round, row.runs, both))
         for why, found in row.deviating.items():
-            label = f"{row.published.label}; {_joined(why)}"
+            own = _joined([difference for difference in why if difference not in shared])
+            label = "; ".join(filter(None, [row.published.label + " *" * bool(shared), own]))
             cells.append(_cells(label, row.published, published.round, found, both))
         if not row.runs:
             command = f"{program()} {row.published.command} data.root=DIR"
             missing.setdefault(command, []).append(row.published.label)
-    notes = (*_notes(published, rows, both), *(f"not used: {run.folder}: replaced by a later run" for run in replaced))
+    starred = [f"* with {', '.join(shared)}"] if shared else []
+    notes = (
+        *starred,
+        *_notes(published, rows, both),
+        *(f"not used: {run.folder}: replaced by a later run" for run in replaced),
+    )
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")
     headers = ("row", "paper", "ours", "difference", *(PHASES if both else ()), f"round{oracle}", "seeds")
     return PaperTable(Table(published.title, headers, tuple(cells), notes), missing)
@@ -246,6 +255,13 @@ def _notes(published: Published, rows: Sequence[_Row], both: bool) -> Iterator[s
     if published.round == "best_test_oracle" and sparse:
         yield f"ours chooses among evaluated rounds only ({sparse})"
     yield from published.notes
+
+
+def _shared(deviations: Sequence[Sequence[str]]) -> list[str]:
+    """Return the differences that all lines with other settings have, if there are several such lines."""
+    if len(deviations) < 2:
+        return []
+    return [difference for difference in deviations[0] if all(difference in why for why in deviations)]
 
 
 def _joined(why: Sequence[str]) -> str:

@@ -152,6 +152,20 @@ def test_runs_that_deviate_have_lines_of_their_own(
     assert found[f"pFedCFR; {said}"][1] == "95.00"
 
 
+def test_deviations_that_several_lines_share_are_a_note(tmp_path: Path) -> None:
+    name, scaled = "pfedla_table1_cifar10", ["eval.received=false", "lr=0.1", "rounds=3"]
+    runs = [
+        made(tmp_path / "a", f"+experiment={name}", "method=local", *scaled),
+        made(tmp_path / "b", f"+experiment={name}", "method=fedrep", *scaled, "momentum=0.9"),
+        made(tmp_path / "c", f"+experiment={name}", "method=fedrep", "eval.received=false"),
+    ]
+    found = paper_table(name, runs).table
+    labels = [row[0] for row in found.rows if row[2] != "—"]
+    assert labels == ["Local Training *", "FedRep", "FedRep *; momentum=0.9 instead of 0.0"]
+    assert "Local Training" not in [row[0] for row in found.rows]  # the line of the run has the paper's value
+    assert found.notes[0].startswith("* with") and "lr=0.1 instead of 0.01, rounds=3 instead of 600" in found.notes[0]
+
+
 def test_another_part_is_named_without_its_settings(tmp_path: Path) -> None:
     run = made(tmp_path / "a", "+experiment=pfedcfr_table3_mnist", "data=digits", "model=mlp", "rounds=7")
     (label,) = (label for label, cells in lines("pfedcfr_table3_mnist", [run]).items() if cells[1] != "—")
