@@ -59,6 +59,19 @@ def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pyt
     assert "not finite" in finish(settings(tmp_path / "diverges", "lr=1e29"))
 
 
+def test_settings_that_cannot_be_run_begin_no_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistake that only the data or the model shows costs no trial, and the corrected command works."""
+    monkeypatch.chdir(tmp_path)
+    command = ["tune", "method=fedavg", "clients=3", "rounds=1", "--trials", "1", "--seeds", "1", "--into", "study"]
+    assert cli.main([*command, "model=cnn"]) == 2
+    said = capsys.readouterr()
+    assert "fedavg: " in said.err and "images" in said.err and "trial" not in said.out
+    assert not (tmp_path / "study" / "tuned.json").exists()
+    assert cli.main(command) == 0
+
+
 def result(folder: Path) -> dict[str, Any]:
     """What a study has found, and what its runs have left."""
     content = json.loads((folder / "tuned.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,27 +107,35 @@ def _run(study: Study) -> None:
     """Run a study, and print and write its tables.
 
     Raises:
+        SettingsError: a method cannot run with these settings.
         RunError: a method or a run is missing in the comparison.
     """
     from pflsim.analysis.compare.comparison import compare_sets
     from pflsim.analysis.compare.formats import drawn, render
     from pflsim.analysis.results import read_run
-    from pflsim.commands.tune.processes import run_side_by_side
+    from pflsim.commands.tune.processes import check_first_runs, run_side_by_side
     from pflsim.commands.tune.study import run_chosen, run_trials
     from pflsim.commands.tune.table import tuning_table
+    from pflsim.engine.interrupts import Stopped
     from pflsim.run_folder.files import write_atomically
     from pflsim.run_folder.folder import run_lock
 
-    run = run_side_by_side
-    if study.methods[0].settings({}).ray_address:
+    run, on_cluster = run_side_by_side, study.methods[0].settings({}).ray_address
+    if on_cluster:
         run = importlib.import_module("ray_actors.cluster.tasks").run_on_cluster
     study.folder.mkdir(parents=True, exist_ok=True)
     with run_lock(study.folder):
         trials = study.read()
         if trials:
             print(f"{study.folder} has {sum(trial.ended for trial in trials)} trials of an earlier session", flush=True)
-        run_trials(study, trials, run)
-        folders, failed = run_chosen(study, trials, run)
+        elif not on_cluster:  # whose nodes may have other files
+            check_first_runs({method.name: method.settings({}) for method in study.methods})
+        try:
+            run_trials(study, trials, run)
+            folders, failed = run_chosen(study, trials, run)
+        except Stopped:
+            print(f"continue with  {program()} tune {study.folder}", file=sys.stderr)
+            raise
         table = tuning_table(study, trials)
         found = compare_sets(map(read_run, folders)) if folders else []
         parts = [f"{drawn([table], kind)}\n\n{render(found, kind)}".rstrip() for kind in ("text", "markdown")]

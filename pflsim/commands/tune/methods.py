@@ -7,9 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pflsim.commands.tune.space import FORM, SHARED, Dimension, Range, Space, block, dimension, ends
+from pflsim.commands.tune.space import (
+    FIXED,
+    FORM,
+    SHARED,
+    Dimension,
+    Range,
+    Space,
+    block,
+    dimension,
+    ends,
+    nearest_value,
+)
 from pflsim.config.checks import check
 from pflsim.config.compose import composed, parse, plain
+from pflsim.config.help import groups_in
 from pflsim.config.names import as_value
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
@@ -50,9 +62,9 @@ class Method:
         )
 
     def defaults(self) -> dict[str, Any]:
-        """Return the values of the first trial: those without a search."""
+        """Return the values of the first trial: those without a search, or the nearest ones of the space."""
         settings = self.settings({})
-        return {key: _value(settings, key) for key in self.space}
+        return {key: nearest_value(found, _value(settings, key)) for key, found in self.space.items()}
 
 
 def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
@@ -76,16 +88,18 @@ def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
         elif key in OWN:
             raise SettingsError(f"{line}: tune does not take {key}; the folder of the study is --into DIR")
         elif override.is_sweep_override():
-            advice = (
-                FORM if key.startswith(SEARCH) else f"only method takes several values; search them: search.{key}=[...]"
-            )
-            raise SettingsError(f"{line}: {advice}")
+            several = "only method takes several values"
+            advice = several if key.partition(".")[0] in FIXED else f"{several}; search them: search.{key}=[...]"
+            raise SettingsError(f"{line}: {FORM if key.startswith(SEARCH) else advice}")
         elif key.startswith(SEARCH):
             given[key.removeprefix(SEARCH)] = override.value()
         else:
             others.append(line)
     if not names:
         raise SettingsError("method is not set; give the methods to compare, method=local,fedavg,ditto")
+    for key in given:
+        if (of := key.partition(".")[0]) in groups_in(folders)["method"] and of not in names:
+            raise SettingsError(f"search.{key}: {of} is not among the methods to compare: {', '.join(names)}")
     return [_method(name, names, others, given, folders) for name in names]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,34 @@ def run_side_by_side(runs: Sequence[Settings]) -> Iterator[tuple[int, str]]:
             crashed.append(f"{runs[one.number].run_dir}{killed}")
             print(one.errors, end="", file=sys.stderr, flush=True)
     check_crashed(crashed)
+
+
+def check_first_runs(runs: Mapping[str, Settings]) -> None:
+    """Load the data and build the models and methods of runs, side by side, without running them.
+
+    Args:
+        runs: the settings by the name of the method.
+
+    Raises:
+        SettingsError: they cannot be run.
+        RunError: a process ended without a result; `Stopped` if there was a signal.
+    """
+    functions = [partial(_problem, run) for run in runs.values()]
+    for one in in_processes(functions, parallel_runs([*runs.values()]), IMPORTS):
+        name = list(runs)[one.number]
+        if one.result is None:
+            raise RunError(f"{name}: {one.errors.strip()}")
+        if one.result:
+            raise SettingsError(f"{name}: {one.result}")
+
+
+def _problem(settings: Settings) -> str:
+    """Return why settings cannot be run, or ""."""
+    try:
+        importlib.import_module("ray_actors.prepare").prepare(settings)
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 def check_crashed(crashed: Sequence[str]) -> None:

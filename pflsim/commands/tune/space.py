@@ -39,7 +39,7 @@ SHARED: Space = {"lr": Range(0.001, 1.0, log=True)}
 """What every method searches."""
 FORM = "expected a list of choices or {low: L, high: H, log: true}"
 FIXED = (
-    *("method", "data", "partition", "split", "clients", "eval", "seed", "rounds"),
+    *("method", "data", "shift", "partition", "split", "clients", "eval", "seed", "rounds", "faults"),
     *("run_dir", "executor", "placement", "sweep"),
 )
 """Settings that must be the same for all trials, or the trials could not be compared."""
@@ -93,6 +93,13 @@ def as_plain(found: Dimension) -> Any:
 def ends(found: Dimension) -> Sequence[Any]:
     """Return the values that a setting must accept: both ends, or all choices."""
     return (found.low, found.high) if isinstance(found, Range) else found
+
+
+def nearest_value(found: Dimension, value: Any) -> Any:
+    """Return a value, or if it is outside of the dimension the nearest end or the first choice; None is kept."""
+    if value is None or (not isinstance(found, Range) and value in found):
+        return value
+    return min(max(value, found.low), found.high) if isinstance(found, Range) else found[0]
 
 
 def untried(space: Space, tried: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -96,9 +96,11 @@ class Study:
         return json.loads(json.dumps(found))
 
     @cached_property
-    def code(self) -> dict[str, Any]:
-        """The commit of pflsim, see `pflsim.run_folder.environment.code`."""
-        return code()
+    def code(self) -> list[dict[str, Any]]:
+        """The commits of pflsim in the sessions of the study, see `pflsim.run_folder.environment.code`."""
+        found = read_study(self.folder).get("code", []) if (self.folder / STUDY).exists() else []
+        before = found if isinstance(found, list) else [found]  # of older versions: the last session's
+        return before if (now := code()) in before else [*before, now]
 
     def trial_folder(self, trial: Trial) -> Path:
         """Return the run folder of a trial."""
@@ -151,8 +153,10 @@ def read_study(folder: Path) -> Mapping[str, Any]:
     """Return the file of a study.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: there is none, or it cannot be read.
     """
+    if not (folder / STUDY).is_file():
+        raise SettingsError(f"{folder} is no study: it has no {STUDY}")
     return read_mapping(folder / STUDY, json.loads, ("command", "plan", "results"))
 
 
@@ -214,14 +218,14 @@ def _with_result(trial: Trial, folder: Path, reason: str) -> Trial:
 
 def _line(study: Study, trial: Trial, leader: Trial | None) -> str:
     """Return the line that is printed when a trial ends."""
-    values = " ".join(f"{key}={written(value)}" for key, value in trial.values.items())
+    values = "".join(f" {key}={written(value)}" for key, value in trial.values.items())
     found = (
         f"failed: {trial.failed}"
         if trial.failed
         else f"validation accuracy {trial.accuracy:.4f} in round {trial.round}"
     )
     ahead = "" if leader is None else f"; best {leader.accuracy:.4f}"
-    return f"{trial.method}: trial {trial.number + 1} of {study.budget}, {values}: {found}{ahead}"
+    return f"{trial.method}: trial {trial.number + 1} of {study.budget}{values and ','}{values}: {found}{ahead}"
 
 
 def run_chosen(study: Study, trials: Sequence[Trial], run: Runs) -> tuple[list[Path], list[str]]:

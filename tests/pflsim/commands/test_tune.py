@@ -22,6 +22,7 @@ from pflsim.commands.tune.study import BATCH, STUDY, Study, Trial, run_chosen, r
 from pflsim.commands.tune.suggest import suggest
 from pflsim.config.compose import CONFIGS, composing
 from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 
 WORDS = ("method=fedprox,local", "clients=4")
@@ -94,6 +95,9 @@ def tuned(folder: Path, run: Any, *words: str, budget: int = 7, seeds: int = 2) 
         ("search.optimizer=[sgd,adan]", "valid: adam, adamw, sgd"),
         ("search.seed=[1,2]", "search.seed"),
         ("search.data.root=[a,b]", "search.data.root"),
+        ("search.shift.groups=[1,2]", "search.shift.groups"),
+        ("search.faults.dropout=[0,0.5]", "search.faults.dropout"),
+        ("search.ditto.lam=[0.1,1]", "ditto is not among"),
         ("search.lr=0.1,0.2", "search.lr"),
         ("lr=0.1,0.2", "search.lr"),
         ("run_dir=x", "--into"),
@@ -115,6 +119,28 @@ def test_an_error_in_the_block_of_a_method_names_its_file(block: str, tmp_path: 
     folders = [CONFIGS, tmp_path]
     with composing(folders), pytest.raises(SettingsError, match=rf"mine\.yaml: .*{block.partition(':')[0]}"):
         methods_of(["method=mine"], folders)
+
+
+def test_settings_that_cannot_be_searched_are_not_advised() -> None:
+    with composing([CONFIGS]), pytest.raises(SettingsError, match="only method") as error:
+        methods_of([*WORDS, "seed=0,1"], [CONFIGS])
+    assert "search." not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ("[0.05]", 0.05),
+        ("[1,0.1]", 0.1),
+        ("{low:1,high:2}", 1.0),
+        ("{low:0.01,high:0.05}", 0.05),
+        ("{low:0.01,high:1}", 0.1),
+    ],
+)
+def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
+    with composing([CONFIGS]):
+        (method,) = methods_of(["method=local", f"search.lr={space}"], [CONFIGS])
+        assert method.defaults() == {"lr": expected}
 
 
 def test_spaces_of_the_methods_and_of_the_command_line() -> None:
@@ -264,6 +290,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "run_side_by_side", fake(lambda s: -1 if s.lr == 0.5 else near(s)))
+    monkeypatch.setattr(processes, "check_first_runs", lambda runs: None)
     return tmp_path / "study"
 
 
@@ -281,6 +308,32 @@ def test_the_tables(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_method_without_a_result_is_an_error(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", *WORDS, "lr=0.5", "search.lr=null", "--trials", "2", "--into", "study"]) == 1
     assert "local" in capsys.readouterr().err
+
+
+def test_the_commits_of_all_sessions_are_kept(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["tune", *WORDS, "search.lr=[0.1]", "search.fedprox.mu=null", "--into", "study"]
+    for commit in ("aaa", "bbb", "aaa"):
+        monkeypatch.setattr("pflsim.commands.tune.study.code", lambda commit=commit: {"commit": commit, "dirty": False})
+        assert cli.main(command) == 0
+    assert [one["commit"] for one in json.loads((faked / "tuned.json").read_text())["code"]] == ["aaa", "bbb"]
+    page = (faked / "tuned.md").read_text()
+    assert "commit aaa" in page and "commit bbb" in page
+
+
+def test_a_stopped_study_says_how_to_continue(
+    faked: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(runs: Sequence[Settings]) -> Iterator[tuple[int, str]]:
+        raise Stopped(2)
+
+    monkeypatch.setattr(processes, "run_side_by_side", stopped)
+    assert cli.main(["tune", *WORDS, "--into", "study"]) == 130
+    assert "tune study" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", str(tmp_path)]) == 2
+    assert "no study" in capsys.readouterr().err
 
 
 def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
