@@ -93,10 +93,12 @@ class PaperTable:
 
     Args:
         table: in percent.
+        deviations: what differs from the paper's settings, by row of the table.
         missing: the labels of rows without a run, by the command that makes the run.
     """
 
     table: Table
+    deviations: Sequence[Sequence[str]]
     missing: Mapping[str, Sequence[str]]
 
 
@@ -113,8 +115,8 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     """Put runs beside the values that the paper of an experiment prints.
 
     A run belongs to the rows whose settings it has. Runs of the experiment with other settings have lines of their own
-    below the nearest row; what several such lines have in common is a note. Of several runs with one seed the last one
-    counts.
+    below the nearest row of their method; what several such lines have in common is a note. Of several runs with one
+    seed the last one counts.
 
     Args:
         name: the experiment.
@@ -126,8 +128,8 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     """
     published = read_published(name, configs)
     rows = [_Row(row) for row in published.rows]
-    replaced = _assign(runs, rows, settings_of_rows(published.rows, configs), name) if runs else []
-    cells: list[tuple[str, ...]] = []
+    unused = _assign(runs, rows, settings_of_rows(published.rows, configs), name) if runs else {}
+    cells, deviations = list[tuple[str, ...]](), list[Sequence[str]]()
     missing: dict[str, list[str]] = {}
     used = [run for row in rows for found in (row.runs, *row.deviating.values()) for run in found.values()]
     both = any((run.config.get("eval") or {}).get("received") for run in used)
@@ -135,10 +137,12 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     for row in rows:
         if row.runs or not row.deviating:
             cells.append(_cells(row.published.label, row.published, published.round, row.runs, both))
+            deviations.append(())
         for why, found in row.deviating.items():
             own = _joined([difference for difference in why if difference not in shared])
             label = "; ".join(filter(None, [row.published.label + " *" * bool(shared), own]))
             cells.append(_cells(label, row.published, published.round, found, both))
+            deviations.append(why)
         if not row.runs:
             command = f"{program()} {row.published.command} data.root=DIR"
             missing.setdefault(command, []).append(row.published.label)
@@ -146,18 +150,24 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     notes = (
         *starred,
         *_notes(published, rows, both),
-        *(f"not used: {run.folder}: replaced by a later run" for run in replaced),
+        *(f"not used: {folder}: {why}" for folder, why in unused.items()),
     )
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")
     headers = ("row", "paper", "ours", "difference", *(PHASES if both else ()), f"round{oracle}", "seeds")
-    return PaperTable(Table(published.title, headers, tuple(cells), notes), missing)
+    return PaperTable(Table(published.title, headers, tuple(cells), notes), deviations, missing)
 
 
 def render_paper(found: PaperTable, kind: Format) -> str:
-    """Return the table as text, Markdown, LaTeX or CSV; the first two list the commands for rows without a run."""
+    """Return the table as text, Markdown, LaTeX or CSV.
+
+    The first two list the commands for rows without a run; CSV has a column for all that differs from the paper.
+    """
     if kind == "csv":
         headers = [header.replace("\n", " ") for header in found.table.headers]
-        return as_csv([dict(zip(headers, row, strict=True)) for row in found.table.rows])
+        rows = [dict(zip(headers, row, strict=True)) for row in found.table.rows]
+        return as_csv(
+            [{**row, "other settings": ", ".join(why)} for row, why in zip(rows, found.deviations, strict=True)]
+        )
     lines = [drawn([found.table], kind)]
     if found.missing and kind != "latex":
         fence = ["```"] if kind == "markdown" else []
@@ -188,13 +198,15 @@ def settings_of_rows(rows: tuple[PublishedRow, ...], configs: Path = CONFIGS) ->
     return [settings_by_key(asdict(settings), settings.names) for settings in found]
 
 
-def _assign(runs: Sequence[Run], rows: Sequence[_Row], wanted: Sequence[Mapping[str, Any]], name: str) -> list[Run]:
-    """Add each run to the rows whose settings are nearest to its own; return the runs that a later one replaces.
+def _assign(
+    runs: Sequence[Run], rows: Sequence[_Row], wanted: Sequence[Mapping[str, Any]], name: str
+) -> dict[Path, str]:
+    """Add each run to the rows whose settings are nearest to its own; return why runs of the experiment are not used.
 
     Runs that match no row are skipped unless they belong to the experiment.
     """
     experiments = {name, *re.findall(r"\+experiment=(\w+)", " ".join(row.published.command for row in rows))}
-    replaced: dict[Path, Run] = {}
+    unused: dict[Path, str] = {}
     for run in runs:
         own, names = run_settings(run), run.config.get("names") or {}
         unlike = [differences(own, settings) for settings in wanted]
@@ -204,38 +216,40 @@ def _assign(runs: Sequence[Run], rows: Sequence[_Row], wanted: Sequence[Mapping[
         nearest_row = min(ranks)
         if nearest_row[1] and names.get("experiment") not in experiments:
             continue
+        if nearest_row[0]:
+            unused[run.folder] = f"the paper's table has no method={own['method']}"
+            continue
         stopped = [] if run.complete else [f"stopped after round {run.done} of {run.config['rounds']}"]
         for row, rank, found in zip(rows, ranks, unlike, strict=True):
             if rank == nearest_row:
                 why = (*stopped, *found)
                 by_seed = row.deviating.setdefault(why, {}) if why else row.runs
                 if run.seed in by_seed:
-                    replaced[by_seed[run.seed].folder] = by_seed[run.seed]
+                    unused[by_seed[run.seed].folder] = "replaced by a later run"
                 by_seed[run.seed] = run
-    return list(replaced.values())
+    return unused
 
 
 def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run], both: bool) -> tuple[str, ...]:
     scopes = {seed: run.reported if row.model is None else run.scope(row.model) for seed, run in sorted(runs.items())}
-    measured = _measured(runs, scopes, choice)
+    chosen = {seed: chosen_round(runs[seed].history, s.model, s.phase, choice) for seed, s in scopes.items()}
+    lines = {seed: line for seed, line in chosen.items() if line}
     paper = _spread(row.value, row.std)
-    if not measured:
+    if not lines:
         return (label, paper, *[NONE] * (4 + both * len(PHASES)))
-    rounds, values = zip(*measured.values(), strict=True)
-    ours = Spread(values)
-    phases: list[str] = []
-    for phase in PHASES if both else ():
-        found = _measured(runs, {seed: scope._replace(phase=phase) for seed, scope in scopes.items()}, choice)
-        of_phase = Spread(tuple(value for _, value in found.values())) if found else None
-        phases.append(_spread(of_phase.mean, of_phase.std) if of_phase else NONE)
+
+    def percent(of: Mapping[int, Scope]) -> Spread | None:
+        """Return the accuracy of the lines that have it."""
+        found = [100 * line.accuracy[of[seed]].mean for seed, line in lines.items() if of[seed] in line.accuracy]
+        return Spread(tuple(found)) if found else None
+
+    ours = percent(scopes)
+    assert ours is not None
+    phases = [percent({seed: scope._replace(phase=phase) for seed, scope in scopes.items()}) for phase in PHASES]
+    shown = [NONE if phase is None else _spread(phase.mean, phase.std) for phase in phases if both]
     difference = f"{ours.mean - row.value:+.2f}"
-    return (label, paper, _spread(ours.mean, ours.std), difference, *phases, span(rounds), numbers([*measured]))
-
-
-def _measured(runs: Mapping[int, Run], scopes: Mapping[int, Scope], choice: Choice) -> dict[int, tuple[int, float]]:
-    """Return the chosen round and its accuracy in percent by seed, without runs that have not evaluated the scope."""
-    lines = {seed: chosen_round(runs[seed].history, s.model, s.phase, choice) for seed, s in scopes.items()}
-    return {seed: (line.round, 100 * line.accuracy[scopes[seed]].mean) for seed, line in lines.items() if line}
+    rounds = span([line.round for line in lines.values()])
+    return (label, paper, _spread(ours.mean, ours.std), difference, *shown, rounds, numbers([*lines]))
 
 
 def _spread(mean: float, std: float | None) -> str:
@@ -247,7 +261,7 @@ def _notes(published: Published, rows: Sequence[_Row], both: bool) -> Iterator[s
     yield "accuracy in percent: mean over clients, of the method's reported model or the one that the row names"
     yield f"round: {CHOSEN[published.round]}"
     if both:
-        yield "received, trained: the same model before and after local training"
+        yield "received, trained: the same model in the same round, before and after local training"
     if any(len(row.runs) > 1 for row in rows):
         yield "± of ours: sample standard deviation over seeds"
     every = {run.folder.name: run_settings(run)["eval.every"] for row in rows for run in row.runs.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from pflsim.analysis.compare.command import main
-from pflsim.analysis.compare.paper import paper_table, read_published
+from pflsim.analysis.compare.paper import paper_table, read_published, render_paper
 from pflsim.analysis.results import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
@@ -98,13 +99,13 @@ def test_the_last_round_where_the_paper_says_so(tmp_path: Path) -> None:
 
 
 def test_both_phases_of_runs_that_evaluate_them(tmp_path: Path) -> None:
-    """Each phase has its own best round: 0.95 of round 2 after training, 0.775 of round 3 as received."""
+    """In the round that is best after training: the second, with 0.6 and 0.5 as received."""
     both = made(tmp_path / "a", f"+experiment={NAME}", "eval.received=true", before=[(6, 1), (6, 2), (8, 3)])
     one = made(tmp_path / "b", f"+experiment={NAME}", "seed=2", counts=ROUNDS[:1])
     found = paper_table(NAME, [both, one]).table
     assert found.headers[2:6] == ("ours", "difference", "received", "trained")
     rows = {row[0]: row for row in found.rows}
-    assert rows["pFedCFR"][2:] == ("80.00 ± 21.21", "-15.63", "77.50", "80.00 ± 21.21", "1–2", "0,2")
+    assert rows["pFedCFR"][2:] == ("80.00 ± 21.21", "-15.63", "55.00", "80.00 ± 21.21", "1–2", "0,2")
     assert len({len(row) for row in found.rows}) == 1
     assert rows["FedAvg"][4:6] == ("—", "—")
 
@@ -164,6 +165,22 @@ def test_deviations_that_several_lines_share_are_a_note(tmp_path: Path) -> None:
     assert labels == ["Local Training *", "FedRep", "FedRep *; momentum=0.9 instead of 0.0"]
     assert "Local Training" not in [row[0] for row in found.rows]  # the line of the run has the paper's value
     assert found.notes[0].startswith("* with") and "lr=0.1 instead of 0.01, rounds=3 instead of 600" in found.notes[0]
+
+
+def test_csv_names_all_deviations(tmp_path: Path) -> None:
+    scaled = ["rounds=3", "lr=0.1", "momentum=0.9", "clients=7", "batch_size=3", "method.sigma=1.0"]
+    runs = [made(tmp_path / str(seed), f"+experiment={NAME}", *scaled, f"seed={seed}") for seed in (0, 1)]
+    found = render_paper(paper_table(NAME, runs), "csv")
+    (line,) = (line for line in csv.DictReader(found.splitlines()) if line["ours"] != "—")
+    assert all(f"{setting} instead of" in line["other settings"] for setting in scaled)
+    assert line["row"].startswith("pFedCFR")
+
+
+def test_methods_that_the_paper_does_not_have(tmp_path: Path) -> None:
+    runs = [made(tmp_path / "a", "+experiment=pfedla_table1_cifar10", "method=apfl")]
+    found = paper_table("pfedla_table1_cifar10", runs).table
+    assert all(row[2] == "—" for row in found.rows)
+    assert any(str(runs[0].folder) in note and "method=apfl" in note for note in found.notes)
 
 
 def test_another_part_is_named_without_its_settings(tmp_path: Path) -> None:
