@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -65,20 +67,30 @@ def test_settings_of_rows_are_those_that_hydra_composes() -> None:
     assert alpha[0]["partition.alpha"] == 7
 
 
+SAID = {"n": "partition.n", "α": "partition.alpha"}
+"""What a label says of the partition: `FedAvg, n=3` is beside `pFedPM, n=3`."""
+
+
+def data_settings(settings: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """What decides the clients' examples and when they are evaluated, without what the label says."""
+    found = {
+        key: value
+        for key, value in settings.items()
+        if key.partition(".")[0] in ("data", "shift", "clients", "partition", "split") or key == "eval.received"
+    }
+    for name, value in re.findall(r"(\w+)=([\d.]+)", label):
+        if name in SAID:
+            assert found.pop(SAID[name]) == float(value), label
+    if settings["method"] == "fedfomo":  # needs validation examples, which the notes say
+        assert found["split.validation"] == 0.1
+        found["split.validation"] = 0
+    return found
+
+
 def test_rows_of_a_table_have_one_partition_and_split() -> None:
-    """Rows may differ where their label says so: `FedAvg, n=3` is beside `pFedPM, n=3`."""
+    tables: dict[tuple[str, bool], dict[str, Any]] = {}
     for name in PUBLISHED:
         rows = read_published(name).rows
-        columns: dict[str, dict[str, Any]] = {}
         for row, settings in zip(rows, settings_of_rows(rows), strict=True):
-            found = {
-                key: value
-                for key, value in settings.items()
-                if key.partition(".")[0] in ("data", "clients", "partition", "split")
-            }
-            if settings["method"] == "fedfomo":  # needs validation examples, which the notes say
-                assert found["split.validation"] == 0.1
-                found["split.validation"] = 0
-            assert columns.setdefault(row.label.partition(", ")[2], found) == found, (name, row.label)
-    avg, alp = (settings_of_rows(read_published(f"fedalp_table2_mnist{x}").rows[:1])[0] for x in ("_fedavg", ""))
-    assert {k: v for k, v in avg.items() if "split" in k} == {k: v for k, v in alp.items() if "split" in k}
+            found, table = data_settings(settings, row.label), name.removesuffix("_fedavg")
+            assert tables.setdefault((table, row.label.endswith(", IID")), found) == found, (name, row.label)
