@@ -72,11 +72,11 @@ SAID = {"n": "partition.n", "α": "partition.alpha"}
 
 
 def data_settings(settings: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """What decides the clients' examples and when they are evaluated, without what the label says."""
+    """What decides the clients' examples, without what the label says."""
     found = {
         key: value
         for key, value in settings.items()
-        if key.partition(".")[0] in ("data", "shift", "clients", "partition", "split") or key == "eval.received"
+        if key.partition(".")[0] in ("data", "shift", "clients", "partition", "split")
     }
     for name, value in re.findall(r"(\w+)=([\d.]+)", label):
         if name in SAID:

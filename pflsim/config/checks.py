@@ -40,6 +40,7 @@ def check(settings: Settings) -> None:
         *_sweep(settings),
         *_texts(settings),
         *_loggers(settings),
+        *_synthetic(settings),
     ]
     if problems:
         raise SettingsError("\n".join(problems))
@@ -50,6 +51,13 @@ def _loggers(settings: Settings) -> Iterator[str]:
         found = find_spec(name)
         if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name
             yield f"tracking.loggers: the package {name} is not installed: pip install 'pflsim[{name}]'"
+
+
+def _synthetic(settings: Settings) -> Iterator[str]:
+    names, test_by = settings.names, settings.split.get("test_by")
+    mixed = names.get("partition") != "by_writer" or (names.get("split") == "official" and test_by != "writers")
+    if names.get("data") == "synthetic" and mixed:
+        yield "data=synthetic has a model for each writer: set partition=by_writer split.test_by=writers"
 
 
 def check_sweep(runs: Sequence[Settings]) -> None:

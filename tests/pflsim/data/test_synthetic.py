@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
@@ -75,3 +76,14 @@ def test_a_run_has_as_many_natural_clients_as_clients() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match=f"data.{next(iter(wrong))}="):
         load(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", ["", "partition=iid split.test_by=writers", "partition=by_writer"])
+def test_clients_that_mix_models_are_refused(words: str) -> None:
+    with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=writers"):
+        check(plain(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))
+
+
+def test_merged_splits_do_not_mix_models() -> None:
+    with composing([CONFIGS]):
+        check(plain(composed(["data=synthetic", "partition=by_writer", "split=merged"], [CONFIGS])))
