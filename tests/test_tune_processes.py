@@ -116,7 +116,8 @@ def test_runs_as_tasks_on_ray_equal_those_in_this_process(tmp_path: Path, pool: 
     watcher = subprocess.Popen([
         sys.executable, "-c",
         "import os, sys, time, signal\n"
-        f"while not os.path.exists({str(tmp_path / 'long' / 'metrics.jsonl')!r}): time.sleep(0.1)\n"
+        f"path = {str(tmp_path / 'long' / 'metrics.jsonl')!r}\n"
+        "while not os.path.exists(path) or not os.path.getsize(path): time.sleep(0.1)\n"
         f"os.kill({os.getpid()}, signal.SIGINT)",
     ])  # fmt: skip
     with pytest.raises(Stopped):
