@@ -95,7 +95,7 @@ def tuned(folder: Path, run: Any, *words: str, budget: int = 7, seeds: int = 2) 
         ("search.optimizer=[sgd,adan]", "valid: adam, adamw, sgd"),
         ("search.seed=[1,2]", "search.seed"),
         ("search.data.root=[a,b]", "search.data.root"),
-        ("search.shift.groups=[1,2]", "search.shift.groups"),
+        ("search.shift=[none,rotation]", "search.shift"),
         ("search.faults.dropout=[0,0.5]", "search.faults.dropout"),
         ("search.ditto.lam=[0.1,1]", "ditto is not among"),
         ("search.lr=0.1,0.2", "search.lr"),
