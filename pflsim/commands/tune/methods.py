@@ -92,6 +92,8 @@ def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
             advice = several if key.partition(".")[0] in FIXED else f"{several}; search them: search.{key}=[...]"
             raise SettingsError(f"{line}: {FORM if key.startswith(SEARCH) else advice}")
         elif key.startswith(SEARCH):
+            if key.removeprefix(SEARCH) in given:
+                raise SettingsError(f"{line}: {key} is given twice")
             given[key.removeprefix(SEARCH)] = override.value()
         else:
             others.append(line)

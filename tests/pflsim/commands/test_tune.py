@@ -87,6 +87,7 @@ def tuned(folder: Path, run: Any, *words: str, budget: int = 7, seeds: int = 2) 
         ("search.lr=0.1", "search.lr"),
         ("search.lr=[]", "search.lr"),
         ("search.lr=[0.1,0.1]", "search.lr"),
+        ("search.lr=[0.1,0.2] search.lr=[0.1,0.3]", "twice"),
         ("search.lr=[0.1,-1]", "lr=-1"),
         ("search.lr={low:0,high:1}", "lr=0"),
         ("search.lrr=[1,2]", "did you mean lr"),
@@ -107,7 +108,7 @@ def tuned(folder: Path, run: Any, *words: str, budget: int = 7, seeds: int = 2) 
 )
 def test_spaces_are_checked_before_anything_runs(word: str, named: str) -> None:
     with composing([CONFIGS]), pytest.raises(SettingsError) as error:
-        methods_of([*WORDS, word], [CONFIGS])
+        methods_of([*WORDS, *word.split(" ")], [CONFIGS])
     assert named.lower() in str(error.value).lower()
 
 
