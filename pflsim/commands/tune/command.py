@@ -30,8 +30,8 @@ method reports, in its best round, is chosen; test data play no part. Its settin
 on, and these runs are compared.
 
 search.KEY=SPACE replaces or adds a space of all methods, search.METHOD.KEY=SPACE one of a setting of a method. SPACE is
-a list of choices (of one: the setting is fixed), {{low:L,high:H}} or {{low:L,high:H,log:true}} (whole numbers if L and H
-are), or null: no search.
+a list of choices (of one: the setting is fixed), {{low:L,high:H}} or {{low:L,high:H,log:true}} (whole numbers if L and
+H are), or null: no search.
 
 Each run has a process of its own; sweep.parallel=N is how many work at the same time (default: one per CPU and 2 GiB of
 free memory). With ray_address=auto, runs are tasks on a Ray cluster, and DIR must be on a file system that all nodes
