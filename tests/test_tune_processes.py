@@ -20,7 +20,7 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import is_complete, run_lock
+from pflsim.run_folder.folder import LOCK, is_complete, run_lock
 
 SMALL = (
     "method=fedavg",
@@ -62,12 +62,12 @@ def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pyt
 def test_settings_that_cannot_be_run_begin_no_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistake that only the data or the model shows costs no trial."""
+    """A mistake that only the data or the model shows costs no trial, and a corrected command can take the folder."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["tune", "method=fedavg", "clients=3", "rounds=1", "model=cnn", "--into", "study"]) == 2
     said = capsys.readouterr()
     assert "fedavg: " in said.err and "images" in said.err and "trial" not in said.out
-    assert not (tmp_path / "study" / "tuned.json").exists()
+    assert {file.name for file in (tmp_path / "study").iterdir()} <= {LOCK}
 
 
 def result(folder: Path) -> dict[str, Any]:
