@@ -94,7 +94,7 @@ class PaperTable:
     Args:
         table: in percent.
         deviations: what differs from the paper's settings, by row of the table.
-        missing: the labels of rows without a run, by the command that makes the run.
+        missing: the labels of rows without a run with the settings of the paper, by the command that makes it.
     """
 
     table: Table
@@ -172,7 +172,7 @@ def render_paper(found: PaperTable, kind: Format) -> str:
     if found.missing and kind != "latex":
         fence = ["```"] if kind == "markdown" else []
         commands = [line for command, labels in found.missing.items() for line in (f"# {'; '.join(labels)}", command)]
-        lines += ["", "rows without a run:", *fence, *commands, *fence]
+        lines += ["", "rows without a run with the settings of the paper:", *fence, *commands, *fence]
     return "\n".join(lines)
 
 
