@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflsim.config.checks import check
 from pflsim.config.compose import composing, config_folders, quoted
 from pflsim.config.installation import program
 from pflsim.errors import RunError
@@ -21,13 +22,14 @@ EXAMPLES = """examples:
   {program} tune method=local,fedavg,ditto rounds=50 --into tuned
   {program} tune method=fedavg,ditto 'search.lr=[0.01,0.1]' --trials 20 --seeds 5 --into tuned
   {program} tune method=fedprox,ditto 'search.ditto.lam={{low:0.1,high:10,log:true}}' --into tuned
+  {program} tune method=fedavg,ditto rounds=40 --rounds 200 --into tuned    short trials, long runs
   {program} tune tuned                                     continue a study that was stopped
 
 Every method gets the same number of trials, all with seed=N. The first has the values of the command line, and else the
 method's defaults; Optuna suggests the others from the space of all methods (lr from 0.001 to 1, on a log scale) and
 from the block `search:` in the method's file. The trial with the best mean validation accuracy of the model that the
 method reports, in its best round, is chosen; test data play no part. Its settings then run with the seeds from N+1
-on, and these runs are compared.
+on, for --rounds if that is given, and these runs are compared.
 
 search.KEY=SPACE replaces or adds a space of all methods, search.METHOD.KEY=SPACE one of a setting of a method. SPACE is
 a list of choices (of one: the setting is fixed), {{low:L,high:H}} or {{low:L,high:H,log:true}} (whole numbers if L and
@@ -62,11 +64,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings, or the folder of a study")
     add("--trials", type=_positive, metavar="N", help="trials of each method; default: 12")
     add("--seeds", type=_positive, metavar="N", help="runs of the chosen values, with the seeds after that; default: 3")
+    add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, metavar="DIR", help="folder of the study: its runs, tuned.json and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
     options = parser.parse_intermixed_args(arguments)
     continued = len(options.settings) == 1 and "=" not in options.settings[0]
-    if continued and (options.trials or options.seeds or options.into or options.config_dir):
+    if continued and (options.trials or options.seeds or options.rounds or options.into or options.config_dir):
         parser.error("tune DIR continues a study with its own settings; leave out the others")
     if not continued and options.into is None:
         parser.error("the following arguments are required: --into DIR")
@@ -84,14 +87,14 @@ def _tune(options: argparse.Namespace) -> None:
 
     check_installed()
     words, config_dirs = [quoted(text) for text in options.settings], options.config_dir
-    folder, trials, seeds = options.into, options.trials or 12, options.seeds or 3
+    folder, trials, seeds, rounds = options.into, options.trials or 12, options.seeds or 3, options.rounds
     if folder is None:
         from pflsim.commands.tune.study import read_study
 
         folder = Path(words[0])
         saved = read_study(folder)
         words, config_dirs = saved["command"]["words"], saved["command"]["config_dirs"]
-        trials, seeds = saved["plan"]["trials"], len(saved["plan"]["seeds"])
+        trials, seeds, rounds = saved["plan"]["trials"], len(saved["plan"]["seeds"]), saved["plan"].get("rounds")
     folders = config_folders(config_dirs)
     with composing(folders):
         from pflsim.commands.tune.methods import methods_of
@@ -101,7 +104,10 @@ def _tune(options: argparse.Namespace) -> None:
         from pflsim.commands.tune.study import Study
 
         after = tuple(range(first.seed + 1, first.seed + 1 + seeds))
-        _run(Study(folder, tuple(words), tuple(config_dirs), methods, trials, first.seed, after))
+        study = Study(folder, tuple(words), tuple(config_dirs), methods, trials, first.seed, after, rounds)
+        for method in methods:
+            check(method.settings(study.run_values))
+        _run(study)
 
 
 def _run(study: Study) -> None:

@@ -71,6 +71,7 @@ class Study:
         budget: trials of each method.
         seed: of all trials.
         seeds: of the runs of the chosen values.
+        rounds: of these runs; None: as many as the trials have.
     """
 
     folder: Path
@@ -80,6 +81,12 @@ class Study:
     budget: int
     seed: int
     seeds: tuple[int, ...]
+    rounds: int | None = None
+
+    @property
+    def run_values(self) -> dict[str, Any]:
+        """Settings that the runs of the chosen values have and the trials do not."""
+        return {} if self.rounds is None else {"rounds": self.rounds}
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -88,6 +95,7 @@ class Study:
             "trials": self.budget,
             "seed": self.seed,
             "seeds": list(self.seeds),
+            "rounds": self.rounds,
             "batch": BATCH,
             "methods": [method.name for method in self.methods],
             "space": {m.name: {key: as_plain(found) for key, found in m.space.items()} for m in self.methods},
@@ -241,7 +249,7 @@ def run_chosen(study: Study, trials: Sequence[Trial], run: Runs) -> tuple[list[P
             failed.append(f"{method.name}: all trials failed, so it has no runs")
             continue
         for seed in study.seeds:
-            own = {"seed": seed, "run_dir": str(study.run_folder(method.name, seed))}
+            own = {**study.run_values, "seed": seed, "run_dir": str(study.run_folder(method.name, seed))}
             runs.append(method.settings({**trial.values, **own}))
     for number, reason in run(runs) if runs else ():
         folder = Path(str(runs[number].run_dir))

@@ -22,13 +22,14 @@ def tuning_table(study: Study, trials: Sequence[Trial]) -> Table:
         values = chosen and ", ".join(f"{key} {written(value)}" for key, value in chosen.values.items())
         score = NONE if chosen is None else f"{chosen.accuracy:.4f}"
         rows.append((method.name, count, described(method.space), values or NONE, score))
+    long = "" if study.rounds is None else f"; for {study.rounds} rounds"
     notes = (
         f"trials: at most {study.budget} of each method, with seed {study.seed}; the first has the values of the "
         "command line and the method's defaults, or the nearest ones of the space",
         "space: whole ranges and lists from the files of the methods and the command line; values are suggested by "
         "Optuna (TPE)",
         "validation accuracy: mean over clients, of the reported model in the trial's best round by validation",
-        f"the chosen values run with seeds that no trial has used: {numbers(study.seeds)}",
+        f"the chosen values run with seeds that no trial has used: {numbers(study.seeds)}{long}",
         *(f"commit {c['commit']}{', with uncommitted changes' * bool(c['dirty'])}" for c in study.code if c["commit"]),
         *(f"failed: {t.method} trial {t.number + 1}: {t.failed}" for t in trials if t.failed),
     )

@@ -306,6 +306,25 @@ def test_the_tables(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["seed"] not in plan["seeds"] and len(plan["seeds"]) == len(set(plan["seeds"]))
 
 
+def test_runs_of_the_chosen_values_may_be_longer(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[Settings]()
+    monkeypatch.setattr(processes, "run_side_by_side", fake(ran=ran))
+    command = ["tune", *WORDS, "rounds=4", "search.fedprox.mu=null", "search.lr=[0.1,0.02]", "--into", "study"]
+    assert cli.main([*command, "--rounds", "9"]) == 0
+    trials, runs = ran[:4], ran[4:]
+    assert {one.rounds for one in trials} == {4} and {one.seed for one in trials} == {0}
+    assert [(one.rounds, one.lr, one.seed) for one in runs] == [(9, 0.02, seed) for seed in (1, 2, 3)] * 2
+    assert "9 rounds" in (faked / "tuned.md").read_text()
+    assert cli.main(["tune", "study"]) == 0 and ran[-1].rounds == 9
+    assert cli.main(command) == 2
+    assert cli.main([*command, "--rounds", "8"]) == 2
+
+
+def test_rounds_that_a_method_refuses_begin_no_study(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", *WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20", "--into", "study"]) == 2
+    assert "trace.rounds" in capsys.readouterr().err and not faked.exists()
+
+
 def test_a_method_without_a_result_is_an_error(faked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", *WORDS, "lr=0.5", "search.lr=null", "--trials", "2", "--into", "study"]) == 1
     assert "local" in capsys.readouterr().err
