@@ -105,7 +105,7 @@ def _tune(options: argparse.Namespace) -> None:
 
         after = tuple(range(first.seed + 1, first.seed + 1 + seeds))
         study = Study(folder, tuple(words), tuple(config_dirs), methods, trials, first.seed, after, rounds)
-        for method in methods:
+        for method in methods if rounds else ():  # `methods_of` has checked the rounds of the trials
             check(method.settings(study.run_values))
         _run(study)
 
