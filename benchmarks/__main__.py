@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     trial = given.quick or bool(given.ways)  # incomplete figures do not go into the docs
     path, results = (OUT / "trial.json", Results({}, {})) if trial else (FIGURES, Results.read(FIGURES))
-    results.environment.update({"versions": versions(), "machine": {**machine(), "cpu": _processor()}})
+    results.environment.update({"versions": versions(), "machine": machine()})
     measured = code()  # before writing the page, which changes the repository
     failed: list[tuple[str, str, str]] = []
     for name in given.cases:
@@ -82,12 +82,6 @@ def _measure(case: Case, given: argparse.Namespace, measured: dict[str, Any]) ->
         found[way] = {**done, **head}
         print(f"  {WAYS[way]}: {_brief(done)}", flush=True)
     return found
-
-
-def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the processor."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _brief(done: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ def machine(results: Results) -> str:
     rows = {
         "commit": ", ".join(sorted(commits)),
         "date": ", ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
-        "processor": f"{machine['cpu']}, {machine['cpus_usable']} cores",
+        "processor": f"{machine['processor']}, {machine['cpus_usable']} cores",
         "memory": f"{machine['memory_mb'] / 1e3:.0f} GB",
         "versions": ", ".join(f"{name} {versions[name]}" for name in PACKAGES),
         **rates,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 HEAD = {"at": "2026-01-02T03:04:05+00:00", "commit": "0123456789", "dirty": False, "rates": {"one": 50.0, "two": 100.0}}
 ENVIRONMENT = {
-    "machine": {"cpu": "a processor", "cpus_usable": 2, "memory_mb": 8000},
+    "machine": {"processor": "a processor", "cpus_usable": 2, "memory_mb": 8000},
     "versions": dict.fromkeys(("python", "torch", "lightning", "ray", "numpy"), "1"),
 }
 

@@ -41,7 +41,7 @@ class Checkpoint:
         header: the settings of the run, e.g. method, model, seed.
         score: mean validation accuracy of the reported model after the round; None if unknown.
         files: the size in bytes and the SHA-256 of every file by name.
-        versions: of pflsim and torch; None if a package is not installed.
+        versions: of pflsim and torch (None if a package is not installed), and the processor.
     """
 
     path: Path
@@ -91,9 +91,9 @@ class Checkpoint:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of pflsim and torch."""
+    """Return the versions of pflsim and torch, and the processor."""
     found = environment.versions()
-    return {name: found[name] for name in ("pflsim", "torch")}
+    return {"pflsim": found["pflsim"], "torch": found["torch"], "processor": environment.processor()}
 
 
 def name_of(checkpoint: Path) -> str:

@@ -115,7 +115,7 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     Args:
         checkpoint: the checkpoint.
         header: the header that the run writes to its own checkpoints.
-        report: called with one line for each package version that differs, which may change the last bits of results.
+        report: called with one line for each version that differs, and for another processor: the last bits may differ.
 
     Raises:
         SettingsError: the headers differ; names every difference.
@@ -129,7 +129,7 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
         what = f"{name_of(checkpoint.path)}, which was saved with {theirs}"
         raise SettingsError(f"the run cannot resume from {what}: this run has {ours}")
     for name, version in versions().items():
-        other = checkpoint.versions.get(name)
+        other = checkpoint.versions.get(name, version)
         if other != version:
             report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")
 

@@ -251,8 +251,8 @@ def test_a_header_of_lists_is_compared_as_json_has_it(tmp_path: Path) -> None:
     check_header(checkpoint, header, pytest.fail)
 
 
-def test_another_version_is_a_warning(folder: Path) -> None:
-    change = {"torch": "1.0", "pflsim": "0.0"}
+def test_another_version_or_processor_is_a_warning(folder: Path) -> None:
+    change = {"torch": "1.0", "pflsim": "0.0", "processor": "Other, AVX2"}
     own = json.loads((folder / "round_0010" / "meta.json").read_text())["versions"]
     rewrite(folder / "round_0010", lambda content: content["versions"].update(change), sign=True)
     checkpoint, _ = newest(folder)
@@ -263,7 +263,15 @@ def test_another_version_is_a_warning(folder: Path) -> None:
     assert said == [
         f"the run was saved with pflsim 0.0 and resumes with {own['pflsim']}: {end}",
         f"the run was saved with torch 1.0 and resumes with {own['torch']}: {end}",
+        f"the run was saved with processor Other, AVX2 and resumes with {own['processor']}: {end}",
     ]
+
+
+def test_a_checkpoint_that_names_no_processor_resumes_without_a_warning(folder: Path) -> None:
+    rewrite(folder / "round_0010", lambda content: content["versions"].pop("processor"), sign=True)
+    checkpoint, _ = newest(folder)
+    assert checkpoint is not None
+    check_header(checkpoint, HEADER, pytest.fail)
 
 
 def test_a_setting_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:

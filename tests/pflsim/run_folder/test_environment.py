@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import pflsim
-from pflsim.run_folder.environment import code, gpu_names, gpu_software, usable_cpus, write_environment
+from pflsim.run_folder.environment import code, gpu_names, gpu_software, processor, usable_cpus, write_environment
 
 
 def git(folder, *arguments):
@@ -35,6 +35,15 @@ def test_cpus_of_this_process_and_of_a_system_that_cannot_limit_them(monkeypatch
     assert usable_cpus() == 3
     monkeypatch.delattr(os, "sched_getaffinity")
     assert usable_cpus() == (os.cpu_count() or 1)
+
+
+def test_the_processor_is_its_model_and_the_instructions_that_torch_uses(tmp_path, monkeypatch):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nmodel name\t: Fast CPU @ 2 GHz\nprocessor\t: 1\nmodel name\t: Fast CPU @ 2 GHz\n")
+    assert processor(info) == f"Fast CPU @ 2 GHz, {torch.backends.cpu.get_cpu_capability()}"
+    monkeypatch.delitem(sys.modules, "torch")
+    assert processor(info) == "Fast CPU @ 2 GHz"
+    assert processor(tmp_path / "none"), "a system without this file has a name for its architecture"
 
 
 def test_versions_are_read_without_importing_anything():
