@@ -93,7 +93,7 @@ def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
     tenth = math.ceil(len(accuracies) / 10)
     return AccuracyStats(
         clients=len(accuracies),
-        mean=float(accuracies.mean()),
+        mean=_mean(correct.tolist(), total.tolist()),
         weighted_mean=int(correct.sum()) / int(total.sum()),
         std=float(accuracies.std()),
         median=float(np.median(accuracies)),
@@ -102,6 +102,12 @@ def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
         loss=float((loss / total).mean()),
         metrics={name: float(np.mean([row.metrics[name] for row in counted])) for name in counted[0].metrics},
     )
+
+
+def _mean(correct: Sequence[int], total: Sequence[int]) -> float:
+    """Return the mean of correct / total, correctly rounded, so that equal means of two rounds are equal numbers."""
+    common = math.lcm(*total)
+    return sum(c * (common // t) for c, t in zip(correct, total, strict=True)) / (common * len(total))
 
 
 def rows_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, list[EvalRow]]:

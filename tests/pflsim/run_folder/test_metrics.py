@@ -1,5 +1,6 @@
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     rates = kept[:, 0] / kept[:, 1]
     ordered, tenth = sorted(rates), -(-len(rates) // 10)
     assert stats.clients == len(kept)
-    assert stats.mean == pytest.approx(np.average(rates))
+    assert stats.mean == float(sum(Fraction(int(c), int(t)) for c, t in kept[:, :2]) / len(kept))
     assert stats.weighted_mean == pytest.approx(np.average(rates, weights=kept[:, 1]))
     assert stats.std == pytest.approx(math.sqrt(np.average((rates - rates.mean()) ** 2)), abs=1e-12)
     assert stats.median == pytest.approx(np.percentile(rates, 50))
@@ -51,6 +52,16 @@ def test_the_numbers_of_a_small_example_by_hand():
     assert stats.std == pytest.approx(np.sqrt(((0.25 - 2 / 3) ** 2 + (0.75 - 2 / 3) ** 2 + (1 - 2 / 3) ** 2) / 3))
     assert (stats.worst_decile, stats.best_decile) == (0.25, 1.0)
     assert stats.loss == pytest.approx((0.5 + 1 + 1) / 3)
+
+
+def test_equal_means_are_equal_numbers():
+    halves = accuracy_stats(rows_of([(10, 20, 0.0)] * 20))
+    tenths = [0, 2, 2, 4, 6, 6, 8, 8, 10, 10, 10, 10, 12, 12, 14, 14, 16, 18, 18, 20]
+    assert sum(tenths) == 200
+    spread = accuracy_stats(rows_of([(count, 20, 0.0) for count in tenths]))
+    thirds = accuracy_stats(rows_of([(1, 3, 0.0), (2, 3, 0.0), *[(10, 20, 0.0)] * 18]))
+    assert halves is not None and spread is not None and thirds is not None
+    assert halves.mean == spread.mean == thirds.mean == 0.5
 
 
 @pytest.mark.parametrize(("clients", "worst"), [(10, 1), (11, 2), (20, 2), (21, 3), (30, 3)])
