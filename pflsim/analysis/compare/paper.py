@@ -131,8 +131,8 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     unused = _assign(runs, rows, settings_of_rows(published.rows, configs), name) if runs else {}
     cells, deviations = list[tuple[str, ...]](), list[Sequence[str]]()
     missing: dict[str, list[str]] = {}
-    used = [run for row in rows for found in (row.runs, *row.deviating.values()) for run in found.values()]
-    both = any((run.config.get("eval") or {}).get("received") for run in used)
+    used = [found for row in rows for found in (row.runs, *row.deviating.values())]
+    both = any((run.config.get("eval") or {}).get("received") for found in used for run in found.values())
     shared = _shared([why for row in rows for why in row.deviating])
     for row in rows:
         if row.runs or not row.deviating:
@@ -149,7 +149,7 @@ def paper_table(name: str, runs: Sequence[Run], configs: Path = CONFIGS) -> Pape
     starred = [f"* with {', '.join(shared)}"] if shared else []
     notes = (
         *starred,
-        *_notes(published, rows, both),
+        *_notes(published, used, both),
         *(f"not used: {folder}: {why}" for folder, why in unused.items()),
     )
     oracle = "\n(oracle)" * (published.round == "best_test_oracle")
@@ -256,15 +256,15 @@ def _spread(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _notes(published: Published, rows: Sequence[_Row], both: bool) -> Iterator[str]:
-    """Yield what the values are."""
+def _notes(published: Published, used: Sequence[Mapping[int, Run]], both: bool) -> Iterator[str]:
+    """Yield what the values are; `used` holds the runs of each line by seed."""
     yield "accuracy in percent: mean over clients, of the method's reported model or the one that the row names"
     yield f"round: {CHOSEN[published.round]}"
     if both:
         yield "received, trained: the same model in the same round, before and after local training"
-    if any(len(row.runs) > 1 for row in rows):
+    if any(len(runs) > 1 for runs in used):
         yield "± of ours: sample standard deviation over seeds"
-    every = {run.folder.name: run_settings(run)["eval.every"] for row in rows for run in row.runs.values()}
+    every = {run.folder.name: run_settings(run)["eval.every"] for runs in used for run in runs.values()}
     sparse = ", ".join(f"{name}: every {n} rounds" for name, n in every.items() if n > 1)
     if published.round == "best_test_oracle" and sparse:
         yield f"ours chooses among evaluated rounds only ({sparse})"

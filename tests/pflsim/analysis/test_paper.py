@@ -167,6 +167,13 @@ def test_deviations_that_several_lines_share_are_a_note(tmp_path: Path) -> None:
     assert found.notes[0].startswith("* with") and "lr=0.1 instead of 0.01, rounds=3 instead of 600" in found.notes[0]
 
 
+def test_notes_are_about_lines_with_other_settings_too(tmp_path: Path) -> None:
+    other = [f"+experiment={NAME}", "rounds=20", "eval.every=5"]
+    notes = paper_table(NAME, [made(tmp_path / str(seed), *other, f"seed={seed}") for seed in (0, 1)]).table.notes
+    assert any("sample standard deviation over seeds" in note for note in notes)
+    assert any("1: every 5 rounds" in note for note in notes)
+
+
 def test_csv_names_all_deviations(tmp_path: Path) -> None:
     scaled = ["rounds=3", "lr=0.1", "momentum=0.9", "clients=7", "batch_size=3", "method.sigma=1.0"]
     runs = [made(tmp_path / str(seed), f"+experiment={NAME}", *scaled, f"seed={seed}") for seed in (0, 1)]
