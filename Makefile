@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: run test test-all test-slow gpu-check bench soak docs check format clean
+.PHONY: run test test-all test-slow gpu-bundle gpu-check bench soak docs check format clean
 .DEFAULT_GOAL := run
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -25,7 +25,10 @@ test-all: .venv/.installed  ## all tests
 test-slow: .venv/.installed  ## what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-gpu-check: .venv/.installed  ## check a GPU, into docs/gpu.md
+gpu-bundle: .venv/.installed  ## what benchmarks/gpu_check.sh needs on a machine without network, into gpu-bundle/
+	PYTHON=$(BIN)/python bash benchmarks/gpu_bundle.sh
+
+gpu-check: .venv/.installed  ## check a GPU of this machine: docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 bench: .venv/.installed  ## how fast it is, into docs/performance.md: make bench ARGS="--root DIR --cases mlp-20,cnn-20"

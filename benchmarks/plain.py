@@ -34,13 +34,14 @@ def train_client(model: nn.Module, loader: Loader, training: Training, smallest:
     optimizer = torch.optim.SGD(model.parameters(), training.lr, training.momentum, weight_decay=training.weight_decay)
     criterion = nn.CrossEntropyLoss()
     model.train()
+    device = next(model.parameters()).device
     steps = examples = 0
     for _ in range(training.local_epochs):
         for inputs, labels in loader:
             if len(labels) < smallest:
                 continue
             optimizer.zero_grad()
-            loss = criterion(model(inputs), labels)
+            loss = criterion(model(inputs.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
             steps, examples = steps + 1, examples + len(labels)
@@ -62,21 +63,22 @@ def average(states: Sequence[State], sizes: Sequence[int]) -> State:
 def evaluate(model: nn.Module, loader: Loader) -> tuple[int, int]:
     """Return the numbers of correct and of all test examples."""
     model.eval()
+    device = next(model.parameters()).device
     correct = total = 0
     with torch.no_grad():
         for inputs, labels in loader:
-            correct += int((model(inputs).argmax(1) == labels).sum())
+            correct += int((model(inputs.to(device)).argmax(1) == labels.to(device)).sum())
             total += len(labels)
     return correct, total
 
 
 class PlainLoop:
-    """Holds the server's model and the data loaders of all clients."""
+    """Holds the server's model, on the device, and the data loaders of all clients."""
 
-    def __init__(self, prepared: PreparedRun):
+    def __init__(self, prepared: PreparedRun, device: str = "cpu"):
         torch.manual_seed(prepared.settings.seed)
         module = prepared.factory.build()
-        self.server: nn.Module = module.net
+        self.server: nn.Module = module.net.to(device)
         self.training, self.smallest = prepared.factory.training, module.smallest_batch
         batch_size, clients = self.training.batch_size, range(prepared.partition.clients)
         self.clients = [loaders(prepared.dataset, prepared.partition, c, batch_size) for c in clients]

@@ -333,6 +333,8 @@ class ClientModule(LightningModule):
 
         terms, gradients = self.gradients(evaluate, start, len(labels))
         for parameter, value, gradient in zip(parameters, start, gradients, strict=True):
+            if gradient is not None and gradient.stride() != value.stride():
+                gradient = torch.empty_like(value).copy_(gradient)  # fused optimisers assume equal strides
             parameter.data, parameter.grad = value, gradient
         # clone: a term may be a parameter, which the step changes
         return {name: value.detach().clone() for name, value in terms.items()}

@@ -1,33 +1,57 @@
-"""The checks for GPUs, tried on the CPU."""
+"""The check of a GPU, tried on the CPU."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
-import torch
 
-from benchmarks import gpu_check
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_check.main([]) == 0
-    assert capsys.readouterr().out.startswith("no GPU")
+from benchmarks.cases import ROOT
+from benchmarks.gpu_check import __main__ as gpu_check
+from benchmarks.gpu_check import memory
 
 
-def test_a_check_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check, "METHODS", ["fedavg"])
-    assert gpu_check.main(["--device", "cpu", "--only", "lockstep"]) == 0
-    assert "ok" in capsys.readouterr().out
-    monkeypatch.setattr(gpu_check, "difference", lambda one, other: 1e-3)
-    assert gpu_check.main(["--device", "cpu", "--only", "lockstep"]) == 1
-    assert "FAILED  AssertionError: 0.001" in capsys.readouterr().out
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_a_check_that_fails_does_not_stop_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> str:
+        raise RuntimeError("wrong")
+
+    monkeypatch.setattr(memory, "checks", lambda device: [("first", fails), ("second", lambda: "fine")])
+    assert gpu_check.main(["--part", "3", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert [(row["check"], row["result"]) for row in results(tmp_path)[1:]] == [("first", "FAILED"), ("second", "ok")]
+    monkeypatch.setattr(memory, "checks", lambda device: [("first", lambda: "mended")])
+    assert gpu_check.main(["--part", "3", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    gpu_check.main(["--page", str(tmp_path / "results.jsonl")])
+    page = capsys.readouterr().out  # the newest result of each check
+    assert "| first | ok | mended |" in page and "FAILED" not in page and "| second | ok |" in page
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(gpu_check.CHECKS))
-def test_every_check_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(gpu_check, "METHODS", ["fedavg", "pfedpm"])
-    assert gpu_check.main(["--device", "cpu", "--only", name]) == 0
-    anywhere = {"every method", "equal to the cpu", "precision", "lockstep and loop", "repeated to the bit", "speed"}
-    anywhere |= {"replayed steps", "alone or in company"}
-    assert ("skipped" in capsys.readouterr().out) == (name not in anywhere)
+def test_every_part_without_ray(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('refused')")
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path)]
+    paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    # of part 1 one method, since all methods take the same path
+    for more in (["--parts", "1", "--only", "pfedpm,precisions"], ["--parts", "2,3,4"]):
+        done = subprocess.run([*command, *more, "--seconds", "900"], cwd=ROOT, env={**os.environ, **paths})
+        assert done.returncode == 0
+    found = results(tmp_path)
+    assert {row["part"] for row in found} == {1, 2, 3, 4}
+    assert {row["check"] for row in found if row["result"] == "skipped"} == {"mlp, waits", "on Ray, 4 actors"}
+
+
+def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    arguments = ["--parts", "3", "--device", "cpu", "--seconds", "0.1", "--out", str(tmp_path)]
+    assert gpu_check.main(arguments) == 1
+    assert [row["result"] for row in results(tmp_path)] == ["FAILED"]

@@ -389,3 +389,22 @@ def test_a_phase_outside_the_schedule_trains_its_parameters() -> None:
     torch.manual_seed(5)
     train(other, examples(), torch.default_generator)
     assert all(torch.equal(value, values(other)[name]) for name, value in values(module).items())
+
+
+# Memory formats
+
+
+def test_gradients_of_another_memory_format() -> None:
+    """A term of contiguous tensors gives a channels_last parameter contiguous gradients; the step is the same."""
+
+    class Pulled(ClientModule):
+        def objective(self, batch: Batch) -> Terms:
+            return {"pull": (self.net.get_parameter("body.0.weight") * pull).sum()}
+
+    torch.manual_seed(0)
+    pull = torch.randn(2, 3, 2, 2)
+    net = Net(nn.Sequential(nn.Conv2d(3, 2, 2), nn.Flatten()), nn.Linear(8, 2), (8,), 2)
+    module = Pulled(net, Training(lr=0.5)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before = net.get_parameter("body.0.weight").detach().clone()
+    module.optimise((torch.zeros(1, 3, 3, 3), torch.zeros(1, dtype=torch.int64)), module.make_step(Phase()))
+    torch.testing.assert_close(net.get_parameter("body.0.weight").detach(), before - 0.5 * pull)

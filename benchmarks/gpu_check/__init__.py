@@ -1,0 +1,1 @@
+"""Checks a GPU in minutes, on a machine without network: see docs/gpu.md."""

@@ -1,0 +1,151 @@
+"""Part 2: seconds of a round: the loop, stacks, CUDA graphs, a plain PyTorch loop, and a process for each client."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from copy import deepcopy
+from functools import partial
+from multiprocessing.connection import Connection
+
+import torch
+from torch import nn
+
+from benchmarks.cases import COMMON
+from benchmarks.gpu_check.runs import Check, Skipped, evaluate, made, seconds_of, started, train_round
+from benchmarks.plain import Loader, PlainLoop, State, average, train_client
+from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.training import Training
+from pflsim.engine.execution import TrainTask
+from ray_actors.hosts.inline import InlineExecutor
+from ray_actors.prepare import PreparedRun
+
+NETS = {"mlp": "model=mlp", "cnn": "model=cnn"}
+AIMS = {("mlp", 100): 0.12, ("cnn", 100): 0.5}
+"""Seconds of a round on an H100."""
+WAYS = {"graph": ("lockstep=true", True), "stack": ("lockstep=true", False), "loop": ("lockstep=false", False)}
+"""The settings of each way, and whether its steps are replayed."""
+
+
+def checks(device: str) -> list[Check]:
+    """Return the checks, the most important ones first."""
+    few, many = (2, 4) if device == "cpu" else (20, 100)
+    cases = [(net, count) for count in (many, few) for net in NETS]
+    ways = [(net, count, way) for net, count in cases for way in WAYS]
+    return [
+        *((f"{net}, {count} clients, {way}", partial(ours, device, net, count, way)) for net, count, way in ways),
+        *((f"{net}, {count} clients, plain loop", partial(plain, device, net, count)) for net, count in cases),
+        ("mlp, kernels of a step", partial(kernels, device)),
+        ("mlp, waits", partial(waits, device)),
+        *((f"{net}, {few} clients, a process each", partial(processes, device, net, few)) for net in NETS),
+    ]
+
+
+def workload(device: str, net: str, clients: int, *more: str) -> PreparedRun:
+    """Return the run of a net in `make bench`, with random images."""
+    examples = 700 if device == "cpu" else 70_000
+    gpus = "placement.gpus=0" if device == "cpu" else "placement.gpus=1"  # decides which clients form a stack
+    return made(*COMMON, NETS[net], f"clients={clients}", f"data.examples={examples}", "local_epochs=1", gpus, *more)
+
+
+def warmed(device: str, run: PreparedRun, replay: bool) -> InlineExecutor:
+    """Return an executor that has trained and evaluated a round."""
+    executor = started(run, device)
+    executor.host.locksteps = {v: Lockstep(m, replay) for v, m in executor.host.modules.items()}
+    train_round(executor, 1)
+    evaluate(executor)
+    return executor
+
+
+def ours(device: str, net: str, clients: int, way: str) -> str:
+    """Measure rounds of the inline executor."""
+    setting, replay = WAYS[way]
+    executor = warmed(device, workload(device, net, clients, setting), replay)
+    rounds = (2,) if way == "loop" else (2, 3, 4)
+    trained = min(seconds_of(partial(train_round, executor, number), device) for number in rounds)
+    evaluated = min(seconds_of(partial(evaluate, executor), device) for _ in rounds)
+    aim = f", aim {AIMS[net, clients]}" if way == "graph" and (net, clients) in AIMS else ""
+    return f"{trained + evaluated:.3f} s{aim} (train and fuse {trained:.3f}, evaluate {evaluated:.3f})"
+
+
+def plain(device: str, net: str, clients: int) -> str:
+    """Measure a round of the plain loop after one client's training."""
+    loop = PlainLoop(workload(device, net, clients, "lockstep=false"), device)
+    train_client(deepcopy(loop.server), loop.clients[0][0], loop.training, loop.smallest)
+    done, _ = loop.round()
+    trained = done["train"] + done["fuse"]
+    return f"train and fuse {trained:.3f} s, evaluate {done['evaluate']:.3f}"
+
+
+def processes(device: str, net: str, clients: int) -> str:
+    """Measure a round in which every client is a process that trains a plain loop."""
+    loop = PlainLoop(workload(device, net, clients, "lockstep=false"), device)
+    spawn, pipes = multiprocessing.get_context("spawn"), list[Connection]()
+    workers = []
+    for train, _ in loop.clients:
+        here, there = spawn.Pipe()
+        given = there, loop.server.to("cpu"), train, loop.training, loop.smallest, device
+        workers.append(spawn.Process(target=_serve, args=given, daemon=True))
+        workers[-1].start()
+        pipes.append(here)
+
+    def one_round() -> None:
+        state = loop.server.state_dict()
+        for pipe in pipes:
+            pipe.send(state)
+        loop.server.load_state_dict(average([pipe.recv() for pipe in pipes], loop.sizes))
+
+    try:
+        first = seconds_of(one_round, "cpu")
+        found = [seconds_of(one_round, "cpu") for _ in range(2)]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return f"train and fuse {min(found):.3f} s, first round with the start of the processes {first:.1f}"
+
+
+def _serve(pipe: Connection, model: nn.Module, loader: Loader, training: Training, smallest: int, device: str) -> None:
+    """Train the received model, and send the result, until the pipe is closed."""
+    torch.set_num_threads(1)
+    model.to(device)
+    while True:
+        state: State = pipe.recv()
+        model.load_state_dict(state)
+        train_client(model, loader, training, smallest)
+        pipe.send({name: value.cpu() for name, value in model.state_dict().items()})
+
+
+def kernels(device: str) -> str:
+    """Count what one step of a stack starts: kernels on a GPU, operations on a CPU."""
+    kind = torch.profiler.ProfilerActivity.CPU if device == "cpu" else torch.profiler.ProfilerActivity.CUDA
+    found = []
+    for name, replay in (("in turn", False), ("replayed", True)):
+        run = made("method=fedavg", "model=mlp", "lockstep_clients=6", "local_steps=64")
+        executor = warmed(device, run, replay)
+        sent = executor.send(range(6))
+        with torch.profiler.profile(activities=[kind]) as profile:
+            executor.run(TrainTask(2), sent)
+        word = "aten::" if device == "cpu" else "LaunchKernel"
+        started_ones = sum(event.count for event in profile.key_averages() if word in event.key)
+        found.append(f"{started_ones / 64:.1f} {name}")
+    return ", ".join(found)
+
+
+def waits(device: str) -> str:
+    """Count how often the CPU waits for the GPU: as often for 20 epochs as for one."""
+    found = []
+    for epochs in (1, 20):
+        run = made("method=fedavg", "model=mlp", "partition=iid", "lockstep_clients=6", f"local_epochs={epochs}")
+        executor = warmed(device, run, replay=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if device != "cpu":
+                torch.cuda.set_sync_debug_mode("warn")
+            executor.run(TrainTask(2), executor.send(range(6)))
+        if device != "cpu":
+            torch.cuda.set_sync_debug_mode("default")
+        found.append(sum("synchroniz" in str(warning.message) for warning in caught))
+    assert found[0] == found[1], found
+    if device == "cpu":
+        raise Skipped("needs a GPU")
+    return f"{found[0]} in a round of 6 clients"

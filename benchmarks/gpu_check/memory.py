@@ -1,0 +1,112 @@
+"""Part 3: the share of the memory, errors of the GPU, and memory in use after many rounds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import psutil
+import torch
+
+from benchmarks.cases import ROOT
+from benchmarks.gpu_check.runs import NETS, Check, bits, made, outcome, started, train_round
+from pflsim.errors import ClientError
+from ray_actors.hosts.client_errors import in_words
+from ray_actors.hosts.gpu import claim_device
+from ray_actors.hosts.inline import InlineExecutor
+
+OUT_OF_RANGE = """
+import torch
+from ray_actors.hosts.failures import kind_of
+x = torch.zeros(4, device={device!r})
+try:
+    x.index_select(0, torch.tensor([9], device={device!r}))
+    torch.cuda.synchronize()
+except Exception as error:
+    print(type(error).__name__, kind_of(error))
+"""
+
+
+def checks(device: str) -> list[Check]:
+    """Return the checks, the most important ones first."""
+    return [
+        ("share of the memory", partial(share, device)),
+        ("retry after lack of memory", partial(retry, device)),
+        ("assertion on the GPU", partial(device_assert, device)),
+        *((f"memory over 20 rounds, {net}", partial(flat, device, net)) for net in NETS),
+    ]
+
+
+def share(device: str) -> str:
+    """Allocate more than the share, which fails with advice, and then less, which works. A CPU has no share."""
+    on_gpu = device != "cpu"
+    total = torch.cuda.get_device_properties(0).total_memory if on_gpu else 2**62
+    claim_device(device, 0.1)
+    try:
+        torch.empty(int(0.2 * total), dtype=torch.uint8, device=device)
+        raise AssertionError("0.2 of the memory was allocated with a share of 0.1")
+    except RuntimeError as error:
+        words = in_words(error)
+        torch.empty(total // 100 if on_gpu else 100, dtype=torch.uint8, device=device)
+    finally:
+        claim_device(device, 1.0)
+    assert not on_gpu or "placement.actors_per_gpu" in words, words
+    return words.partition(":")[0]
+
+
+def retry(device: str) -> str:
+    """Train with too little memory, which fails, and again with enough: the states are those of a run without it."""
+    run = made("method=fedavg", "model=mlp", "model.hidden=[4096]", "lockstep_clients=6")
+    executors = [started(run, device) for _ in range(2)]
+    expected = outcome(executors[0], rounds=1)
+    with too_little_memory(device, executors[1]):
+        try:
+            outcome(executors[1], rounds=1)
+            raise AssertionError("there was enough memory")
+        except ClientError as error:
+            words = str(error).partition("\n")[0][:120]
+    bits(outcome(executors[1], rounds=1), expected)
+    return words
+
+
+@contextmanager
+def too_little_memory(device: str, executor: InlineExecutor) -> Iterator[None]:
+    """Leave 1 MiB of the GPU's memory inside the block; on a CPU, the model raises the error instead."""
+    if device == "cpu":
+
+        def refuse(*_: object) -> None:
+            raise torch.OutOfMemoryError("out of memory, pretended")
+
+        hook = executor.host.module.net.register_forward_pre_hook(refuse)
+        yield
+        hook.remove()
+        return
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def device_assert(device: str) -> str:
+    """Fail an assertion on the GPU in another process: after it, the process cannot continue and is replaced."""
+    code = OUT_OF_RANGE.format(device=device)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    expected = "error" if device == "cpu" else "device"
+    assert done.stdout.split()[-1:] == [expected], done.stdout + done.stderr[-300:]
+    return done.stdout.strip()
+
+
+def flat(device: str, net: str) -> str:
+    """Compare the memory in use after 5 and after 20 rounds."""
+    executor, found = started(made("method=pfedcfr", *NETS[net], "rounds=20"), device), []
+    for number in range(1, 21):
+        train_round(executor, number)
+        if number in (5, 20):
+            found.append(psutil.Process().memory_info().rss if device == "cpu" else torch.cuda.memory_allocated())
+    # the system decides when a process returns memory, so a CPU's figure is only shown
+    assert device == "cpu" or found[0] == found[1], found
+    return ", ".join(f"{value / 2**20:.1f} MiB" for value in found)

@@ -1,0 +1,142 @@
+"""Part 1: results on the GPU are those of the CPU, and the same every time."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import pflsim
+from benchmarks.data import random_images
+from benchmarks.gpu_check.runs import (
+    METHODS,
+    NETS,
+    SIX,
+    Check,
+    bits,
+    default_dtype,
+    difference,
+    distance,
+    made,
+    outcome,
+    started,
+)
+from lightning_modules.lockstep.training import Lockstep
+from pflsim.errors import RunError
+from ray_actors.hosts.inline import InlineExecutor
+
+STEPS = ("local_steps=2",)
+LOOP, STACK = "lockstep=false", "lockstep_clients=6"
+DTYPES = ((torch.float64, difference, 1e-9), (torch.float32, distance, 1e-2))
+"""How the outcomes in each precision are compared, and the bound."""
+REPLAY = "lightning_modules.lockstep.replay"
+"""The logger that says why steps are not replayed as a CUDA graph."""
+
+
+def checks(device: str) -> list[Check]:
+    """Return the checks, the most important ones first."""
+    return [
+        *((f"{method}, {net}", partial(against_the_cpu, device, method, net)) for net in NETS for method in METHODS),
+        *((f"{method}, {net}, twice", partial(twice, device, method, net)) for net in NETS for method in SIX),
+        *((f"{method}, resumed", partial(resumed, device, method)) for method in SIX),
+        *((f"{method}, replayed steps", partial(replayed, device, method)) for method in SIX),
+        ("precisions", partial(precisions, device)),
+    ]
+
+
+def against_the_cpu(device: str, method: str, net: str) -> str:
+    """Compare the GPU's loop and stack with the CPU's loop."""
+    found = {}
+    with collected_warnings() as problems:
+        for dtype, compare, bound in DTYPES:
+            name = str(dtype).removeprefix("torch.")
+            with default_dtype(dtype):
+                loop, stack = (made(f"method={method}", *NETS[net], *STEPS, way) for way in (LOOP, STACK))
+                expected = outcome(started(loop, "cpu"))
+                for way, run in (("loop", loop), ("stack", stack)):
+                    found[f"{name} {way}"] = worst = compare(outcome(started(run, device)), expected)
+                    assert worst < bound, f"{name}, {way}: the relative difference is {worst:.1e}"
+    return ", ".join([*(f"{name} {worst:.0e}" for name, worst in found.items()), *dict.fromkeys(problems)])
+
+
+def twice(device: str, method: str, net: str) -> str:
+    """Compare two equal runs."""
+    run = made(f"method={method}", *NETS[net], *STEPS, "lockstep_clients=2")
+    bits(*(outcome(started(run, device)) for _ in range(2)))
+    return "equal to the bit"
+
+
+def resumed(device: str, method: str) -> str:
+    """Compare a run with one that was stopped after round 2 and resumed."""
+    data, runs = random_images(examples=420), []
+    given: dict[str, Any] = dict(method=method, data=data, clients=6, rounds=4, batch_size=8, local_steps=2, lr=0.05)
+    given |= {"executor": "inline", "placement.gpus": int(device != "cpu")}
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        runs.append(pflsim.run(**given, run_dir=f"{folder}/whole"))
+        with interrupted(3), suppress(KeyboardInterrupt, RunError):
+            pflsim.run(**given, run_dir=f"{folder}/stopped")
+        runs.append(pflsim.resume(f"{folder}/stopped", data=data))
+        tables = [(Path(run.folder) / "per_client.csv").read_bytes() for run in runs]
+    assert tables[0] == tables[1], "per_client.csv differs"
+    return "equal to the bit"
+
+
+@contextmanager
+def interrupted(fusion: int) -> Iterator[None]:
+    """Interrupt a run inside the block before one of its fusions."""
+    real, calls = InlineExecutor.fuse, count(1)
+
+    def fuse(self: InlineExecutor, *given: Any, **named: Any) -> Any:
+        if next(calls) == fusion:
+            raise KeyboardInterrupt
+        return real(self, *given, **named)
+
+    with mock.patch.object(InlineExecutor, "fuse", fuse):
+        yield
+
+
+def replayed(device: str, method: str) -> str:
+    """Compare steps that are replayed, on a GPU as a CUDA graph, with steps in turn."""
+    run, found = made(f"method={method}", *NETS["mlp"], STACK), []
+    for replay in (False, True):
+        executor = started(run, device)
+        executor.host.locksteps = {v: Lockstep(m, replay) for v, m in executor.host.modules.items()}
+        found.append(outcome(executor))
+    bits(*found)
+    return "equal to the bit"
+
+
+def precisions(device: str) -> str:
+    """Compare one round with each precision with one on the CPU in float32."""
+    run, found = made("method=fedavg", *NETS["cnn_bn"], *STEPS), []
+    bounds = {"ieee": 1e-3, "bf16": 3e-1} | ({} if device == "cpu" else {"tf32": 3e-2})
+    exact = outcome(started(run, "cpu"), rounds=1)
+    for name, bound in bounds.items():
+        factory = replace(run.factory, training=replace(run.factory.training, precision=name))
+        worst = difference(outcome(started(replace(run, factory=factory), device), rounds=1), exact)
+        found.append(f"{name} {worst:.1e}")
+        assert worst < bound, ", ".join(found)
+    return ", ".join(found)
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect what `REPLAY` logs inside the block."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(REPLAY).addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger(REPLAY).removeHandler(handler)
