@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from benchmarks.cases import OUT, ROOT
 PARTS = {1: "right", 2: "fast", 3: "memory", 4: "fractions"}
 SHARES = {1: 0.45, 2: 0.3, 3: 0.1, 4: 0.15}
 """Of the time; what a part leaves over goes to the next ones."""
+SHARDS = {1: min(6, len(os.sched_getaffinity(0)) // 2 or 1)}
+"""Processes among which the checks of a part are divided; the other parts measure, and have one."""
 WORDS = {True: "ok", False: "FAILED", None: "skipped"}
 
 
@@ -32,13 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT / "gpu", help="folder of results.jsonl, which is appended to")
     parser.add_argument("--page", type=Path, nargs="+", help="print the page of these files of results")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--shard", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.page:
         print(page([json.loads(line) for path in given.page for line in path.read_text().splitlines()]))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     if given.part:
-        return run_part(given.part, given.device, given.only, given.out)
+        return run_part(given.part, given.device, given.only, given.out, *given.shard)
     end, status = time.monotonic() + given.seconds, 0
     parts = [int(part) for part in given.parts.split(",")]
     for number, part in enumerate(parts):
@@ -46,20 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit = left * SHARES[part] / sum(SHARES[later] for later in parts[number:])
         command = [sys.executable, "-m", "benchmarks.gpu_check", "--part", str(part), "--device", given.device]
         command += ["--only", given.only, "--out", str(given.out.absolute())]
-        child = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-        try:
-            code = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            write(given.out, row(part, "the rest", False, f"stopped after {limit:.0f} s", limit))
-            code = 1
-        status = max(status, int(code != 0))
+        shards = SHARDS.get(part, 1)
+        children = [
+            subprocess.Popen([*command, "--shard", str(k), str(shards)], cwd=ROOT, start_new_session=True)
+            for k in range(shards)
+        ]
+        until = time.monotonic() + limit
+        for child in children:
+            try:
+                status = max(status, int(child.wait(max(until - time.monotonic(), 0)) != 0))
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                write(given.out, row(part, "the rest", False, f"stopped after {limit:.0f} s", limit))
+                status = 1
     print(f"results: {given.out / 'results.jsonl'}")
     return status
 
 
-def run_part(part: int, device: str, only: str, out: Path) -> int:
-    """Run the checks of one part in this process."""
+def run_part(part: int, device: str, only: str, out: Path, shard: int, shards: int) -> int:
+    """Run every `shards`-th check of a part, beginning with number `shard`, in this process."""
     start = time.perf_counter()
     import torch
 
@@ -76,7 +85,7 @@ def run_part(part: int, device: str, only: str, out: Path) -> int:
     where = {"device": device, "torch": found["torch"], "python": found["python"], **code(), **machine()}
     write(out, row(part, "start", True, json.dumps(where), time.perf_counter() - start))
     failed = 0
-    for name, check in import_module(f"benchmarks.gpu_check.{PARTS[part]}").checks(device):
+    for name, check in import_module(f"benchmarks.gpu_check.{PARTS[part]}").checks(device)[shard::shards]:
         if not any(text in name for text in only.split(",")):
             continue
         start, passed, text = time.perf_counter(), True, ""
