@@ -80,11 +80,10 @@ class ServerRule(ABC, Generic[State]):
     def join(self, state: State, client: int) -> Message:
         """Return the message to a client that joins after the last round and is unknown to the state.
 
-        The default is the global model if there is one, else an empty message.
+        The default is the global model if there is one, else the message of `downlink`.
         """
-        del client
         weights = self.global_weights(state)
-        return Message() if weights is None else Message(weights=weights)
+        return self.downlink(state, client) if weights is None else Message(weights=weights)
 
     @abstractmethod
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:

@@ -94,10 +94,6 @@ class FedFCD(ServerRule[State]):
         del client
         return Message(weights=state.head, prototypes=state.means if self.feature_alignment else None)
 
-    def join(self, state: State, client: int) -> Message:
-        """Send φ_g and the global class means."""
-        return self.downlink(state, client)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Train the head on the received class means, and fuse the means if feature alignment is on."""
         updated = replace(state, fusions=state.fusions + 1, orders=state.orders.new_empty(self.epochs, 0))

@@ -65,10 +65,6 @@ class FedFomo(ServerRule[State]):
         """Send the candidates as `candidate/<client>/<key>`, ordered by id."""
         return Message(extra=packed({n: state.table[n] for n in self.choose(state, client)}, CANDIDATE))
 
-    def join(self, state: State, client: int) -> Message:
-        """Send M random candidates."""
-        return self.downlink(state, client)
-
     def choose(self, state: State, client: int) -> list[int]:
         """Return the ids of a client's candidates, ascending. The result is a function of the state."""
         generator = numpy_generator(state.seed, "candidates", client, state.rounds)

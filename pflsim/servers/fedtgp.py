@@ -92,10 +92,6 @@ class FedTGP(ServerRule[State]):
         del client
         return Message(prototypes=state.prototypes)
 
-    def join(self, state: State, client: int) -> Message:
-        """Send the global prototypes."""
-        return self.downlink(state, client)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Train the network on the received class means and generate the prototypes."""
         updated = replace(state, fusions=state.fusions + 1)

@@ -13,10 +13,6 @@ class GPFL(FedAvg):
     count.
     """
 
-    def join(self, state: State, client: int) -> Message:
-        """Send the averaged tensors."""
-        return self.downlink(state, client)
-
     def global_weights(self, state: State) -> None:
         """Return None."""
         del state

@@ -66,10 +66,6 @@ class IFCA(ServerRule[State]):
         """Send the same message to all clients."""
         return dict.fromkeys(clients, self.downlink(state, -1))
 
-    def join(self, state: State, client: int) -> Message:
-        """Send all models; the newcomer chooses one."""
-        return self.downlink(state, client)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Average the models within each cluster, weighted by training examples."""
         if not uplinks:

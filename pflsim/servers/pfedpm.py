@@ -39,10 +39,6 @@ class PFedPM(ServerRule[State]):
         del client
         return Message(prototypes=state.features)
 
-    def join(self, state: State, client: int) -> Message:
-        """Send the global features."""
-        return self.downlink(state, client)
-
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Average the received class means, weighted by counts; other classes keep their features."""
         if not uplinks:
