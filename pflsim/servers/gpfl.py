@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg, State
 
 

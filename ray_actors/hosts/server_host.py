@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -24,17 +25,23 @@ class ServerHost:
         federation: what the server knows before the first round.
         threads: number of torch's threads.
         device: where models are mixed, "cpu" or "cuda"; the state is on the CPU.
+
+    Attributes:
+        always_check: whether the rule's attributes are checked in every round; else up to the first fusion.
     """
+
+    always_check = False
 
     def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1, device: str = "cpu"):
         self.rule, self.federation, self.threads = rule, federation, threads
         self.device = torch.device("cuda" if device == "cuda" else "cpu")  # older runs recorded auto and used the CPU
+        self._fused = False
         with torch_threads(threads):
             self.state = rule.init(federation)
 
     def downlinks(self, clients: Sequence[int], joining: bool = False) -> dict[int, Message]:
         """Return the downlinks of these clients, or their first ones if they are `joining`."""
-        with torch_threads(self.threads), products_on(self.device), unchanged_attributes(self.rule):
+        with torch_threads(self.threads), products_on(self.device), self._unchanged_attributes():
             if joining:
                 return {client: self.rule.join(self.state, client) for client in clients}
             return self.rule.downlinks(self.state, clients)
@@ -47,11 +54,14 @@ class ServerHost:
             matrices: also compute the matrices of the diagnostics.
         """
         ordered = sorted((up for some in uplinks for up in some), key=lambda up: up.client)
-        with torch_threads(self.threads), products_on(self.device), unchanged_attributes(self.rule):
+        with torch_threads(self.threads), products_on(self.device), self._unchanged_attributes():
             state = self.rule.fuse(self.state, ordered)
             diagnostics = diagnose(self.rule, state, ordered, len(self.federation.clients), matrices)
-        self.state = state  # last, so that a failure leaves it unchanged
+        self.state, self._fused = state, True  # last, so that a failure leaves it unchanged
         return diagnostics
+
+    def _unchanged_attributes(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._fused and not self.always_check else unchanged_attributes(self.rule)
 
     def global_message(self) -> Message | None:
         """Return the global model, or None if the method has none."""

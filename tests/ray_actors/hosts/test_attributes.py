@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,6 +134,22 @@ def test_refused_in_evaluation() -> None:
 @pytest.mark.parametrize("stacks", [(), ((0, 1, 2, 3),)])
 def test_states_anchors_and_values_that_are_reset_are_allowed(stacks: tuple[tuple[int, ...], ...]) -> None:
     rounds(made("none", stacks=stacks).inline(), 2, 4)
+
+
+@pytest.mark.parametrize("stacks", [(), ((0, 1, 2, 3),)])
+def test_later_rounds_are_checked_on_request(stacks: tuple[tuple[int, ...], ...]) -> None:
+    class Late(ClientModule):
+        lockstep, count = True, 0
+
+        def receive(self, downlink: Message) -> None:
+            super().receive(downlink)
+            self.count += self.round_number > 1
+
+    for always in (False, True):
+        executor = world(Late, FedAvg(), stacks=stacks).inline()
+        executor.host.always_check = always
+        with pytest.raises(ClientError, match=r"self\.count changed") if always else nullcontext():
+            rounds(executor, 2, 4)
 
 
 class Counting(FedAvg):
