@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -27,11 +28,10 @@ from pflsim.config.compose import (
     quoted,
 )
 from pflsim.config.help import COMMANDS, usage
-from pflsim.config.installation import FOLDER, check_packages, program
+from pflsim.config.installation import FOLDER, program
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
-from pflsim.terminal.streams import detach_if_closed, open_closed
 
 RESUME = "resume="
 INTO = "into="
@@ -48,17 +48,20 @@ ANALYSIS = {
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Call `main` with output streams that print `?` for unknown characters and may be closed.
+    """Call `main` with output streams that print `?` for unknown characters.
 
     Returns:
         The exit status.
     """
-    open_closed()
-    for stream in (sys.stdout, sys.stderr):
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
+    for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")
     status = main(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        detach_if_closed(stream)
+    for stream in streams:
+        try:
+            stream.flush()
+        except OSError:  # its reader is gone; Python would fail on it when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     gc.freeze()  # or the interpreter looks for garbage among all objects when it ends, which takes a second
     return status
 
@@ -83,10 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_start(words: Sequence[str]) -> None:
     """Check what every command needs, and what would otherwise end in errors of libraries."""
-    from pflsim.config.memory import check_address_space
-
-    check_packages()
-    check_address_space()
     try:
         Path.cwd()
         "".join(words).encode()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
-
-from pflsim.errors import SettingsError
 
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 FOLDER = Path(__file__).resolve().parents[2]
@@ -35,22 +32,3 @@ def started_as(script: str) -> str | None:
         case (*_, "pflsim"):
             return "pflsim"
     return None
-
-
-def check_packages() -> None:
-    """Check that imports find the packages of this installation and not others of the same name.
-
-    Raises:
-        SettingsError: another folder or file is found first.
-    """
-    for name in PACKAGES:
-        spec = PathFinder.find_spec(name)
-        if spec is None or spec.origin is None:  # found by the finder of an editable install, if at all
-            continue
-        found = Path(spec.origin).resolve()
-        if found != FOLDER / name / "__init__.py":
-            found = found.parent if found.name == "__init__.py" else found
-            raise SettingsError(
-                f"{found} hides the package {name} of pflsim: rename it, or start pflsim in another folder and without "
-                f"{found.parent} on PYTHONPATH"
-            )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.run_folder.metrics import Model, Scope
@@ -13,11 +14,31 @@ from pflsim.run_folder.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
 from pflsim.terminal.live import Live, Status
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
-from pflsim.terminal.streams import IgnoreClosedPipe
 
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
+
+
+class IgnoreClosedPipe:
+    """Wraps a stream and drops its output once the reader is gone, e.g. a closed terminal."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text; ignore errors of the operating system."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream; ignore errors of the operating system."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Console:

@@ -1,16 +1,13 @@
-"""The command that the user typed, and packages that hide those of pflsim."""
+"""The command that the user typed."""
 
 from __future__ import annotations
 
-import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
 from pflsim.config.help import usage
-from pflsim.config.installation import PACKAGES, check_packages, program, started_as
-from pflsim.errors import SettingsError
+from pflsim.config.installation import program, started_as
 
 
 @pytest.mark.parametrize(
@@ -35,23 +32,3 @@ def test_commands_are_named_as_the_user_typed_them(
     assert f"\n  {program()} resume=last  " in usage([])
     monkeypatch.setenv("PFLSIM_PROGRAM", "python launch.py")
     assert program() == "python launch.py"
-
-
-def test_packages_that_are_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_packages()
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for name in PACKAGES:
-        (tmp_path / name).mkdir()  # without __init__.py, Python prefers ours
-    check_packages()
-    for name in PACKAGES:
-        for file, named in ((f"{name}/__init__.py", name), (f"{name}.py", f"{name}.py")):
-            (tmp_path / file).write_text("")
-            importlib.invalidate_caches()
-            with pytest.raises(SettingsError, match=f"^{tmp_path / named} hides the package {name} of pflsim: rename"):
-                check_packages()
-            (tmp_path / file).unlink()
-            importlib.invalidate_caches()
-    monkeypatch.setattr(sys, "path", [*sys.path[1:], str(tmp_path)])
-    (tmp_path / "ray_actors.py").write_text("")
-    importlib.invalidate_caches()
-    check_packages()
