@@ -16,7 +16,6 @@ EXAMPLES = """examples:
   {program} compare runs --reference fedavg --target 0.9   all runs in a folder, differences to FedAvg
   {program} compare runs --out table.tex                   a table for a paper; also .md, .csv and .txt
   {program} compare runs --curves acc.pdf --against bytes  accuracy against traffic
-  {program} compare --experiment pfedcfr_table2_mnist      runs of an experiment and the paper's results
 
 Runs that differ only in their seed form a group, which is one line of the table. Groups can be compared if they have
 the same partition (hash) for each seed and the same evaluation settings; otherwise each set of comparable groups has
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 after an error.
     """
     options = _options(arguments)
-    return exit_status(lambda: _beside_the_paper(options) if options.experiment else _compare(options))
+    return exit_status(lambda: _compare(options))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -43,8 +42,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUNS", help="run folders, folders of runs, or patterns; runs/ with --experiment")
-    add("--experiment", metavar="NAME", help="compare runs of this experiment with the results in its paper")
+    add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
     add("--at", choices=["best_val", "last", "best_test_oracle"], help=at)
     add("--target", type=float, metavar="ACC", help="accuracy to reach; default: the highest that every run reaches")
@@ -58,11 +56,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--against needs --curves FILE")
     if options.target is not None and not 0 <= options.target <= 1:
         parser.error(f"argument --target: {options.target:g}: expected a number in [0, 1], e.g. 0.9")
-    others = [f"--{name}" for name in ("at", "target", "reference", "curves") if getattr(options, name) is not None]
-    if options.experiment and others:
-        parser.error(f"{others[0]} cannot be used with --experiment, which follows the protocol of the paper")
-    if not options.runs and not options.experiment:
-        parser.error("the following arguments are required: RUNS")
     return options
 
 
@@ -83,23 +76,6 @@ def _compare(options: argparse.Namespace) -> None:
     if options.curves:
         draw(found[0], options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
-
-
-def _beside_the_paper(options: argparse.Namespace) -> None:
-    from pflsim.analysis.compare.formats import format_of
-    from pflsim.analysis.compare.paper import paper_table, render_paper
-    from pflsim.analysis.results import find_runs, read_run
-
-    kind = options.format or format_of(options.out)
-    folders = find_runs(options.runs) if options.runs else find_runs(["runs"]) if any(Path("runs").glob("*/*")) else []
-    runs = []
-    for folder in folders:
-        try:
-            runs.append(read_run(folder))
-        except SettingsError as error:  # the others are compared
-            print(f"warning: {error}", file=sys.stderr)
-    found = paper_table(options.experiment, runs)
-    _put(render_paper(found, kind), options.out)
 
 
 def _put(rendered: str, out: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Runs of an experiment beside the values that its paper prints.
+"""Puts runs of an experiment beside the values that its paper prints: python -m benchmarks.paper NAME [RUNS...].
 
 The values are in the files `configs/experiment/TABLE.toml`:
 
@@ -19,8 +19,10 @@ holds the overrides that make the run, without `data.root`.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.analysis.compare.comparison import Spread
-from pflsim.analysis.compare.formats import Format, as_csv, drawn
+from pflsim.analysis.compare.formats import Format, as_csv, drawn, format_of
 from pflsim.analysis.compare.tables import CHOSEN, NONE, Table, numbers, span
-from pflsim.analysis.results import Run
+from pflsim.analysis.results import Run, find_runs, read_run
 from pflsim.analysis.results.run import run_settings, settings_by_key
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, plain
@@ -40,6 +42,7 @@ from pflsim.config.names import nearest, written
 from pflsim.errors import SettingsError
 from pflsim.run_folder.metrics import Model, Phase, Scope
 from pflsim.run_folder.summary import Choice, chosen_round
+from pflsim.terminal.exit_status import exit_status
 
 IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
 """Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
@@ -84,7 +87,7 @@ def read_published(name: str, configs: Path = CONFIGS) -> Published:
             title = f"{file['paper']}; {section['where']}"
             return Published(title, file["round"], tuple(PublishedRow(**row) for row in rows), notes)
         known += [key for key, value in file.items() if isinstance(value, dict)]
-    raise SettingsError(f"--experiment {name}: no paper prints values for such an experiment; {nearest(name, known)}")
+    raise SettingsError(f"{name}: no paper prints values for such an experiment; {nearest(name, known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +284,33 @@ def _shared(deviations: Sequence[Sequence[str]]) -> list[str]:
 def _joined(why: Sequence[str]) -> str:
     more = f", and {len(why) - MAX_DIFFERENCES} more" if len(why) > MAX_DIFFERENCES else ""
     return ", ".join(why[:MAX_DIFFERENCES]) + more
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of an experiment; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", allow_abbrev=False)
+    parser.add_argument("experiment", metavar="NAME", help="of configs/experiment/")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUNS", help="run folders, folders of runs or patterns; default: runs"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".txt, .md, .tex or .csv; default: standard output")
+    given = parser.parse_args(arguments)
+    return exit_status(lambda: _print(given.experiment, given.runs, given.out))
+
+
+def _print(name: str, chosen: Sequence[str], out: Path | None) -> None:
+    runs = []
+    for folder in find_runs(chosen) if chosen else find_runs(["runs"]) if any(Path("runs").glob("*/*")) else []:
+        try:
+            runs.append(read_run(folder))
+        except SettingsError as error:  # the others are compared
+            print(f"warning: {error}", file=sys.stderr)
+    rendered = render_paper(paper_table(name, runs), format_of(out))
+    if out:
+        out.write_text(rendered + "\n", encoding="utf-8")
+    else:
+        print(rendered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pflsim.analysis.compare.command import main
-from pflsim.analysis.compare.paper import paper_table, read_published, render_paper
+from benchmarks.paper import main, paper_table, read_published, render_paper
 from pflsim.analysis.results import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
@@ -238,22 +237,18 @@ def test_the_file_of_a_paper(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--experiment", "fedfcd_figure6"]) == 2
+    assert main(["fedfcd_figure6"]) == 2
     assert "fedfcd_figure6: no paper prints values" in capsys.readouterr().err
     (tmp_path / "runs").mkdir()
     made(tmp_path / "runs" / "a", f"+experiment={NAME}")
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "config.yaml").write_text("seed: 0\n")
-    assert main(["--experiment", NAME]) == 0
+    assert main([NAME]) == 0
     output = capsys.readouterr()
     assert "warning: " in output.err and "broken" in output.err
     (ours,) = (line.split() for line in output.out.splitlines() if line.startswith("pFedCFR"))
     assert ours == ["pFedCFR", "95.63", "±", "0.08", "95.00", "-0.63", "2", "0"]
     assert "\n# FedAvg\npflsim method=fedavg data=mnist " in output.out
     for suffix in ("md", "tex", "csv", "txt"):
-        assert main(["--experiment", NAME, "runs", "--out", f"t.{suffix}"]) == 0
+        assert main([NAME, "runs", "--out", f"t.{suffix}"]) == 0
         assert "95.00" in (tmp_path / f"t.{suffix}").read_text()
-    assert main(["--experiment", "fedfcd"]) == 2
-    for wrong in (["--experiment", NAME, "--target", "0.5"], []):
-        with pytest.raises(SystemExit):
-            main(wrong)
