@@ -183,10 +183,13 @@ class Cluster:
 
     def launch(self, *arguments: str, node: int = 0) -> subprocess.Popen[str]:
         """Start launch.py on a node, in its home folder, with stderr in stdout."""
+        return self.command(sys.executable, "-u", str(SHARED[0] / "launch.py"), *arguments, node=node)
+
+    def command(self, *words: str, node: int = 0) -> subprocess.Popen[str]:
+        """Start a command on a node, in its home folder, with stderr in stdout."""
         where = self.nodes[node]
-        launch = Path(__file__).resolve().parents[1] / "launch.py"
         return subprocess.Popen(
-            where.inside(["env", f"--chdir={where.inner_home}", sys.executable, "-u", str(launch), *arguments]),
+            where.inside(["env", f"--chdir={where.inner_home}", *words]),
             env={**self.env, "HOME": str(where.inner_home)}, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip

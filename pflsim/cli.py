@@ -16,19 +16,9 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from pflsim.commands.sweep import check_all, run_all
-from pflsim.config.compose import (
-    CONFIGS,
-    as_yaml,
-    composed,
-    composing,
-    config_folders,
-    configs,
-    parse,
-    plain,
-    quoted,
-)
-from pflsim.config.help import COMMANDS, usage
-from pflsim.config.installation import FOLDER, program
+from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, plain, quoted
+from pflsim.config.help import usage
+from pflsim.config.installation import program
 from pflsim.config.settings import Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
@@ -42,6 +32,7 @@ ANALYSIS = {
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
     "check-method": "ray_actors.contract.command",
+    "submit": "ray_actors.submit",
     "tune": "pflsim.commands.tune.command",
 }
 """Commands with options of their own, and the modules whose `main` they call."""
@@ -77,9 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
-    if words and words[0] in COMMANDS:
-        clone = None if CONFIGS.is_relative_to(FOLDER / "pflsim") else CONFIGS.parent
-        return importlib.import_module("ray_actors.jobs.command").run(words, clone, checked)
     partition = words[:1] == [PARTITION]
     return exit_status(lambda: _execute(_options(words[partition:]), partition))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from failing_clients import set_trap
 
-from benchmarks.loopback import Cluster
+from benchmarks.loopback import RAY, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -143,11 +143,14 @@ def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
 
 
 def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_path: Path) -> None:
-    """A node of the cluster dies during the job; the fetched result equals that of one process."""
+    """A node of the cluster dies during the job; the result equals that of one process."""
     cluster.start(1, 1, 1)
     to = ["--address", cluster.http_address]
     job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", "run_dir=run")
-    metrics = cluster.head.home / "pflsim-runs" / "survivor" / "run" / "metrics.jsonl"
+    said = the_rest(job)
+    assert job.returncode == 0, said
+    job = cluster.command(RAY, "job", "logs", "--follow", "survivor", *to)
+    metrics = cluster.head.home / "pflsim-runs" / "run" / "metrics.jsonl"
     with subprocess.Popen(
         ["tail", "--lines=+1", "--follow=name", "--retry", "--sleep-interval=0.02", str(metrics)],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -163,7 +166,4 @@ def test_the_default_experiment_as_a_job_survives_a_node(cluster: Cluster, tmp_p
     )  # by a call, or by what is missing
     assert f"client actors: 1 on {cluster.nodes[1].address}; driver" in said, said
     assert "round 20/20" in said
-    fetched = cluster.launch("fetch", *to, "survivor", "fetched")
-    said = the_rest(fetched)
-    assert fetched.returncode == 0, said
-    assert_same(inline(tmp_path, []), cluster.head.home / "fetched" / "run")
+    assert_same(inline(tmp_path, []), metrics.parent)

@@ -19,7 +19,6 @@ from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
 from pflsim.config.names import written
-from ray_actors.jobs.command import parser
 
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide.md"
@@ -122,10 +121,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
-        importlib.import_module(cli.ANALYSIS[command.arguments[0]])._options(command.arguments[1:])
-        return
-    if command.arguments[:1] and command.arguments[0] in cli.COMMANDS:
-        given = parser(command.arguments[0]).parse_intermixed_args(command.arguments[1:])
+        given = importlib.import_module(cli.ANALYSIS[command.arguments[0]])._options(command.arguments[1:])
         if command.arguments[0] == "submit":
             cli.checked(given.overrides, given.multirun, given.config_dir)
         return

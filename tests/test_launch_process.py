@@ -24,7 +24,7 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help(tmp_path: Path) -> None:
     done = started(tmp_path, "--help")
     assert done.returncode == 0 and not done.stderr
-    for word in ("python launch.py [GROUP=NAME", "compare", "report", "export", "submit", "fetch", "resume=last"):
+    for word in ("python launch.py [GROUP=NAME", "compare", "report", "export", "submit", "resume=last"):
         assert word in done.stdout
 
 

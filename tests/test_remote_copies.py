@@ -225,7 +225,7 @@ def test_a_password_is_written_nowhere(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("more", [[], ["-m"], ["clients=3"]])
-@pytest.mark.parametrize("command", [[], ["submit"], ["submit", "--home-of", "x"]])
+@pytest.mark.parametrize("command", [[], ["submit"]])
 def test_a_password_in_resume_is_written_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], more: list[str]
 ) -> None:

@@ -129,7 +129,7 @@ def test_a_job(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             return done.stdout
 
         to, mine = ["--address", cluster.http_address], ["--config-dir", "configs", "model=mine"]
-        said = started("submit", *to, "--python", str(python), "--id", "job", *mine, *SMALL, "run_dir=run")
-        assert "round 3/3" in said and f"with   pflsim fetch job --address {cluster.http_address}" in said
-        started("fetch", *to, "job", "fetched")
-        assert (folder / "fetched" / "run" / "summary.json").is_file()
+        said = started("submit", *to, "--python", str(python), "--id", "job", *mine, *SMALL, f"run_dir={folder}/run")
+        assert f"ray job logs --follow job --address {cluster.http_address}" in said
+        log, _ = cluster.command(loopback.RAY, "job", "logs", "--follow", "job", *to).communicate(timeout=180)
+        assert (folder / "run" / "summary.json").is_file(), log

@@ -14,8 +14,6 @@ from pflsim.config.names import written
 from pflsim.config.settings import Settings
 from pflsim.config.signatures import find_source
 
-COMMANDS = ("submit", "status", "logs", "stop", "fetch")
-"""First words of command lines about a job on a cluster."""
 GROUPS = ("method", "data", "shift", "partition", "split", "model", "optimizer", "placement")
 """Groups in the order of the help; the others need a +."""
 
@@ -55,9 +53,7 @@ Commands without a run:
   check-method        check that a method keeps its contract: check-method mine.moon
 
 Commands for a cluster:
-  submit              run an experiment on a Ray cluster, as a job
-  status, logs, stop  show a job, follow its output, stop it
-  fetch               copy the run folder of a job to this machine
+  submit              run an experiment on a Ray cluster, as a job; see `ray job --help` for its state and log
 
 Groups (GROUP=NAME selects configs/GROUP/NAME.yaml):
 {groups}

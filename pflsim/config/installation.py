@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path, PurePath
 
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 FOLDER = Path(__file__).resolve().parents[2]
 """The folder that contains the packages: a clone, or site-packages."""
-PROGRAM = "PFLSIM_PROGRAM"
-"""The environment variable of a submitted job with the value of `program` on the machine that submitted it."""
 
 
 def program() -> str:
     """Return how the user starts pflsim, for commands in messages: `pflsim` or `python launch.py`, for example."""
-    return os.environ.get(PROGRAM) or started_as(sys.argv[0]) or "pflsim"
+    return started_as(sys.argv[0]) or "pflsim"
 
 
 def started_as(script: str) -> str | None:

@@ -23,7 +23,7 @@ PACKAGES = (
     *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
 )
 JOB = "PFLSIM_JOB"
-"""The environment variable with the id of the cluster job that executes the run."""
+"""The environment variable of a submitted job with the command that submits a job: `pflsim submit`."""
 PACKAGE = Path(__file__).resolve().parents[1]
 CODE = "PFLSIM_CODE"
 """The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""

@@ -114,16 +114,15 @@ def headline(meta: RunMeta) -> str:
 
 
 def resume_command(folder: Path, url: str | None = None) -> str:
-    """Return the command that resumes a run; a cluster job is resumed from the machine that submitted it.
+    """Return the command that resumes a run; a submitted job is resumed by another one.
 
     Args:
         folder: the run folder.
         url: the URL of the remote copy; None: there is none.
     """
-    job = os.environ.get(JOB)
-    command = f"submit --home-of {job} resume" if job else "resume"
+    start, folder = (os.environ[JOB], folder.absolute()) if JOB in os.environ else (program(), folder)
     copy = f" {shlex.quote(f'run_dir={url}')}" if url else ""
-    return f"{program()} {command}={shlex.quote(str(folder))}{copy}"
+    return f"{start} resume={shlex.quote(str(folder))}{copy}"
 
 
 def tensorboard_command(folder: Path) -> str:

@@ -30,5 +30,3 @@ def test_commands_are_named_as_the_user_typed_them(
     assert started_as(script) == command
     assert program() == (command or "pflsim")
     assert f"\n  {program()} resume=last  " in usage([])
-    monkeypatch.setenv("PFLSIM_PROGRAM", "python launch.py")
-    assert program() == "python launch.py"

@@ -311,8 +311,9 @@ def test_no_part_of_a_line_is_cut_on_a_narrow_terminal(width):
 
 
 def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PFLSIM_JOB", "mine")
-    assert resume_command(tmp_path) == f"pflsim submit --home-of mine resume={tmp_path}"
+    monkeypatch.setenv("PFLSIM_JOB", "python launch.py submit")
+    monkeypatch.chdir(tmp_path)
+    assert resume_command(Path("run")) == f"python launch.py submit resume={tmp_path}/run"
     monkeypatch.delenv("PFLSIM_JOB")
     assert resume_command(tmp_path) == f"pflsim resume={tmp_path}"
 

@@ -1,1 +1,0 @@
-"""Run on a cluster with Ray Jobs: the commands `submit`, `status`, `logs`, `stop` and `fetch`."""
