@@ -7,7 +7,7 @@ rm -rf gpu-bundle
 mkdir -p gpu-bundle/wheels gpu-bundle/ray-1 gpu-bundle/ray-2
 versions() { grep -iE "^($1)==" constraints.txt; }
 needed='hydra-core|omegaconf|pydantic|pydantic_core|annotated-types|typing-inspection|jaxtyping|wadler_lindig'
-rays='jsonschema|jsonschema-specifications|referencing|rpds-py|attrs|click|msgpack|requests|certifi|urllib3|charset-normalizer'
+rays='jsonschema|jsonschema-specifications|referencing|rpds-py|attrs|click|msgpack|requests|idna|certifi|urllib3|charset-normalizer'
 target=(--python-version 3.12 --implementation cp)
 for glibc in 28 27 17 12 5; do target+=(--platform "manylinux_2_${glibc}_x86_64"); done
 target+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64 --only-binary=:all:)

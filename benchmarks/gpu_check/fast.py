@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
-from multiprocessing.connection import Connection
+from functools import cache, partial
 
 import torch
 from torch import nn
 
 from benchmarks.cases import COMMON
-from benchmarks.gpu_check.runs import Check, Skipped, evaluate, made, seconds_of, started, train_round
+from benchmarks.gpu_check.runs import (
+    Check,
+    Skipped,
+    collected_warnings,
+    evaluate,
+    made,
+    seconds_of,
+    started,
+    train_round,
+)
+from benchmarks.gpu_check.workers import workers
 from benchmarks.plain import Loader, PlainLoop, State, average, train_client
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
+from ray_actors.hosts.gpu import claim_device
 from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.prepare import PreparedRun
 
@@ -35,12 +46,13 @@ def checks(device: str) -> list[Check]:
     return [
         *((f"{net}, {count} clients, {way}", partial(ours, device, net, count, way)) for net, count, way in ways),
         *((f"{net}, {count} clients, plain loop", partial(plain, device, net, count)) for net, count in cases),
-        ("mlp, kernels of a step", partial(kernels, device)),
-        ("mlp, waits", partial(waits, device)),
         *((f"{net}, {few} clients, a process each", partial(processes, device, net, few)) for net in NETS),
+        ("mlp, waits", partial(waits, device)),
+        ("mlp, kernels of a step", partial(kernels, device)),
     ]
 
 
+@cache
 def workload(device: str, net: str, clients: int, *more: str) -> PreparedRun:
     """Return the run of a net in `make bench`, with random images."""
     examples = 700 if device == "cpu" else 70_000
@@ -60,10 +72,12 @@ def warmed(device: str, run: PreparedRun, replay: bool) -> InlineExecutor:
 def ours(device: str, net: str, clients: int, way: str) -> str:
     """Measure rounds of the inline executor."""
     setting, replay = WAYS[way]
-    executor = warmed(device, workload(device, net, clients, setting), replay)
     rounds = (2,) if way == "loop" else (2, 3, 4)
-    trained = min(seconds_of(partial(train_round, executor, number), device) for number in rounds)
-    evaluated = min(seconds_of(partial(evaluate, executor), device) for _ in rounds)
+    with collected_warnings() as problems:
+        executor = warmed(device, workload(device, net, clients, setting), replay)
+        trained = min(seconds_of(partial(train_round, executor, number), device) for number in rounds)
+        evaluated = min(seconds_of(partial(evaluate, executor), device) for _ in rounds)
+    assert not problems, problems[0]
     aim = f", aim {AIMS[net, clients]}" if way == "graph" and (net, clients) in AIMS else ""
     return f"{trained + evaluated:.3f} s{aim} (train and fuse {trained:.3f}, evaluate {evaluated:.3f})"
 
@@ -79,55 +93,49 @@ def plain(device: str, net: str, clients: int) -> str:
 
 def processes(device: str, net: str, clients: int) -> str:
     """Measure a round in which every client is a process that trains a plain loop."""
-    loop = PlainLoop(workload(device, net, clients, "lockstep=false"), device)
-    spawn, pipes = multiprocessing.get_context("spawn"), list[Connection]()
-    workers = []
-    for train, _ in loop.clients:
-        here, there = spawn.Pipe()
-        given = there, loop.server.to("cpu"), train, loop.training, loop.smallest, device
-        workers.append(spawn.Process(target=_serve, args=given, daemon=True))
-        workers[-1].start()
-        pipes.append(here)
+    loop = PlainLoop(workload(device, net, clients, "lockstep=false"))
+    given = [(loop.server, train, loop.training, loop.smallest, device, clients) for train, _ in loop.clients]
+    with workers(plain_client, given) as ask:
 
-    def one_round() -> None:
-        state = loop.server.state_dict()
-        for pipe in pipes:
-            pipe.send(state)
-        loop.server.load_state_dict(average([pipe.recv() for pipe in pipes], loop.sizes))
+        def one_round() -> None:
+            states = ask([loop.server.state_dict()] * clients)
+            loop.server.load_state_dict(average(states, loop.sizes))
 
-    try:
         first = seconds_of(one_round, "cpu")
-        found = [seconds_of(one_round, "cpu") for _ in range(2)]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return f"train and fuse {min(found):.3f} s, first round with the start of the processes {first:.1f}"
+        seconds = min(seconds_of(one_round, "cpu") for _ in range(2))
+    return f"train and fuse {seconds:.3f} s, first round with the start of the processes {first:.1f}"
 
 
-def _serve(pipe: Connection, model: nn.Module, loader: Loader, training: Training, smallest: int, device: str) -> None:
-    """Train the received model, and send the result, until the pipe is closed."""
+def plain_client(
+    model: nn.Module, loader: Loader, training: Training, smallest: int, device: str, clients: int
+) -> Callable[[State], State]:
+    """Return a function that trains the model from a state, and returns its new state on the CPU."""
     torch.set_num_threads(1)
+    claim_device(device, 1 / clients)
     model.to(device)
-    while True:
-        state: State = pipe.recv()
+
+    def train(state: State) -> State:
         model.load_state_dict(state)
         train_client(model, loader, training, smallest)
-        pipe.send({name: value.cpu() for name, value in model.state_dict().items()})
+        return {name: value.cpu() for name, value in model.state_dict().items()}
+
+    return train
 
 
 def kernels(device: str) -> str:
-    """Count what one step of a stack starts: kernels on a GPU, operations on a CPU."""
+    """Count what the CPU starts in a step of a stack: kernels and graphs on a GPU, operations on a CPU."""
     kind = torch.profiler.ProfilerActivity.CPU if device == "cpu" else torch.profiler.ProfilerActivity.CUDA
+    words = ("aten::",) if device == "cpu" else ("LaunchKernel", "GraphLaunch")
     found = []
     for name, replay in (("in turn", False), ("replayed", True)):
-        run = made("method=fedavg", "model=mlp", "lockstep_clients=6", "local_steps=64")
+        run = made("method=fedavg", "model=mlp", "partition=iid", "lockstep_clients=6", "local_steps=64")
         executor = warmed(device, run, replay)
         sent = executor.send(range(6))
         with torch.profiler.profile(activities=[kind]) as profile:
             executor.run(TrainTask(2), sent)
-        word = "aten::" if device == "cpu" else "LaunchKernel"
-        started_ones = sum(event.count for event in profile.key_averages() if word in event.key)
-        found.append(f"{started_ones / 64:.1f} {name}")
+        counted = sum(event.count for event in profile.key_averages() if any(word in event.key for word in words))
+        assert counted, "the profiler saw none"
+        found.append(f"{counted / 64:.1f} {name}")
     return ", ".join(found)
 
 
@@ -137,15 +145,21 @@ def waits(device: str) -> str:
     for epochs in (1, 20):
         run = made("method=fedavg", "model=mlp", "partition=iid", "lockstep_clients=6", f"local_epochs={epochs}")
         executor = warmed(device, run, replay=True)
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, sync_warnings(device):
             warnings.simplefilter("always")
-            if device != "cpu":
-                torch.cuda.set_sync_debug_mode("warn")
             executor.run(TrainTask(2), executor.send(range(6)))
-        if device != "cpu":
-            torch.cuda.set_sync_debug_mode("default")
-        found.append(sum("synchroniz" in str(warning.message) for warning in caught))
+        found.append(sum("called a synchronizing" in str(warning.message) for warning in caught))
     assert found[0] == found[1], found
     if device == "cpu":
         raise Skipped("needs a GPU")
     return f"{found[0]} in a round of 6 clients"
+
+
+@contextmanager
+def sync_warnings(device: str) -> Iterator[None]:
+    """Have torch warn inside the block whenever the CPU waits for the GPU."""
+    if device != "cpu":
+        torch.cuda.set_sync_debug_mode("warn")
+    yield
+    if device != "cpu":
+        torch.cuda.set_sync_debug_mode("default")

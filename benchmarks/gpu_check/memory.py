@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import psutil
@@ -13,8 +13,9 @@ import torch
 
 from benchmarks.cases import ROOT
 from benchmarks.gpu_check.runs import NETS, Check, bits, made, outcome, started, train_round
-from pflsim.errors import ClientError
 from ray_actors.hosts.client_errors import in_words
+from ray_actors.hosts.failure_policy import FailurePolicy
+from ray_actors.hosts.failures import Failure
 from ray_actors.hosts.gpu import claim_device
 from ray_actors.hosts.inline import InlineExecutor
 
@@ -58,37 +59,40 @@ def share(device: str) -> str:
 
 
 def retry(device: str) -> str:
-    """Train with too little memory, which fails, and again with enough: the states are those of a run without it."""
+    """Train with too little memory at first: on_client_error=retry ends with the states of a run with enough."""
     run = made("method=fedavg", "model=mlp", "model.hidden=[4096]", "lockstep_clients=6")
-    executors = [started(run, device) for _ in range(2)]
-    expected = outcome(executors[0], rounds=1)
-    with too_little_memory(device, executors[1]):
-        try:
-            outcome(executors[1], rounds=1)
-            raise AssertionError("there was enough memory")
-        except ClientError as error:
-            words = str(error).partition("\n")[0][:120]
-    bits(outcome(executors[1], rounds=1), expected)
-    return words
+    expected = outcome(started(run, device), rounds=1)
+    gc.collect()
+    executor, failures = started(run, device, "retry(1)"), list[Failure]()
+    policy, enough_memory = executor.failure_policy, too_little_memory(device, executor)
+
+    def retried(failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
+        failures.append(failure)
+        enough_memory()
+        return FailurePolicy.retry(policy, failure, tries, before)
+
+    policy.retry = retried  # type: ignore[method-assign]
+    try:
+        found = outcome(executor, rounds=1)
+    finally:
+        enough_memory()
+    assert failures, "there was enough memory"
+    bits(found, expected)
+    return str(failures[0].error).partition("\n")[0]
 
 
-@contextmanager
-def too_little_memory(device: str, executor: InlineExecutor) -> Iterator[None]:
-    """Leave 1 MiB of the GPU's memory inside the block; on a CPU, the model raises the error instead."""
+def too_little_memory(device: str, executor: InlineExecutor) -> Callable[[], None]:
+    """Leave 1 MiB of the GPU's memory, or have the model raise the error on a CPU; return what ends this."""
     if device == "cpu":
 
         def refuse(*_: object) -> None:
             raise torch.OutOfMemoryError("out of memory, pretended")
 
-        hook = executor.host.module.net.register_forward_pre_hook(refuse)
-        yield
-        hook.remove()
-        return
+        return executor.host.module.net.register_forward_pre_hook(refuse).remove
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    return partial(torch.cuda.set_per_process_memory_fraction, 1.0)
 
 
 def device_assert(device: str) -> str:
@@ -106,6 +110,7 @@ def flat(device: str, net: str) -> str:
     for number in range(1, 21):
         train_round(executor, number)
         if number in (5, 20):
+            gc.collect()
             found.append(psutil.Process().memory_info().rss if device == "cpu" else torch.cuda.memory_allocated())
     # the system decides when a process returns memory, so a CPU's figure is only shown
     assert device == "cpu" or found[0] == found[1], found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.cases import settings_of
 from pflsim.config.compose import CONFIGS
+from pflsim.config.on_client_error import OnError
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.messages import Message
 from ray_actors.hosts.inline import InlineExecutor
@@ -30,6 +32,8 @@ SMALL = (
     "batch_size=8",
     "lr=0.05",
 )
+REPLAY = "lightning_modules.lockstep.replay"
+"""The logger that says why steps are not replayed as a CUDA graph."""
 Check = tuple[str, Callable[[], str]]
 """A name, and a function that returns what it found and raises an exception if that is wrong."""
 
@@ -55,13 +59,13 @@ def made(*overrides: str) -> PreparedRun:
     return prepare(settings_of(list(chosen.values())))
 
 
-def started(run: PreparedRun, device: str) -> InlineExecutor:
+def started(run: PreparedRun, device: str, on_error: str = "abort") -> InlineExecutor:
     """Return an executor whose clients and server compute on the device, in torch's default dtype."""
     data = run.dataset
     if torch.get_default_dtype() == torch.float64:
         data = replace(data, x=data.x.astype(np.float64) / data.scale)
     parts = replace(run.factory, device=device), data, run.partition, run.rule, run.federation
-    executor = InlineExecutor(*parts, server_device=torch.device(device).type)
+    executor = InlineExecutor(*parts, OnError.of(on_error), torch.device(device).type)
     executor.start()
     return executor
 
@@ -126,3 +130,16 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect what `REPLAY` logs inside the block."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(REPLAY).addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger(REPLAY).removeHandler(handler)

@@ -12,6 +12,8 @@ from torch import Tensor
 from lightning_modules.base import Batch
 from pflsim.data.federated import Examples
 
+CAPTURE_ERRORS = range(900, 909)
+"""The codes of CUDA's errors of captures, such as cudaErrorStreamCaptureUnsupported."""
 CHUNK = 64
 """Steps whose row numbers are copied to the device at once."""
 
@@ -51,7 +53,10 @@ class ReplayedStep:
         Returns:
             The loss terms, [steps, terms, n].
         """
-        self.rows[: len(rows)].copy_(rows.flatten(1))
+        rows = rows.flatten(1)
+        if self.rows.is_cuda:  # the CPU does not wait for copies from pinned memory
+            rows = rows.contiguous().pin_memory()
+        self.rows[: len(rows)].copy_(rows, non_blocking=True)
         self.at.zero_()
         for _ in range(len(rows)):
             self.replay()
@@ -86,13 +91,14 @@ def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], 
         _reset(state, before)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            # a capture that fails leaves its stream behind
+            with torch.cuda.stream(torch.cuda.current_stream(device)), torch.cuda.graph(graph):
                 step()
             torch.cuda.set_rng_state(random, device)
             graph.replay()
-        except torch.AcceleratorError:
-            raise
         except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or getattr(error, "error_code", 900) not in CAPTURE_ERRORS:
+                raise
             log.warning("training steps run without a CUDA graph, since they cannot be captured: %s", error)
             return step
         if not all(map(torch.equal, state, expected)):

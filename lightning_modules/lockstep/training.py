@@ -18,6 +18,8 @@ from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Stage
 from pflsim.types import Tensors
 
+KEPT_MEMORIES = 8
+"""Stacks whose tensors, and with them CUDA graphs, are kept from round to round."""
 MIN_GROUP = 4
 """Clients whose smaller batches have the same size train them together if they are at least this many. Fewer do not pay
 for the trace. Existing traces do not count: the last bits would depend on earlier rounds."""
@@ -113,12 +115,15 @@ class Stack:
     def _memory(self, stage: Stage) -> Memory:
         """Return memory that holds the clients' values."""
         memories, given = self.lockstep.memories, self.clients[0].values
-        key = stage, len(self.clients), tuple((k, v.shape, v.stride(), v.dtype) for k, v in given.items())
+        pool = id(self.clients[0].pool.x)  # replayed steps read the examples of one stack
+        key = stage, pool, len(self.clients), tuple((k, v.shape, v.stride(), v.dtype) for k, v in given.items())
         if key not in memories:
             values = {name: _stacked([client.values[name] for client in self.clients]) for name in given}
             pairs = zip(self.updates, self.trainable, strict=True)
             memory = Memory(values, [update.state_of(values, names) for update, names in pairs])
             if self.lockstep.replay:
+                if len(memories) == KEPT_MEMORIES:
+                    memories.pop(next(iter(memories)))
                 memories[key] = memory
             return memory
         memory = memories[key]

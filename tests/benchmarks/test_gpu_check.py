@@ -27,10 +27,10 @@ def test_a_check_that_fails_does_not_stop_the_next(
         raise RuntimeError("wrong")
 
     monkeypatch.setattr(memory, "checks", lambda device: [("first", fails), ("second", lambda: "fine")])
-    assert gpu_check.main(["--part", "3", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert gpu_check.main(["--parts", "3", "--shard", "0", "1", "--device", "cpu", "--out", str(tmp_path)]) == 1
     assert [(row["check"], row["result"]) for row in results(tmp_path)[1:]] == [("first", "FAILED"), ("second", "ok")]
     monkeypatch.setattr(memory, "checks", lambda device: [("first", lambda: "mended")])
-    assert gpu_check.main(["--part", "3", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert gpu_check.main(["--parts", "3", "--shard", "0", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
     gpu_check.main(["--page", str(tmp_path / "results.jsonl")])
     page = capsys.readouterr().out  # the newest result of each check

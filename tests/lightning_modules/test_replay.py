@@ -102,3 +102,14 @@ def test_equal_to_steps_in_turn(method: str, extra: str, tmp_path: Path, monkeyp
     exact = {"rtol": 0, "atol": 0} if extra != CNN else {"rtol": 1e-4, "atol": 1e-6}
     torch.testing.assert_close(states(other), states(one), **exact)
     torch.testing.assert_close(replayed_losses, losses, **exact)
+
+
+def test_two_stacks_are_captured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in turn in every round: a captured step reads the examples of its own stack."""
+    monkeypatch.setattr(replay, "captured", taped)
+    captures = []
+    for rounds in (1, 3):
+        tapes.clear()
+        trained(tmp_path / str(rounds), True, MLP, "partition=iid", "lockstep_clients=3", f"rounds={rounds}")
+        captures.append(len(tapes))
+    assert captures[0] == captures[1] > 0
