@@ -36,13 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="benchmarks/gpu_check.sh", description="Checks a GPU; see docs/gpu.md.")
     parts = "1 right, 2 fast, 3 memory, 4 fractions of a GPU"
-    parser.add_argument(
-        "--parts", type=lambda text: [int(part) for part in text.split(",")], default=[*PARTS], help=parts
-    )
+    parser.add_argument("--parts", type=numbers, default=[*PARTS], help=parts)
     parser.add_argument("--seconds", type=float, default=420, help="for all parts together")
-    parser.add_argument(
-        "--device", choices=DEVICES, default="cuda", help="cpu tries the check itself, with small sizes"
-    )
+    parser.add_argument("--device", choices=DEVICES, default="cuda", help="cpu tries the check itself, at small sizes")
     parser.add_argument("--only", default="", help="parts of the names of checks, with commas")
     parser.add_argument("--out", type=Path, default=OUT / "gpu", help="folder of results.jsonl, which is appended to")
     parser.add_argument("--page", type=Path, nargs="+", help="print the page of these files of results")
@@ -63,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed |= not finished(part, given, limit)
     print(f"results: {given.out / 'results.jsonl'}")
     return int(failed)
+
+
+def numbers(text: str) -> list[int]:
+    """Parse 1,2."""
+    return [int(part) for part in text.split(",")]
 
 
 def finished(part: int, given: argparse.Namespace, limit: float) -> bool:
