@@ -40,7 +40,7 @@ PARTITION = "partition"
 ANALYSIS = {
     "compare": "pflsim.analysis.compare.command",
     "report": "pflsim.analysis.report.command",
-    "export": "pflsim.analysis.export",
+    "export": "lightning_modules.export",
     "check-method": "ray_actors.contract.command",
     "tune": "pflsim.commands.tune.command",
 }
