@@ -199,6 +199,10 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
     """
     about = model.about
     example = torch.zeros(2, *about["shape"], dtype=getattr(torch, about["dtype"]))
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precision = conv.fp32_precision
+    if precision == "ieee":  # set by a run on a GPU in this process; torch.export cannot read the flags then
+        conv.fp32_precision = "tf32"
     logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
     try:
         with redirect_stderr(io.StringIO()):
@@ -210,6 +214,7 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
         ) from error
     finally:
         logging.disable(logging.NOTSET)
+        conv.fp32_precision = precision
 
 
 def write(model: LoadedModel, folder: Path, name: str) -> str:
