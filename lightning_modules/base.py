@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -21,7 +22,8 @@ from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
 from pflsim.messages import Message, Uplink
 from pflsim.params import NET, NOTHING, Selector, UnitKind, load, snapshot, units
-from pflsim.types import Tensors, Unit
+from pflsim.servers.base import Federation
+from pflsim.types import ClientInfo, Tensors, Unit
 
 Batch = tuple[Tensor, Tensor]
 """Inputs [B, ...] and labels [B]."""
@@ -183,18 +185,6 @@ class ClientModule(LightningModule):
         """
         return self.predict(inputs)
 
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the network that alone makes the prediction, or None if the prediction needs more.
-
-        Used to export models. Default: the net, if neither `predict` nor, for the global model, `predict_global` is
-        overridden.
-        """
-        cls = type(self)
-        predicts_by_net = cls.predict is ClientModule.predict and (
-            model == "personal" or cls.predict_global is ClientModule.predict_global
-        )
-        return self.net if predicts_by_net else None
-
     def gradients(self, evaluate: Evaluate, values: Sequence[Tensor], size: int) -> Evaluation:
         """Return the loss terms and the gradients of one step.
 
@@ -226,6 +216,32 @@ class ClientModule(LightningModule):
     def layout(self, by: UnitKind) -> tuple[Unit, ...]:
         """Return the fusion units of the shared tensors, in the order of the forward pass."""
         return units(self, self.shared_parameters(), self.shared_buffers(), by)
+
+    def federation(self, sizes: Sequence[int]) -> Federation:
+        """Return what the server knows before the first round; the module has its initial values.
+
+        Args:
+            sizes: number of training examples of each client.
+        """
+        return Federation(
+            clients=tuple(ClientInfo(client, size) for client, size in enumerate(sizes)),
+            initial=self.shared_tensors(),
+            layouts={unit: self.layout(unit) for unit in ("module", "tensor", "model")},
+            seed=self.training_settings.seed,
+            rounds=self.training_settings.rounds,
+            num_classes=self.net.num_classes,
+            feature_width=self.net.feature_width,
+            head=deepcopy(self.net.head),
+        )
+
+    def adapts(self, model: Literal["personal", "global"]) -> bool:
+        """Return whether an evaluation adapts this model to the client's examples before it predicts."""
+        cls, received = type(self), model == "global" or self.reported_phase == "received"
+        overridden = cls.before_evaluation is not ClientModule.before_evaluation or (
+            received and cls.before_training is not ClientModule.before_training
+        )
+        recalibrated = received and self.training_settings.buffers == "recalibrate"
+        return recalibrated or (model == "personal" and overridden)
 
     def clear_anchors(self) -> None:
         """Clear all anchors. Called before each client, so that nothing leaks from one client to the next."""

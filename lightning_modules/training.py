@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from lightning_modules.optimizers import OptimizerChoice
+from pflsim.config.settings import Settings
 from pflsim.config.validate import non_negative, stable_penalty
 from pflsim.errors import SettingsError
 from pflsim.types import Buffers, Precision
@@ -66,6 +67,18 @@ class Training:
             raise SettingsError(f"lr_step={self.lr_step} needs lr_schedule=step")
         if self.optimizer.name != "sgd" and self.momentum:
             raise SettingsError(f"momentum={self.momentum:g} is of optimizer=sgd; {self.optimizer.name} has its own")
+
+    @classmethod
+    def of(cls, settings: Settings) -> Training:
+        """Return the local training settings of a run."""
+        same = ("lr", "lr_schedule", "lr_decay", "lr_step", "lr_warmup", "momentum", "weight_decay", "clip_grad_norm",
+                "precision", "local_steps", "batch_size", "buffers", "seed", "rounds")  # fmt: skip
+        return cls(
+            **{name: getattr(settings, name) for name in same},
+            optimizer=OptimizerChoice(**asdict(settings.optimizer)),
+            local_epochs=settings.local_epochs or 1,
+            last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more round
+        )
 
     def lr_factor(self, round_number: int) -> float:
         """Return by what the learning rates of round t are multiplied; in the initial round as in round 1."""

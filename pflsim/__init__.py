@@ -11,16 +11,19 @@ Example:
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from pflsim.analysis.compare.comparisons import Comparisons
     from pflsim.analysis.results.run import Run
     from pflsim.analysis.results.runs import Runs
 
-__all__ = ["compare", "load", "report", "resume", "run", "sweep"]
+__all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
 
 
 def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Run:
@@ -127,6 +130,34 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
     from pflsim.analysis.results.runs import Runs
 
     return Runs.read([str(runs)] if isinstance(runs, str | Path) else map(str, runs))
+
+
+def load_model(
+    run: Run | str | Path,
+    client: int | None = None,
+    round: int | str = "last",
+    model: Literal["personal", "global"] | None = None,
+) -> nn.Module:
+    """Load a model of a run; its data are not needed.
+
+    Args:
+        run: the run or its folder.
+        client: the id of a client; None: the server's model, where the method has one.
+        round: of the checkpoint: a number, "last", or "best" by validation.
+        model: the client's own model or the server's; None: the one that the method reports.
+
+    Returns:
+        A module in evaluation mode that maps examples [B, ...], as the data source gives them, to scores [B, C]. It
+        scales its inputs. Its attribute `client` is the client's module, whose `net` has the weights.
+
+    Raises:
+        SettingsError: there is no such model, or it cannot be read.
+    """
+    from pflsim.analysis.results.run import Run
+
+    importlib.import_module("lightning_modules.light")
+    export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
+    return export.SavedModels(run.folder if isinstance(run, Run) else Path(run), str(round)).load(client, model)
 
 
 def compare(

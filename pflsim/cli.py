@@ -30,7 +30,7 @@ PARTITION = "partition"
 ANALYSIS = {
     "compare": "pflsim.analysis.compare.command",
     "report": "pflsim.analysis.report.command",
-    "export": "pflsim.analysis.export",
+    "export": "lightning_modules.export",
     "check-method": "ray_actors.contract.command",
     "submit": "ray_actors.submit",
     "tune": "pflsim.commands.tune.command",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.own import bind_models
-from lightning_modules.optimizers import OptimizerChoice
 from lightning_modules.training import Training
 from pflsim.config.component_names import component_name, record_names
 from pflsim.config.components import bind_method
@@ -26,7 +24,7 @@ from pflsim.run_folder.resume import fixed_settings
 from pflsim.run_folder.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
-from pflsim.types import ClientInfo, Split
+from pflsim.types import Split
 from ray_actors.components import MakesClient, MakesNet, MakesRule
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
@@ -102,7 +100,7 @@ def prepare(settings: Settings) -> PreparedRun:
     check_validation(method, module, partition)
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
-        federation = _federation(settings, partition, module)
+        federation = module.federation([len(rows) for rows in partition.train[: _training_clients(settings)]])
         rule.init(federation)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
@@ -143,7 +141,7 @@ def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet]
     return ClientFactory(
         client=client,
         models=tuple(models),
-        training=_training(settings),
+        training=Training.of(settings),
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
         seed=settings.seed,
@@ -174,28 +172,6 @@ def _batches(training: Training, examples: int) -> int:
     return training.local_steps or training.local_epochs * -(-examples // training.batch_size)
 
 
-def _training(settings: Settings) -> Training:
-    return Training(
-        lr=settings.lr,
-        lr_schedule=cast(Any, settings.lr_schedule),
-        lr_decay=settings.lr_decay,
-        lr_step=settings.lr_step,
-        lr_warmup=settings.lr_warmup,
-        optimizer=OptimizerChoice(**asdict(settings.optimizer)),
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        clip_grad_norm=settings.clip_grad_norm,
-        precision=cast(Any, settings.precision),
-        local_epochs=settings.local_epochs or 1,
-        local_steps=settings.local_steps,
-        batch_size=settings.batch_size,
-        buffers=cast(Any, settings.buffers),
-        seed=settings.seed,
-        rounds=settings.rounds,
-        last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more round
-    )
-
-
 def _metrics(settings: Settings) -> tuple[str, ...]:
     """Return the metrics besides accuracy, each once."""
     return tuple(dict.fromkeys(settings.eval.metrics))
@@ -204,20 +180,6 @@ def _metrics(settings: Settings) -> tuple[str, ...]:
 def _training_clients(settings: Settings) -> int:
     """Return how many clients train; the clients after these are held out."""
     return settings.clients - settings.eval.holdout_clients
-
-
-def _federation(settings: Settings, partition: Partition, module: ClientModule) -> Federation:
-    shards = partition.train[: _training_clients(settings)]
-    return Federation(
-        clients=tuple(ClientInfo(i, len(rows)) for i, rows in enumerate(shards)),
-        initial=module.shared_tensors(),
-        layouts={unit: module.layout(unit) for unit in ("module", "tensor", "model")},
-        seed=settings.seed,
-        rounds=settings.rounds,
-        num_classes=module.net.num_classes,
-        feature_width=module.net.feature_width,
-        head=deepcopy(module.net.head),
-    )
 
 
 def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
@@ -292,6 +254,7 @@ def _plan(
         diagnostics_every=settings.tracking.diagnostics_every,
         classes=module.net.num_classes,
         patience=settings.stop.patience,
+        adapts=module.adapts(module.reported_model),
     )
 
 

@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+import pflsim
 from lightning_modules.base import ClientModule
+from lightning_modules.export import export_program
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
+from pflsim.analysis.results.run import Run
 from pflsim.config.compose import CONFIGS
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
+from pflsim.data.federate import load_federation
+from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
+from pflsim.run_folder.metrics import Scope
+from pflsim.run_folder.resume import saved_settings
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
@@ -213,3 +219,31 @@ def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Ten
     return a.keys() == b.keys() and all(
         a[c].keys() == b[c].keys() and all(torch.equal(a[c][k], b[c][k]) for k in a[c]) for c in a
     )
+
+
+def check_loaded(run: Run, *clients: int, scope: Scope | None = None, tests: Sequence[Examples] = ()) -> None:
+    """A loaded model and its exported program get as much right of the test examples as the last round's record says.
+
+    Args:
+        run: the run.
+        clients: which clients.
+        scope: of which model; None: the reported one.
+        tests: the test examples of all clients; empty: they are loaded again.
+    """
+    tests = tests or examples_of(run)
+    recorded = run.counts(saved_settings(run.folder).rounds, scope)
+    for client in clients:
+        model, test = pflsim.load_model(run, client, model=scope and scope.model), tests[client]
+        program = export_program(model).module()
+        with torch.inference_mode():
+            scores, exported = model(test.x), program(test.x)
+        assert not model.training and torch.equal(scores.argmax(1), exported.argmax(1))
+        assert (scores.argmax(1) == test.y).sum() == recorded[client].correct
+        loss = torch.nn.functional.cross_entropy(scores.float(), test.y, reduction="sum")
+        assert float(loss) == pytest.approx(recorded[client].loss, rel=1e-4)  # as much right by chance is not enough
+
+
+def examples_of(run: Run) -> list[Examples]:
+    """The test examples of all clients of a run."""
+    data, rows = load_federation(saved_settings(run.folder))
+    return [shard(data, rows, client).test for client in range(rows.clients)]

@@ -13,12 +13,24 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support import IN_BOTH_TIERS, METHOD_PARAMS, METHODS, RUN_PARAMS, Records, same, slow_except, states
+from support import (
+    IN_BOTH_TIERS,
+    METHOD_PARAMS,
+    METHODS,
+    RUN_PARAMS,
+    Records,
+    check_loaded,
+    same,
+    slow_except,
+    states,
+)
 
+import pflsim
 from pflsim.config.compose import CONFIGS
 from pflsim.engine.simulation import Simulation
 from ray_actors.contract.checks import (
     CHECKS,
+    SMALL,
     Make,
     Skipped,
     actors_equal_inline,
@@ -83,6 +95,13 @@ def test_contract(method: str, check: Callable[[Make], None]) -> None:
 @pytest.mark.parametrize("method", RUN_PARAMS)
 def test_equal_on_actors(method: str, pool: ActorPool) -> None:
     actors_equal_inline(partial(job, method), pool)
+
+
+@pytest.mark.parametrize("method", slow_except({"fedbabu", "fedfcd", "pfedcfr", "r_pfedpm"}, METHODS))
+def test_loaded_models_predict_as_recorded(method: str, tmp_path: Path) -> None:
+    """FedBABU adapts its model to the client's examples; R-pFedPM branches on values."""
+    settings = [*SMALL, "partition=dirichlet", f"run_dir={tmp_path / 'run'}", "progress=none"]
+    check_loaded(pflsim.run(method=method, overrides=settings), 1, 3)
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -89,11 +88,3 @@ class APFL(ClientModule):
     def predict_global(self, inputs: Tensor) -> Tensor:
         """Return scores of the global model w."""
         return self.net(inputs)
-
-    def plain_net(self, model: Literal["personal", "global"]) -> Net:
-        """Return a net with the values of v̄ for the personal model, w for the global one."""
-        if model == "global":
-            return self.net
-        net = deepcopy(self.personal)
-        load(net, self.mixture(self.alpha))
-        return net

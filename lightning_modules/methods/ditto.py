@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Literal
 
 from torch import Tensor
 
@@ -63,7 +62,3 @@ class Ditto(ClientModule):
     def predict_global(self, inputs: Tensor) -> Tensor:
         """Return scores of the global model w."""
         return self.net(inputs)
-
-    def plain_net(self, model: Literal["personal", "global"]) -> Net:
-        """Return v for the personal model, w for the global one."""
-        return self.personal if model == "personal" else self.net

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
@@ -101,7 +99,3 @@ class FedDBE(ClientModule):
     def predict_global(self, inputs: Tensor) -> Tensor:
         """Return scores of the global model, without v."""
         return self.net(inputs)
-
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the net for the global model, None for the personal one."""
-        return self.net if model == "global" else None

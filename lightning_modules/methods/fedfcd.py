@@ -107,10 +107,6 @@ class FedFCD(ClientModule):
         """Return the logits of the fused decision."""
         return self.decide(self.net.body(inputs))
 
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the net, or None with decision fusion."""
-        return self.net if self.global_head is None else None
-
     def reply(self, shard: Shard) -> Uplink:
         """Return the class means of the training examples (eq. 3), or nothing if the server does not use them."""
         if self.feature_alignment or self.global_head is not None:

@@ -74,10 +74,6 @@ class FedProto(ClientModule):
             return self.net(inputs)
         return nearest_scores(self.net.body(inputs).flatten(1), self.means, self.held)
 
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the net if its head predicts, else None."""
-        return self.net if self.predicts_by == "head" else None
-
     def reply(self, shard: Shard) -> Uplink:
         """Return the class means of the trained body (eq. 3)."""
         return reply_means(self.net.body, shard)

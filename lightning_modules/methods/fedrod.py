@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -71,7 +70,3 @@ class FedRoD(ClientModule):
     def predict_global(self, inputs: Tensor) -> Tensor:
         """Return ψ(z), [B, C]."""
         return self.net(inputs)
-
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the net for the global model; the personal one needs both heads."""
-        return self.net if model == "global" else None

@@ -11,7 +11,6 @@ from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import at_least_one, positive, stable_penalty
-from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import Selector, load
@@ -84,10 +83,9 @@ class PFedMe(ClientModule):
 
     def objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of θ and its penalty towards w (eq. 7)."""
-        (inputs, labels), theta = batch, self.personal()
-        scores = functional_call(self.net, theta, (inputs,))
-        pairs = zip(theta.values(), self.net.parameters(), strict=True)
-        return {"ce": cross_entropy(scores, labels), "prox": proximal(pairs, self.lam)}
+        inputs, labels = batch
+        pairs = zip(self.personal().values(), self.net.parameters(), strict=True)
+        return {"ce": cross_entropy(self.predict(inputs), labels), "prox": proximal(pairs, self.lam)}
 
     def distance(self, batch: Batch) -> Terms:
         """Return λ/2·‖w − θ‖², whose gradient is that of the Moreau envelope (Algorithm 1, line 8)."""
@@ -95,10 +93,13 @@ class PFedMe(ClientModule):
         pairs = zip(self.net.parameters(), self.personal().values(), strict=True)
         return {"prox": proximal(pairs, self.lam)}
 
-    def before_evaluation(self, shard: Shard) -> None:
-        """Load θ into the net: the personal model is θ."""
-        del shard
-        load(self.net, self.personal())
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return scores of the personal model θ."""
+        return functional_call(self.net, self.personal(), (inputs,))
+
+    def predict_global(self, inputs: Tensor) -> Tensor:
+        """Return scores of the global model w."""
+        return self.net(inputs)
 
 
 def _dotless(net: nn.Module) -> dict[str, nn.Parameter]:

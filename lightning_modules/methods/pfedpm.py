@@ -128,13 +128,13 @@ class PFedPM(ClientModule):
 
         The head predicts until C̃ exists.
         """
+        if self.predicts_by == "relation" and torch.compiler.is_exporting():  # a program has no branches on values
+            features, known = self.net.body(inputs), self.mixed.view(-1, *self.net.feature_shape)
+            scores = torch.where(self.seen, self.relation(features, known), 0.0)
+            return torch.where(self.seen.any(), scores, self.net.head(features))
         if self.predicts_by == "decision" or not self.seen.any():
             return self.net(inputs)
         return self._scores(self.net.body(inputs))
-
-    def plain_net(self, model: Literal["personal", "global"]) -> Net | None:
-        """Return the net if its head predicts, else None."""
-        return self.net if self.predicts_by == "decision" else None
 
     def reply(self, shard: Shard) -> Uplink:
         """Return the class means of the trained body (eq. 6) and store them as the own means of the next round."""

@@ -60,4 +60,5 @@ class RelationModule(nn.Module):
         else:
             examples, means = functional.linear(features, example_weight), functional.linear(classes, class_weight)
         pairs = (examples[:, None] + means[None]).flatten(0, 1)  # [B·C, ...]
-        return self.rest(self.norm(pairs)).view(len(features), len(classes))
+        # not len(), which would fix the size of the batch in an exported program
+        return self.rest(self.norm(pairs)).view(features.shape[0], classes.shape[0])

@@ -46,7 +46,7 @@ Commands that run many experiments:
 Commands that read run folders:
   compare             print the results of several runs as a table, with differences and intervals
   report              write an HTML report of one or more runs
-  export              export trained client models
+  export              write trained models as programs of torch.export and as safetensors
 
 Commands without a run:
   partition           write and draw the partition of some settings: partition data=mnist clients=20 into=FOLDER

@@ -19,7 +19,7 @@ from pflsim.types import SPLITS, Split
 NUMBERINGS = ("parts", "all")
 OTHER_KEYS = (
     *("numbering", "hash", "data", "partition", "split"),
-    *("clients", "classes", "examples", "per_client", "class_counts", "shift", "unshifted_hash"),
+    *("clients", "classes", "examples", "per_client", "class_counts", "shift", "unshifted_hash", "inputs"),
 )
 """Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'

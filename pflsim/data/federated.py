@@ -69,13 +69,9 @@ class Examples:
                 x = self.augment.variants(x, index >> ROW_BITS)
         else:
             x, y = self.x[index], self.y[index]
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32).div_(self.scale)
-        if self.mean is not None and self.std is not None:
-            shape = (1, -1) + (1,) * (x.dim() - 2)
-            mean, std = (_constant(values, x.dtype, x.device).view(shape) for values in (self.mean, self.std))
-            x = (x - mean) / std
-        return x, y
+        dtype = torch.float32 if x.dtype == torch.uint8 else x.dtype
+        mean, std = (None if v is None else _constant(v, dtype, x.device) for v in (self.mean, self.std))
+        return scaled(x, self.scale, mean, std), y
 
     def in_turn(self, size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all examples in stored order, `size` at a time; None selects the best size for the device."""
@@ -85,6 +81,16 @@ class Examples:
     def to(self, device: torch.device | str) -> Examples:
         """Return a copy on a device."""
         return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+
+def scaled(x: Tensor, scale: float, mean: Tensor | None, std: Tensor | None) -> Tensor:
+    """Return stored values as inputs: uint8 divided by `scale`, then standardised by channel."""
+    if x.dtype == torch.uint8:
+        x = x.to(torch.float32).div_(scale)
+    if mean is not None and std is not None:
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        x = (x - mean.view(shape)) / std.view(shape)
+    return x
 
 
 @cache

@@ -25,7 +25,7 @@ def write_partition(
     split_name: str = "",
     shift_name: str = "",
 ) -> str:
-    """Write partition.json (hash, names, sizes, class counts and rows per client, its shift) and partition.png.
+    """Write partition.json (hash, names, sizes, inputs, class counts and rows per client, its shift) and partition.png.
 
     The rows count through the training part and then the test part, so partition.json is a file for
     `pflsim.data.explicit`.
@@ -57,6 +57,11 @@ def write_partition(
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "per_client": {name: _size_summary(c.sum(axis=1)) for name, c in counts.items()},
         "numbering": "all",
+        "inputs": {
+            "shape": dataset.input_shape,
+            "dtype": dataset.x.dtype.name,
+            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens")},
+        },
     }
     if partition.shift.groups:
         head["shift"] = {"name": shift_name, **partition.shift.record()}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pflsim.engine.execution import Executor
+from pflsim.engine.execution import EvalRequest, Executor
 from pflsim.engine.plan import RunPlan
 from pflsim.run_folder.checkpoint.write import Staged, stage_checkpoint
 
@@ -38,13 +38,22 @@ class Checkpointer:
         due = self._plan.is_due(round_number, self._plan.checkpoint_every) or 0 < limit <= elapsed
         return round_number > 0 and due
 
-    def stage(self, round_number: int, score: float | None) -> Staged | None:
-        """Write the states after a round aside; returns None if the disk refuses it."""
+    def stage(self, round_number: int, score: float | None, adapted: bool = False) -> Staged | None:
+        """Write the states after a round aside; returns None if the disk refuses it.
+
+        Args:
+            round_number: the round.
+            score: see `stage_checkpoint`.
+            adapted: also write the reported models of methods that adapt them to the clients' examples.
+        """
         self._staged_at = time.monotonic()
-        header, executor = {"method": self._plan.method, **(self._plan.header or {})}, self._executor
+        plan, executor = self._plan, self._executor
+        header = {"method": plan.method, **(plan.header or {})}
+        request = EvalRequest(*plan.reported, tuple(range(plan.clients)), (), round_number)
         try:
             server, clients = executor.server_state(), executor.client_states()
-            return stage_checkpoint(self._folder, round_number, server, clients, header, score)
+            models = executor.adapted_states(request) if adapted and plan.adapts else ()
+            return stage_checkpoint(self._folder, round_number, server, clients, header, score, models)
         except OSError as error:
             _log_error(round_number, error)
             return None

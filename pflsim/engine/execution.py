@@ -100,7 +100,25 @@ class EvalRequest:
     confusion: bool = False
 
 
-ClientTask = TrainTask | ReplyTask | FinetuneTask
+@dataclass(frozen=True, slots=True)
+class AdaptTask:
+    """Adapt a model to the client's examples as for an evaluation, and return the tensors that this changes.
+
+    Args:
+        request: which model.
+    """
+
+    name: ClassVar[str] = "adaptation"
+    changes_state: ClassVar[bool] = True
+    request: EvalRequest
+
+    @property
+    def round_number(self) -> int:
+        """Return the round that has just finished."""
+        return self.request.round_number
+
+
+ClientTask = TrainTask | ReplyTask | FinetuneTask | AdaptTask
 """What `Executor.run` has clients do."""
 
 
@@ -209,6 +227,10 @@ class Executor(Protocol[Handle]):
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Yield every client's id and private state, for a checkpoint."""
+        ...
+
+    def adapted_states(self, request: EvalRequest) -> Iterator[tuple[int, Tensors]]:
+        """Adapt a model to its clients' examples; yields the tensors that differ from the private states."""
         ...
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:

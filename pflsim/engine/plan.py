@@ -34,6 +34,7 @@ class RunPlan:
         straggler_work: the share of its mini-batches that a straggler trains on.
         diagnostics_every: compute the matrices of the diagnostics every so many rounds, and in the last one.
         classes: C, for the confusion matrix; 0: none is computed.
+        adapts: the reported model is adapted to each client's examples, so checkpoints store it.
         patience: end after so many evaluations without a better validation accuracy; None: after the last round.
     """
 
@@ -61,6 +62,7 @@ class RunPlan:
     diagnostics_every: int = 10
     classes: int = 0
     patience: int | None = None
+    adapts: bool = False
 
     def absent(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round's cohort that do not take part."""
@@ -84,7 +86,7 @@ class RunPlan:
         return (0 if self.initial_round else 1) if done is None else done + 1
 
     @property
-    def reported(self) -> tuple[str, str]:
+    def reported(self) -> tuple[Literal["personal", "global"], Literal["trained", "received"]]:
         """The model and the phase that the method reports, as in `EvalRow`."""
         return self.reported_model, self.reported_phase if self.reported_model == "personal" else "received"
 

@@ -206,7 +206,7 @@ class Simulation(Generic[Handle]):
             self._scores[record.round] = score
         if self._stalled or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
-                staged = self._checkpoints.stage(record.round, score)
+                staged = self._checkpoints.stage(record.round, score, adapted=True)
         record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})
         try:
             self.listener.round(record)

@@ -201,11 +201,14 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         factory, clients = self.factory, sorted(self._host_of)
         variants = {factory.variant_of(client) for client in clients if client not in self.states}
         initial = InitialStates(factory, {variant: factory.build(variant) for variant in variants})
+        stored = self._fetched(self.states)
+        yield from (next(stored) if client in self.states else (client, initial[client]) for client in clients)
+
+    def _fetched(self, states: Mapping[int, ObjectRef]) -> Iterator[tuple[int, Tensors]]:
+        clients = sorted(states)
         for first in range(0, len(clients), CLIENTS_PER_FETCH):
             some = clients[first : first + CLIENTS_PER_FETCH]
-            stored = [client for client in some if client in self.states]
-            fetched = dict(zip(stored, _get([self.states[client] for client in stored]), strict=True))
-            yield from ((client, fetched[client] if client in fetched else initial[client]) for client in some)
+            yield from zip(some, _get([states[client] for client in some]), strict=True)
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Load the states of a checkpoint."""

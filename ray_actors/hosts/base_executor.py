@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import EvalRequest, Sent, Trained
+from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, Sent, Trained
 from pflsim.engine.faults import FaultRecorder
-from pflsim.types import EvalRow
+from pflsim.types import EvalRow, Tensors
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.failure_policy import FailurePolicy
 
@@ -38,6 +38,14 @@ class BaseExecutor(ABC, Generic[Handle]):
         self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.faults)
         self.clients_done: Callable[[int], None] = lambda clients: None
         self._before: tuple[Any, dict[int, Any]] | None = None
+
+    @abstractmethod
+    def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
+        """Have the clients in `sent` do a task."""
+
+    @abstractmethod
+    def _fetched(self, states: Mapping[int, Any]) -> Iterator[tuple[int, Tensors]]:
+        """Yield each client's id and state."""
 
     @abstractmethod
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
@@ -84,13 +92,18 @@ class BaseExecutor(ABC, Generic[Handle]):
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Evaluate a model; rows are in the order of the client ids."""
-        messages: Mapping[int, Handle | None] = dict.fromkeys(request.clients)
+        rows = self._evaluate(request, self._messages(request, sent))
+        return [row for client in sorted(rows) for row in rows[client]]
+
+    def _messages(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> Mapping[int, Handle | None]:
+        """Return the message of each client for an evaluation; no clients if there is no global model to evaluate."""
         if request.model == "global":
             message = self._global_message()
-            if message is None:
-                return []
-            messages = dict.fromkeys(request.clients, message)
-        elif request.phase == "received":
-            messages = (self.send(request.clients) if sent is None else sent).downlinks
-        rows = self._evaluate(request, messages)
-        return [row for client in sorted(rows) for row in rows[client]]
+            return {} if message is None else dict.fromkeys(request.clients, message)
+        if request.phase == "received":
+            return (self.send(request.clients) if sent is None else sent).downlinks
+        return dict.fromkeys(request.clients)
+
+    def adapted_states(self, request: EvalRequest) -> Iterator[tuple[int, Tensors]]:
+        """Adapt a model to its clients' examples; yields the tensors that differ from the private states."""
+        return self._fetched(self.run(AdaptTask(request), Sent(self._messages(request), {})).states)

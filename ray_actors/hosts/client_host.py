@@ -20,7 +20,7 @@ from lightning_modules.metrics import metrics_of
 from pflsim.data.augment import CropFlip
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition, Shard, StackedShards, shard, stacked_shards
-from pflsim.engine.execution import ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
+from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
@@ -109,7 +109,7 @@ class ClientHost:
         if isinstance(task, EvalRequest):
             return self._evaluate(task, messages)
         if not isinstance(task, TrainTask):
-            do: Any = {ReplyTask: self._reply, FinetuneTask: self._finetune}[type(task)]
+            do: Any = {ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt}[type(task)]
             return {client: do(task, client, message) for client, message in messages.items()}
         replies: dict[int, Reply] = {}
         for group in self.factory.client_groups(messages):
@@ -188,6 +188,12 @@ class ClientHost:
             self.module.eval()
             uplink = self.module.reply(own)
         return Reply(TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink)), uplink)
+
+    def _adapt(self, task: AdaptTask, client: int, message: Message | None) -> Reply:
+        with self.module_for(task.request, client, message) as module:
+            own = self.states[client]
+            changed = {k: v for k, v in module.state_dict().items() if not torch.equal(v.cpu(), own[k])}
+            return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
 
     def _evaluate(self, request: EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, list[EvalRow]]:
         counted: list[tuple[int, Split, torch.Tensor, list[torch.Tensor]]] = []

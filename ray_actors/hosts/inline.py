@@ -132,6 +132,9 @@ class InlineExecutor(BaseExecutor[Messages]):
         """Yield every client's id and private state."""
         yield from ((client, self.host.states[client]) for client in self.host.clients)
 
+    def _fetched(self, states: Mapping[int, Any]) -> Iterator[tuple[int, Tensors]]:
+        yield from states.items()
+
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Load the states of a checkpoint."""
         self.server.restore(server)

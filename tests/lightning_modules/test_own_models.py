@@ -6,16 +6,17 @@ import importlib
 import itertools
 import json
 import random
-import runpy
 import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import torch
+from support import check_loaded
 
+import pflsim
+from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
-from pflsim.analysis.export import main as export
 from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.run_folder.resume import saved_settings
@@ -241,19 +242,27 @@ def test_functions_of_libraries_are_not_called(mine: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedrep", "fedproto"])
-def test_an_exported_own_model_loads_again(mine: str, method: str) -> None:
-    """As the user's own class where the net alone predicts."""
-    assert run(f"model={mine}.Conv", "model.width=5", f"method={method}") == 0
-    assert export(["run", "--client", "0"]) == 0
-    loaded = runpy.run_path("run/export/example.py")["load"](0)
-    assert (type(loaded).__name__ == "Conv") == (method == "fedrep")
+def test_an_own_model_is_loaded(mine: str, method: str) -> None:
+    """With the weights in the user's own class."""
+    assert run(f"model={mine}.Conv", "model.width=5", f"method={method}", "data=digits") == 0
+    check_loaded(pflsim.load("run")[0], 0)
+    net = pflsim.load_model("run", 0).client.net
+    assert isinstance(net, OwnNet) and type(net.original()).__name__ == "Conv"
 
 
 def test_models_with_variants(mine: str) -> None:
     assert run(f"model={mine}.make", "model.variants=[{width: 8}, {width: 12}]", "method=local") == 0
-    assert export(["run", "--client", "0,1"]) == 0
-    load = runpy.run_path("run/export/example.py")["load"]
-    assert [load(client).fc.in_features for client in (0, 1)] == [8, 12]
+    nets = [pflsim.load_model("run", client).client.net for client in (0, 1)]
+    assert [net.head.in_features for net in nets] == [8, 12]
+
+
+def test_a_model_with_branches_is_loaded_but_not_exported(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"model={mine}.Branch", "method=local") == 0
+    capsys.readouterr()
+    assert export(["run", "--client", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "local with model=Branch" in error and error.count("\n") == 1 and not Path("run/export").exists()
+    assert pflsim.load_model("run", 0)(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
 def test_records_and_resume_know_own_modules(

@@ -19,7 +19,7 @@ from pflsim.run_folder import environment
 
 FORMAT = 2
 META = "meta.json"
-NAME = re.compile(r"server\.pt|client_(\d{3}|[1-9]\d{3,})\.pt")
+NAME = re.compile(r"server\.pt|(?:adapted|client)_(\d{3}|[1-9]\d{3,})\.pt")
 FOLDER = re.compile(r"round_(\d{4}|[1-9]\d{4,})")
 
 
@@ -54,8 +54,7 @@ class Checkpoint:
     @property
     def ids(self) -> tuple[int, ...]:
         """Return the ids of its clients, ascending."""
-        matches = (NAME.fullmatch(name) for name in self.files)
-        return tuple(sorted(int(match[1]) for match in matches if match and match[1]))
+        return tuple(sorted(int(name[7:-3]) for name in self.files if name.startswith("client_")))
 
     def server(self) -> Any:
         """Return the server rule's state in plain form; `restored` rebuilds it."""
@@ -68,6 +67,11 @@ class Checkpoint:
     def client(self, client: int) -> dict[str, Any]:
         """Return the private state of a client."""
         return self.load(f"client_{client:03d}.pt")
+
+    def adapted(self, client: int) -> dict[str, Any] | None:
+        """Return the tensors of a client's adapted model that differ from its private state; None: not stored."""
+        name = f"adapted_{client:03d}.pt"
+        return self.load(name) if name in self.files else None
 
     def load(self, name: str) -> Any:
         """Verify the checksum of a file and load it in plain form.

@@ -75,6 +75,7 @@ def stage_checkpoint(
     clients: Iterable[tuple[int, Tensors]],
     header: Mapping[str, Any],
     score: float | None = None,
+    adapted: Iterable[tuple[int, Tensors]] = (),
 ) -> Staged:
     """Write the state after a round to a temporary folder; `publish` renames it to e.g. `folder`/round_0001.
 
@@ -85,6 +86,8 @@ def stage_checkpoint(
         clients: each client's id and private state. Only one client's state is in memory at a time.
         header: the settings that a resumed run must share, e.g. method, model, seed; JSON values.
         score: mean validation accuracy of the reported model after the round; None or NaN if unknown.
+        adapted: client ids with the tensors that a model adapted to the client's examples has instead of the private
+            state's; resuming does not need them.
 
     Raises:
         CheckpointError: the disk fails, e.g. because it is full. The temporary folder is removed.
@@ -93,13 +96,14 @@ def stage_checkpoint(
     staged = Staged(round_number, folder / f".{final.name}.part", final)
     score = None if score is None or not math.isfinite(score) else float(score)
     private = ((f"client_{client:03d}.pt", state) for client, state in clients)
+    models = ((f"adapted_{client:03d}.pt", state) for client, state in adapted)
     files: dict[str, tuple[int, str]] = {}
     try:
         with _disk_errors(final):
             clean_up(folder)
             folder.mkdir(exist_ok=True)  # not its parents: the run folder may have been moved
             staged.aside.mkdir()
-        for name, state in chain([("server.pt", server)], private):  # the iterator's own errors pass
+        for name, state in chain([("server.pt", server)], private, models):  # the iterator's own errors pass
             with _disk_errors(final):
                 files[name] = _save(plain(state), staged.aside / name)
         with _disk_errors(final):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_wine
+from support import check_loaded
 
 import pflsim
 from pflsim.config.compose import CONFIGS, composed, composing, plain
@@ -133,10 +134,7 @@ def test_runs_learn_and_are_exported(
         progress="none", overrides=["partition.alpha=5", "batch_size=10", "local_epochs=2", *path],
     )  # fmt: skip
     assert run.accuracy > chance + 0.25
-    from ray_actors.export.models import export
-
-    lines = export(run.folder, "1", "last", None, None, None)
-    assert "as the run recorded" in lines[1]
+    check_loaded(run, 1)
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes_per_client", "dominant_classes", "label_lognormal"])

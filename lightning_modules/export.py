@@ -1,0 +1,281 @@
+"""Loads models from a run folder, and writes them as programs of torch.export and as safetensors.
+
+`export RUN --client 3` writes client_3.pt2 and client_3.safetensors. `torch.export.load("client_3.pt2").module()` maps
+examples [B, ...] as the data source gives them to scores [B, C], without pflsim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.base import ClientModule
+from lightning_modules.nets.own import bind_models
+from lightning_modules.training import Training
+from pflsim.analysis.results import read_run
+from pflsim.config.component_names import component_name
+from pflsim.config.components import bind_method
+from pflsim.config.installation import program
+from pflsim.data.federated import scaled
+from pflsim.errors import SettingsError
+from pflsim.messages import Message
+from pflsim.params import load, snapshot
+from pflsim.run_folder.checkpoint.meta import BadCheckpoint, name_of
+from pflsim.run_folder.checkpoint.read import choose_checkpoint
+from pflsim.run_folder.checkpoint.state import restored
+from pflsim.run_folder.files import in_order, write_atomically
+from pflsim.run_folder.resume import saved_settings
+from pflsim.seeding import seeded_global
+from pflsim.servers.base import ServerRule
+from pflsim.terminal.exit_status import exit_status
+
+Model = Literal["personal", "global"]
+
+
+class LoadedModel(nn.Module):
+    """Maps examples [B, ...] as the data source gives them to scores [B, C]; scaling is included.
+
+    Args:
+        client: the client's module, with its values.
+        predict_global: whether it predicts by the global model.
+        about: by name, the method, client and round, and the shape, type and scaling of the inputs.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(self, client: ClientModule, predict_global: bool, about: Mapping[str, Any]):
+        super().__init__()
+        self.client, self.predict_global, self.about = client, predict_global, dict(about)
+        for name in ("mean", "std"):
+            values = about[name]
+            self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return scores [B, C] of inputs [B, ...]."""
+        client = self.client
+        with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
+            x = scaled(inputs, self.about["scale"], self.mean, self.std)
+            return client.predict_global(x) if self.predict_global else client.predict(x)
+
+
+class SavedModels:
+    """The models of a checkpoint. Neither the data nor the clients' examples are read.
+
+    Args:
+        folder: the run folder; the run may still be running.
+        round_name: "last", "best" or a number.
+
+    Raises:
+        SettingsError: the folder or the checkpoint cannot be read.
+    """
+
+    def __init__(self, folder: Path, round_name: str = "last"):
+        read_run(folder)  # refuses what is no run folder
+        self.settings = saved_settings(folder)
+        self.clients = self.settings.clients - self.settings.eval.holdout_clients
+        self.method = component_name(self.settings, "method")
+        self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name)
+        try:
+            record = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
+            self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
+        except (OSError, ValueError, KeyError) as error:
+            raise SettingsError(
+                f"{folder / 'partition.json'} does not describe the inputs: {error}; if an earlier version made the "
+                "run, run it again"
+            ) from error
+        make_client, self._make_rule = bind_method(self.settings.method)
+        self._nets, self._make_client = bind_models(self.settings.model, None), make_client
+
+    def _module(self, variant: int = 0) -> ClientModule:
+        """Return a module with its initial values."""
+        net, tokens = self._nets[variant], self._inputs["tokens"]
+        if tokens is not None:
+            net = partial(net, vocabulary=net.keywords.get("vocabulary") or tokens)
+        with seeded_global(self.settings.seed, "init", -1):
+            module = self._make_client(net(tuple(self._inputs["shape"]), self._classes), Training.of(self.settings))
+        module.keep_optimizers()
+        if module.net.channels_last:  # as in the run: the order of sums depends on it
+            module.to(memory_format=torch.channels_last)
+        return module
+
+    @cached_property
+    def _server(self) -> tuple[ServerRule[Any], Any]:
+        """The server rule and its state."""
+        rule = self._make_rule()
+        initial = rule.init(self._module().federation([len(rows) for rows in self._train[: self.clients]]))
+        return rule, restored(initial, self.checkpoint.server())
+
+    @cached_property
+    def _downlinks(self) -> dict[int, Message]:
+        """The message to each client; all at once, because a rule may compute them in one matrix product."""
+        rule, state = self._server
+        return rule.downlinks(state, range(self.clients))
+
+    def load(self, client: int | None = None, model: Model | None = None) -> LoadedModel:
+        """Return a model, in evaluation mode.
+
+        Args:
+            client: its id; None: the server's model, without any client.
+            model: the client's own or the server's, with what the client keeps private; None: the reported one.
+
+        Raises:
+            SettingsError: there is no such client or model, or the checkpoint does not have it.
+        """
+        if client is not None and not 0 <= client < self.clients:
+            late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
+            raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
+        if client is None and model == "personal":
+            raise SettingsError("a personal model is a client's: give a client")
+        module = self._module(0 if client is None else client % len(self._nets))
+        module.round_number = self.checkpoint.round
+        which = "global" if client is None else model or module.reported_model
+        phase = "received" if which == "global" else module.reported_phase
+        with self._damage():
+            if client is not None:
+                module.load_state_dict(self.checkpoint.client(client))
+            if which == "global":
+                self._load_global(module, client)
+            elif phase == "received":
+                module.receive(self._downlinks[client])  # type: ignore[index]
+            if client is not None and module.adapts(which):
+                self._load_adapted(module, client, which)
+        about = {
+            "method": self.method, "client": client, "round": self.checkpoint.round, "model": which, "phase": phase,
+            **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
+            "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
+        }  # fmt: skip
+        return LoadedModel(module, which == "global", about).eval()
+
+    def _load_global(self, module: ClientModule, client: int | None) -> None:
+        rule, state = self._server
+        weights = rule.global_weights(state)
+        if weights is None:
+            raise SettingsError(f"{self.method} has no global model")
+        own = [
+            key
+            for key, value in module.state_dict().items()
+            if key.startswith("net.") and key not in weights and value.is_floating_point()
+        ]
+        if client is None and own:
+            raise SettingsError(
+                f"the global model of {self.method} has no {own[0]}, which is each client's: give a client"
+            )
+        load(module, weights)
+
+    def _load_adapted(self, module: ClientModule, client: int, model: Model) -> None:
+        """Load what the run has adapted to the client's examples."""
+        adapted = self.checkpoint.adapted(client) if model == module.reported_model else None
+        if adapted is None:
+            raise SettingsError(
+                f"{name_of(self.checkpoint.path)} does not have the {model} model of {self.method} adapted to the "
+                f"examples of client {client}: checkpoints have the reported model, unless the run was interrupted"
+            )
+        module.load_state_dict({**self.checkpoint.client(client), **adapted})
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        try:
+            yield
+        except BadCheckpoint as bad:
+            raise SettingsError(f"{self.checkpoint.path} is damaged: {bad}; choose another round") from bad
+
+
+def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
+    """Return a program of a model, for any number of examples.
+
+    Raises:
+        SettingsError: torch.export cannot export the model.
+    """
+    about = model.about
+    example = torch.zeros(2, *about["shape"], dtype=getattr(torch, about["dtype"]))
+    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precision = conv.fp32_precision
+    if precision == "ieee":  # set by a run on a GPU in this process; torch.export cannot read the flags then
+        conv.fp32_precision = "tf32"
+    logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
+    try:
+        with redirect_stderr(io.StringIO()):
+            return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # torch.export raises errors of many types
+        reason = str(error).strip().partition("\n")[0]
+        raise SettingsError(
+            f"torch.export cannot export {about['method']} with model={about['net']}: {reason}; pflsim.load_model works"
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+        conv.fp32_precision = precision
+
+
+def write(model: LoadedModel, folder: Path, name: str) -> str:
+    """Write `name`.pt2 and `name`.safetensors, the client module's state; returns a line that describes them."""
+    from safetensors.torch import save
+
+    file = io.BytesIO()
+    torch.export.save(export_program(model), file)
+    state = {k: v for k, v in model.client.state_dict().items() if not k.startswith("kept_optimizers.")}
+    tensors = {key: value.contiguous() for key, value in snapshot(state).items()}
+    metadata = {key: str(value) for key, value in model.about.items() if value is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{name}.pt2", file.getvalue())
+    write_atomically(folder / f"{name}.safetensors", in_order(save(tensors, metadata)))
+    return f"{folder / name}.pt2, {name}.safetensors: {len(tensors)} tensors"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status.
+    """
+    given = _options(arguments)
+
+    def export() -> None:
+        saved = SavedModels(given.run, given.round)
+        for client in _clients(given.client, saved.clients):
+            model = saved.load(client, given.model)
+            whose = "global" if client is None else f"client_{client}"
+            other = client is not None and model.predict_global != (model.client.reported_model == "global")
+            name = f"{whose}_{model.about['model']}" if other else whose
+            print(write(model, given.out or given.run / "export", name))
+
+    return exit_status(export)
+
+
+def _clients(text: str | None, clients: int) -> list[int] | list[None]:
+    """Return the clients that `--client` names."""
+    if text is None:
+        return [None]
+    if text == "all":
+        return list(range(clients))
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingsError(f"--client {text}: expected a number, several with commas, or all")
+    return sorted({int(part) for part in parts})
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"{program()} export", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
+    parser.add_argument(
+        "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"
+    )
+    parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
+    parser.add_argument(
+        "--model",
+        choices=["personal", "global"],
+        help="the client's model or the server's; default: the reported model",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
+    return parser.parse_args(arguments)

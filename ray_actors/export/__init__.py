@@ -1,1 +1,0 @@
-"""Exports the models of a checkpoint, with a script that loads them."""
