@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +120,5 @@ def remove_empty_records(folder: Path) -> None:
     if not has_records(folder):
         for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
             path.unlink(missing_ok=True)
-        shutil.rmtree(folder / "tb", ignore_errors=True)  # of older versions
         for path in folder.glob("*tfevents*"):
             path.unlink()

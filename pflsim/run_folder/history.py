@@ -119,8 +119,8 @@ def from_line(line: str) -> RoundMetrics:
         traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
         traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
         seconds=_numbers(content["seconds"]),
-        faults=content.get("faults", {}),  # missing in files of earlier versions, as is drift
-        drift=_numbers(content.get("drift", {})),
+        faults=content["faults"],
+        drift=_numbers(content["drift"]),
     )
 
 

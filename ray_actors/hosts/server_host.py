@@ -34,7 +34,7 @@ class ServerHost:
 
     def __init__(self, rule: ServerRule, federation: Federation, threads: int = 1, device: str = "cpu"):
         self.rule, self.federation, self.threads = rule, federation, threads
-        self.device = torch.device("cuda" if device == "cuda" else "cpu")  # older runs recorded auto and used the CPU
+        self.device = torch.device(device)
         self._fused = False
         with torch_threads(threads):
             self.state = rule.init(federation)

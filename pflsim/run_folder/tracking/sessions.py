@@ -9,12 +9,11 @@ from typing import Any
 from pflsim.errors import SettingsError
 from pflsim.run_folder.diagnostics import cut_diagnostics
 from pflsim.run_folder.summary import RunMeta, Summary
-from pflsim.run_folder.tracking import event_files, records
-from pflsim.run_folder.tracking.tensorboard import event_folder
+from pflsim.run_folder.tracking import records
 
 
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
-    """Truncate metrics.jsonl, per_client.csv, event files and diagnostics after a round, and return what is kept.
+    """Truncate metrics.jsonl, per_client.csv and diagnostics after a round, and return what is kept.
 
     The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Reads and
     checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be resumed
@@ -33,7 +32,6 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     later = (metrics for metrics in found.lines if metrics.round > summary["rounds"])
     seconds = summary["seconds"] + sum(metrics.total_seconds for metrics in later)
     records.cut(folder, found.ends[len(history)])
-    event_files.cut(event_folder(folder), history, meta.reported)
     cut_diagnostics(folder, after)
     resumed_after = *summary["resumed_after"], after
     kept = {key: summary[key] for key in ("peak_rss_mb", "actor_restarts", "warnings")}

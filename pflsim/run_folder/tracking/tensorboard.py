@@ -23,11 +23,6 @@ BINS: Any = np.linspace(0, 1, 31)
 """The bin edges of accuracy histograms."""
 
 
-def event_folder(folder: Path) -> Path:
-    """Return the folder of the event files: the run folder, or `tb/` in runs of older versions."""
-    return folder / "tb" if (folder / "tb").is_dir() else folder
-
-
 class TensorBoard:
     """Writes each round to an event file, which TensorBoard shows during the run.
 
@@ -49,8 +44,7 @@ class TensorBoard:
 
         self._report = threading.excepthook
         threading.excepthook = self._report_others
-        at = str(event_folder(folder))
-        self._writer = SummaryWriter(at, purge_step=None if resume_after is None else resume_after + 1)
+        self._writer = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
         self._gallery = Gallery(self._draw)
         if hyperparameters:
             begin(self._writer, hyperparameters, reported)

@@ -395,43 +395,6 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     assert [name for name, *_ in bad.calls].count(fails) == (fails != "make")
 
 
-def test_a_run_of_an_older_version_keeps_its_folder_and_gets_the_new_tags(tmp_path: Path) -> None:
-    from torch.utils.tensorboard import SummaryWriter
-
-    with Tracker(tmp_path, META) as tracker:
-        tracker.round(record(1))
-    for path in tmp_path.glob("*tfevents*"):
-        path.unlink()
-    writer = SummaryWriter(str(tmp_path / "tb"))
-    writer.add_scalar("personal/test/trained/mean", 0.5, 1)
-    writer.add_scalar("final/accuracy", 0.5, 1)
-    writer.close()
-    with Tracker(tmp_path, META, resume_after=1) as tracker:
-        tracker.round(record(2))
-    events = events_of(tmp_path / "tb")
-    assert not [*tmp_path.glob("*tfevents*")]
-    assert not {"personal/test/trained/mean", "final/accuracy"} & set(events.Tags()["scalars"])
-    assert [point.step for point in events.Scalars("accuracy/personal/test/trained")] == [1, 2]
-
-
-def test_a_run_that_is_resumed_has_its_hyper_parameters_once(tmp_path):
-    """Also one with an initial round, whose step is the one that they are written with."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
-
-    for resume_after in (None, 1):
-        with Tracker(tmp_path, META, resume_after=resume_after, hyperparameters={"lr": 0.1}) as tracker:
-            for number in (2,) if resume_after else (0, 1):
-                tracker.round(record(number))
-    found = [
-        value.tag
-        for path in tmp_path.glob("*tfevents*")
-        for data in RawEventFileLoader(str(path)).Load()
-        for value in Event.FromString(data).summary.value
-    ]
-    assert found.count("_hparams_/experiment") == found.count("_hparams_/session_start_info") == 1
-
-
 def test_the_best_and_worst_clients_are_those_that_were_evaluated_last(tmp_path):
     with Tracker(tmp_path, META) as tracker:
         tracker.round(record(1))
