@@ -42,7 +42,7 @@ ANALYSIS = {
     "report": "pflsim.analysis.report.command",
     "export": "pflsim.analysis.export",
     "check-method": "ray_actors.contract.command",
-    "tune": "pflsim.commands.tune.command",
+    "tune": "pflsim.commands.tune",
 }
 """Commands with options of their own, and the modules whose `main` they call."""
 
