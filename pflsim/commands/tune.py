@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import shutil
 import sys
 import warnings
@@ -177,15 +176,23 @@ def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int,
     Raises:
         RunError: a process ended without a result; then no other is started. `Stopped` if there was a signal.
     """
-    crashed = list[str]()
-    functions = (partial(finish, run) for run in itertools.takewhile(lambda _: not crashed, runs))
-    for one in in_processes(functions, parallel, IMPORTS):
-        if one.result is None:
-            crashed.append(f"{one.errors.strip()} (signal {-one.status})" if one.status < 0 else one.errors.strip())
-        else:
+    folders, crashed = list[str](), list[str]()
+
+    def functions() -> Iterator[partial[str]]:
+        for run in runs:
+            folders.append(str(run.run_dir))
+            yield partial(finish, run)
+            if crashed:
+                return
+
+    for one in in_processes(functions(), parallel, IMPORTS):
+        if one.result is not None:
             yield one.number, one.result
+        else:
+            why = one.errors.strip() or f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"
+            crashed.append(f"{folders[one.number]}: {why}")
     if crashed:
-        raise RunError("\n".join([*crashed, "runs crashed; the same command continues"]))
+        raise RunError("\n".join([*crashed, "the same command continues the study"]))
 
 
 def finish(settings: Settings) -> str:

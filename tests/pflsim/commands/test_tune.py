@@ -120,6 +120,7 @@ def points(folder: str) -> dict[str, list[Mapping[str, Any]]]:
         ("lr=0.1,0.2", "search."),
         ("run_dir=x", "--into"),
         ("split.validation=0", "split.validation"),
+        ("ray_address=auto", "executor=ray"),
         ("method=nope,local", "valid:"),
     ],
 )
@@ -358,9 +359,10 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(tune, "in_processes", processes)
     with composing([CONFIGS]):
-        settings = Method("local", ("method=local",), [CONFIGS]).settings({})
-    with pytest.raises(RunError, match="signal 9"):
-        list(tune.side_by_side([settings] * 4, 1))
+        method = Method("local", ("method=local",), [CONFIGS])
+        runs = [method.settings({"run_dir": f"run-{number}"}) for number in range(4)]
+    with pytest.raises(RunError, match="run-1.*signal 9"):
+        list(tune.side_by_side(runs, 1))
     assert started == [0, 1]
 
 
