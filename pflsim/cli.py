@@ -33,7 +33,7 @@ ANALYSIS = {
     "export": "lightning_modules.export",
     "check-method": "ray_actors.contract.command",
     "submit": "ray_actors.submit",
-    "tune": "pflsim.commands.tune.command",
+    "tune": "pflsim.commands.tune",
 }
 """Commands with options of their own, and the modules whose `main` they call."""
 

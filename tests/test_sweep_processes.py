@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_results_output_and_failures() -> None:
     assert found[2].status == 1 and found[2].errors.endswith("ValueError: a bug\n")
     assert found[4].status == -signal.SIGKILL and found[4].result is None
     assert found[5].result == "Z"
+
+
+def test_the_next_function_is_taken_when_a_process_may_start() -> None:
+    """So it can depend on the results before it, as the trials of `tune` do."""
+    results = list[str]()
+
+    def functions() -> Iterator[Any]:
+        yield partial(say, "a")
+        while len(results) < 3:
+            yield partial(say, results[-1] + "b")
+
+    for one in in_processes(functions(), 1):
+        results.append(one.result)
+    assert results == ["A", "AB", "ABB"]
 
 
 def test_preloaded_modules_are_those_of_this_process(tmp_path: Path) -> None:

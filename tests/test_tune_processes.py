@@ -1,9 +1,7 @@
-"""Tuning with real runs: side by side, stopped, and as tasks on Ray."""
+"""Tuning with real runs: side by side, stopped and killed."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,11 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend
 from test_resume import agree, left, stop_after
 
 from pflsim import cli
-from pflsim.commands.tune.processes import finish
+from pflsim.commands.tune import finish
+from pflsim.commands.tune_study import JOURNAL
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -35,6 +36,11 @@ STUDY = ("tune", "method=fedavg,fedprox", "clients=3", "rounds=3", "model.hidden
          "search.lr=[0.05,0.1,0.2,1e29]", "--trials", "6", "--seeds", "2", "--into")  # fmt: skip
 
 
+def trials(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return {name: optuna.load_study(study_name=name, storage=storage).trials for name in ("fedavg", "fedprox")}
+
+
 def settings(folder: Path, *overrides: str) -> Settings:
     with composing([CONFIGS]):
         return plain(composed([*SMALL, *overrides, f"run_dir={folder}"], [CONFIGS]))
@@ -45,7 +51,7 @@ def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pyt
     straight, folder = tmp_path / "straight", tmp_path / "run"
     assert finish(settings(straight)) == ""
     folder.mkdir()
-    (folder / "config.yaml").touch()
+    (folder / "run.log").touch()
     with monkeypatch.context() as patch:
         stop_after(2, patch)
         with pytest.raises(Stopped):
@@ -67,60 +73,58 @@ def test_settings_that_cannot_be_run_begin_no_study(
     assert cli.main(["tune", "method=fedavg", "clients=3", "rounds=1", "model=cnn", "--into", "study"]) == 2
     said = capsys.readouterr()
     assert "fedavg: " in said.err and "images" in said.err and "trial" not in said.out
-    assert {file.name for file in (tmp_path / "study").iterdir()} <= {LOCK}
+    assert {file.name for file in (tmp_path / "study").iterdir()} <= {LOCK, JOURNAL}
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """What a study has found, and what its runs have left."""
-    content = json.loads((folder / "tuned.json").read_text())
+    """What the trials of a study have found, and what its runs have left."""
     runs = [path.parent for path in sorted(folder.glob("*/*/summary.json")) if is_complete(path.parent)]
-    return {key: content[key] for key in ("chosen", "results")} | {path.name: left(path) for path in runs}
+    found = {name: [(one.params, one.value) for one in own] for name, own in trials(folder).items()}
+    return {"page": (folder / "tuned.md").read_text(), **found, **{path.name: left(path) for path in runs}}
+
+
+def end_session(folder: Path, signum: int, after: int) -> int:
+    """Run a study in a process that gets a signal after so many trials; return its exit status."""
+    out = folder.with_suffix(".out")
+    with out.open("w") as stream:
+        command = [sys.executable, "-m", "pflsim", *STUDY, folder.name, "sweep.parallel=1"]
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder.parent, start_new_session=True)
+    end = time.monotonic() + 240
+    while out.read_text().count(": trial ") < after:
+        assert process.poll() is None and time.monotonic() < end, out.read_text()
+        time.sleep(0.05)
+    process.send_signal(signum)
+    status = process.wait(60)
+    lines = out.read_text().splitlines()
+    assert all(line.startswith(("fed", "continue with", "stopped")) for line in lines), lines  # nothing of Optuna
+    while not all(map(is_free, folder.glob("*/*"))):  # the run that a killed study leaves is still saving
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return status
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with run_lock(folder):
+            return True
+    except SettingsError:
+        return False
 
 
 @pytest.mark.slow
-def test_a_study_does_not_depend_on_how_many_run_at_once_or_on_being_stopped(
+def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And one whose runs work side by side has as many trials."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*STUDY, "two", "sweep.parallel=2"]) == 0
-    found = result(tmp_path / "two")
-    failed = [trial for trial in found["results"] if trial["failed"]]
-    assert failed and len(found) == 2 + len(found["results"]) - len(failed) + 4
-    with (tmp_path / "out").open("w") as out:
-        command = [sys.executable, "-m", "pflsim", *STUDY, "one", "sweep.parallel=1"]
-        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    end = time.monotonic() + 240
-    while (tmp_path / "out").read_text().count(": trial ") < 3:
-        assert process.poll() is None and time.monotonic() < end, (tmp_path / "out").read_text()
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert cli.main([*STUDY, "straight", "sweep.parallel=1"]) == 0
+    assert end_session(tmp_path / "one", signal.SIGKILL, 3) == -signal.SIGKILL
+    assert end_session(tmp_path / "one", signal.SIGINT, 2) == 130
     assert cli.main(["tune", "one"]) == 0
-    agree(found, result(tmp_path / "one"))
-
-
-@pytest.mark.slow
-def test_runs_as_tasks_on_ray_equal_those_in_this_process(tmp_path: Path, pool: object) -> None:
-    """Also one that fails, and a signal: the runs are saved and resumed."""
-    from ray_actors.cluster.tasks import run_on_cluster
-
-    del pool  # Ray runs
-    runs = [settings(tmp_path / f"task-{lr}", f"lr={lr}") for lr in (0.1, 0.2, 1e29)]
-    found = dict(run_on_cluster(runs))
-    assert (found[0], found[1]) == ("", "") and "not finite" in found[2]
-    for lr in (0.1, 0.2):
-        assert finish(settings(tmp_path / f"here-{lr}", f"lr={lr}")) == ""
-        agree(left(tmp_path / f"here-{lr}"), left(tmp_path / f"task-{lr}"))
-    long = settings(tmp_path / "long", "rounds=3000")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job would ignore
-    watcher = subprocess.Popen([
-        sys.executable, "-c",
-        "import os, sys, time, signal\n"
-        f"path = {str(tmp_path / 'long' / 'metrics.jsonl')!r}\n"
-        "while not os.path.exists(path) or not os.path.getsize(path): time.sleep(0.1)\n"
-        f"os.kill({os.getpid()}, signal.SIGINT)",
-    ])  # fmt: skip
-    with pytest.raises(Stopped):
-        list(run_on_cluster([long]))
-    assert watcher.wait() == 0 and list((tmp_path / "long" / "checkpoints").glob("round_*"))
-    assert not is_complete(tmp_path / "long")
+    straight = result(tmp_path / "straight")
+    agree(straight, result(tmp_path / "one"))
+    assert cli.main([*STUDY, "two", "sweep.parallel=2"]) == 0
+    for name, found in trials(tmp_path / "two").items():
+        assert len(found) == len(straight[name]) == {"fedavg": 4, "fedprox": 6}[name]
+        assert all(one.params not in [other.params for other in found[:i]] for i, one in enumerate(found))
+    assert "failed: fedavg trial" in straight["page"]

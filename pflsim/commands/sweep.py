@@ -116,7 +116,7 @@ def _run_in_processes(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
     try:
-        for one in in_processes([partial(_run_alone, run) for run in runs], parallel, IMPORTS):
+        for one in in_processes([partial(run_alone, run) for run in runs], parallel, IMPORTS):
             if one.result is not None:
                 done.append(one.result)
                 print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
@@ -131,6 +131,7 @@ def _run_in_processes(
         raise
 
 
-def _run_alone(settings: Settings) -> Path:
+def run_alone(settings: Settings) -> Path:
+    """Run settings in a process that does nothing else, and return the run folder."""
     with new_runner(settings, own_process=True) as runner:
         return runner.run(settings)

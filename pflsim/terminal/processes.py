@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -57,7 +57,7 @@ class _Running:
         return Ended(self.number, self.process.exitcode or 0, result, output, errors)
 
 
-def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports: Sequence[str] = ()) -> Iterator[Ended]:
+def in_processes(functions: Iterable[Callable[[], Any]], parallel: int, imports: Sequence[str] = ()) -> Iterator[Ended]:
     """Call each function in a process of its own and yield the processes in the order of their ends.
 
     The processes are forked from a server process, because a process cannot be forked after torch's autograd has run in
@@ -65,7 +65,8 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports:
     get SIGTERM.
 
     Args:
-        functions: can be pickled, as can what they return; errors are printed as `exit_status` does.
+        functions: can be pickled, as can what they return; errors are printed as `exit_status` does. The next one is
+            taken when a process may start.
         parallel: the maximum number of processes at the same time.
         imports: modules that the server imports once for all processes.
 
@@ -90,13 +91,16 @@ def in_processes(functions: Sequence[Callable[[], Any]], parallel: int, imports:
         signal.signal(signum, forward)
     folder = tempfile.TemporaryDirectory()
     try:
-        waiting = list(enumerate(functions))
-        while running or (waiting and not received):
-            while waiting and len(running) < parallel and not received:
+        waiting = enumerate(functions)
+        while True:
+            while len(running) < parallel and not received and (one := next(waiting, None)):
                 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal must find the new process in `running`
-                started = _start(*waiting.pop(0), Path(folder.name), [*before])
-                running[started.process.sentinel] = started
+                started = None if received else _start(*one, Path(folder.name), [*before])
+                if started:
+                    running[started.process.sentinel] = started
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            if not running:
+                break
             for sentinel in wait(list(running)):
                 yield running.pop(sentinel).ended()  # type: ignore[call-overload]
     finally:

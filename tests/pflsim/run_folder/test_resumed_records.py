@@ -322,7 +322,7 @@ def test_every_kind_of_fault() -> None:
 
 EMPTY = from_line(
     '{"round": 1, "cohort": 0, "losses": {}, "accuracy": {}, "traffic": {"up_bytes": 0, "down_bytes": 0, '
-    '"up_bytes_total": 0, "down_bytes_total": 0}, "seconds": {"total": 1.0}}'
+    '"up_bytes_total": 0, "down_bytes_total": 0}, "seconds": {"total": 1.0}, "faults": {}, "drift": {}}'
 )
 
 

@@ -1,0 +1,217 @@
+"""The command line `pflsim tune method=a,b …`: tunes methods with equal budgets, then compares them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pflsim.commands.resume import resume_run
+from pflsim.commands.sweep import IMPORTS, parallel_runs, run_alone
+from pflsim.commands.tune_methods import Method, methods_of, settings_text
+from pflsim.config.checks import check
+from pflsim.config.compose import composing, config_folders, quoted
+from pflsim.config.installation import program
+from pflsim.config.settings import Settings
+from pflsim.engine.interrupts import Stopped
+from pflsim.errors import RunError, SettingsError
+from pflsim.run_folder.folder import CONFIG, is_complete, run_lock
+from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.processes import in_processes
+
+if TYPE_CHECKING:
+    from pflsim.commands.tune_study import Study
+
+EXAMPLES = """examples:
+  {program} tune method=local,fedavg,ditto rounds=40 --rounds 200 --into tuned
+  {program} tune method=fedavg,ditto 'search.lr=[0.01,0.1]' 'search.ditto.lam={{low:0.1,high:10,log:true}}' --into tuned
+  {program} tune tuned                                     continue a study that was stopped
+
+Every method gets the same number of trials: first its defaults, then values that Optuna suggests. The values with the
+best validation accuracy run with other seeds, and these runs are compared. search.KEY (of all methods) and
+search.METHOD.KEY take a list of choices, a range, or null: no search. sweep.parallel=N runs work at the same time.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0, 1 if a run of the chosen values is missing, 2 after an error in the settings, 128 + n if
+        signal n stops it.
+    """
+    if len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("-"):
+        return exit_status(lambda: _tune(Path(arguments[0]), None))
+    options = vars(_parser().parse_intermixed_args(arguments))
+    return exit_status(lambda: _tune(options.pop("into"), options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"{program()} tune",
+        description="Tune methods on validation data with equal budgets, then compare them with other seeds.",
+        epilog=EXAMPLES.format(program=program()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings; or only the folder of a study")
+    add("--trials", type=_positive, default=12, metavar="N", help="trials of each method; default: 12")
+    add("--seeds", type=_positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
+    add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
+    add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
+    add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number >= 1")
+    return int(text)
+
+
+def _tune(folder: Path, options: dict[str, Any] | None) -> None:
+    """Run a study, or continue it.
+
+    Args:
+        folder: of the study.
+        options: of the command line; None: those of the study.
+
+    Raises:
+        SettingsError: a setting or a space is wrong, or the folder has another study.
+        RunError: a method or a run is missing in the comparison.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise SettingsError("tune needs the package optuna: pip install 'pflsim[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
+    if options is None:
+        options = dict(importlib.import_module("pflsim.commands.tune_study").read_study(folder)["options"])
+    folders = config_folders(options["config_dir"])
+    with composing(folders):
+        methods = methods_of([quoted(text) for text in options["settings"]], folders)
+        for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
+            check(method.settings({"rounds": options["rounds"]}))
+        folder.mkdir(parents=True, exist_ok=True)
+        with run_lock(folder):
+            study = importlib.import_module("pflsim.commands.tune_study").Study(folder, options, methods)
+            if not any(map(study.trials, methods)):
+                check_first_runs(methods)
+            try:
+                _run(study)
+            except Stopped:
+                print(f"continue with  {program()} tune {folder}", file=sys.stderr)
+                raise
+
+
+def _run(study: Study) -> None:
+    """Run the trials, then the chosen values with the other seeds; print and write the tables."""
+    from pflsim.run_folder.files import write_atomically
+    from pflsim.terminal.result import result_line
+
+    study.write()
+    first = [method.settings({}) for method in study.methods]
+    for number, reason in side_by_side(study.ask(), parallel_runs(first * study.budget)):
+        print(study.tell(number, reason), flush=True)
+        study.write()
+    failed = [f"{m.name}: all trials failed, so it has no runs" for m in study.methods if not study.chosen(m)]
+    runs = study.final_runs()
+    for number, reason in side_by_side(runs, parallel_runs(runs)) if runs else ():
+        folder = Path(str(runs[number].run_dir))
+        print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
+        failed += [f"{folder}: {reason}"] if reason else []
+    text, page = _tables(study, [folder for run in runs if is_complete(folder := Path(str(run.run_dir)))])
+    write_atomically(study.folder / "tuned.md", f"{page}\n")
+    print(f"\n{text}\n\nwritten: {study.folder / 'tuned.json'}, {study.folder / 'tuned.md'}", flush=True)
+    if failed:
+        raise RunError("\n".join(failed))
+
+
+def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
+    """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
+    from pflsim.analysis.compare.comparison import compare_sets
+    from pflsim.analysis.compare.formats import drawn, render
+    from pflsim.analysis.compare.tables import Table
+    from pflsim.analysis.results import read_run
+
+    rows, failures = list[tuple[str, ...]](), list[str]()
+    for method in study.methods:
+        count, failed, best = len(study.trials(method)), study.failed(method), study.chosen(method)
+        trials = f"{count}{f', {len(failed)} failed' * bool(failed)}{', all there are' * (count < study.budget)}"
+        values, score = (settings_text(best.params), f"{best.value:.4f}") if best else ("none", "")
+        rows.append((method.name, trials, settings_text(method.space), values, score))
+        failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
+    headers = ("method", "trials", "space", "chosen values", "validation\naccuracy")
+    notes = ("validation accuracy: mean over clients, of the reported model in the trial's best round", *failures)
+    table = Table(f"Tuning by validation, {study.budget} trials each", headers, tuple(rows), notes)
+    compared = compare_sets(map(read_run, runs)) if runs else []
+    return [f"{drawn([table], kind)}\n\n{render(compared, kind)}".rstrip() for kind in ("text", "markdown")]
+
+
+def check_first_runs(methods: Sequence[Method]) -> None:
+    """Load the data and build the models of all methods, so that a mistake which only these show costs no trial."""
+    prepare = importlib.import_module("ray_actors.prepare").prepare
+    for method in methods:
+        try:
+            prepare(method.settings({}))
+        except SettingsError as error:
+            raise SettingsError(f"{method.name}: {error}") from None
+
+
+def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int, str]]:
+    """Run or resume each run in a process of its own; yield the number of each that ends, and why it failed, or "".
+
+    Args:
+        runs: the next one is taken when a process is free.
+        parallel: how many run at the same time.
+
+    Raises:
+        RunError: a process ended without a result; then no other is started. `Stopped` if there was a signal.
+    """
+    folders, crashed = list[str](), list[str]()
+
+    def functions() -> Iterator[partial[str]]:
+        for run in runs:
+            folders.append(str(run.run_dir))
+            yield partial(finish, run)
+            if crashed:
+                return
+
+    for one in in_processes(functions(), parallel, IMPORTS):
+        if one.result is not None:
+            yield one.number, one.result
+        else:
+            why = one.errors.strip() or f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"
+            crashed.append(f"{folders[one.number]}: {why}")
+    if crashed:
+        raise RunError("\n".join([*crashed, "the same command continues the study"]))
+
+
+def finish(settings: Settings) -> str:
+    """Run settings, or resume what an earlier session has left in their folder.
+
+    Returns:
+        Why the run failed, or "".
+    """
+    folder = Path(str(settings.run_dir))
+    started = (folder / CONFIG).exists()
+    if started:
+        with run_lock(folder):  # a process of a killed study may still be saving: this is no failure of the trial
+            pass
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # killed before it had written its settings
+    try:
+        resume_run(str(folder), [], [], own_process=True) if started else run_alone(settings)
+    except Stopped:
+        raise
+    except (SettingsError, RunError) as error:
+        return str(error)
+    return ""

@@ -1,1 +1,0 @@
-"""Tunes methods with equal budgets and compares them: `pflsim tune`."""
