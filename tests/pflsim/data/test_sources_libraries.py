@@ -203,12 +203,13 @@ def test_cifar10_from_an_npz(tmp_path):
 
 @pytest.mark.usefixtures("any_md5")
 def test_cifar100_fine_and_coarse(tmp_path):
-    part = {"data": rows(2), "fine_labels": [99, 0], "coarse_labels": [19, 1]}
+    train = {"data": rows(2), "fine_labels": [99, 0], "coarse_labels": [19, 1]}
+    test = {"data": rows(2), "fine_labels": [5, 6], "coarse_labels": [0, 2]}
     meta = {"fine_label_names": list(map(str, range(100)))}
-    write_batches(tmp_path / "cifar-100-python", train=part, test=part, meta=meta)
-    assert cifar100(root=str(tmp_path)).y.tolist() == [99, 0, 99, 0]
+    write_batches(tmp_path / "cifar-100-python", train=train, test=test, meta=meta)
+    assert cifar100(root=str(tmp_path)).y.tolist() == [99, 0, 5, 6]
     coarse = cifar100(root=str(tmp_path), coarse=True)
-    assert coarse.y.tolist() == [19, 1, 19, 1] and coarse.y.dtype == np.int64 and coarse.num_classes == 20
+    assert coarse.y.tolist() == [19, 1, 0, 2] and coarse.y.dtype == np.int64 and coarse.num_classes == 20
 
 
 class Harmful:
