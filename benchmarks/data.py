@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.fashion_mnist import load
+from pflsim.data.sources.torchvision_sets import fashion_mnist
 
 
 def few_fashion_mnist(*, root: str = "data", examples: int = 5000) -> Dataset:
@@ -17,7 +17,7 @@ def few_fashion_mnist(*, root: str = "data", examples: int = 5000) -> Dataset:
         root: the folder of the data sets.
         examples: the number of training and test images together.
     """
-    whole = load(root=root)
+    whole = fashion_mnist(root=root)
     train = round(examples * whole.train_size / len(whole.y))
     rows = np.r_[:train, whole.train_size : whole.train_size + examples - train]
     return replace(whole, x=whole.x[rows], y=whole.y[rows], train_size=train)

@@ -191,7 +191,7 @@ def test_objects_of_one_name_in_a_sweep() -> None:
 def test_resumed_with_data_of_a_dotted_name_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         "from pflsim.data.dataset import Dataset",
-        "from pflsim.data.sources.digits import load as digits",
+        "from pflsim.data.sources.scikit_learn import digits",
         "def read(*, path: str = 'here') -> Dataset:",
         "    return digits()",
     ]

@@ -1,4 +1,4 @@
-"""Helpers of the sources: file lookup, downloads, checks, joining parts, a fixed train/test split, standardisation."""
+"""Helpers of the sources: file lookup, checks, joining parts, a fixed train/test split, standardisation."""
 
 from __future__ import annotations
 
@@ -27,26 +27,25 @@ def reason(error: BaseException) -> str:
     return (system_message or str(error) or type(error).__name__).partition("\n")[0]
 
 
-def checked_labels(where: str, y: np.ndarray, examples: int, num_classes: int, first: int = 0) -> np.ndarray:
-    """Return labels as int64 that start at 0.
+def checked_labels(where: str, y: np.ndarray, examples: int, num_classes: int) -> np.ndarray:
+    """Return labels as int64.
 
     Args:
         where: file and name of the labels, for messages.
         y: [n] labels as stored.
         examples: the number of examples that they belong to.
         num_classes: C.
-        first: the stored label of class 0.
 
     Raises:
-        SettingsError: they are not [n] integers from `first` to `first` + C − 1, or there are none.
+        SettingsError: they are not [n] integers from 0 to C − 1, or there are none.
     """
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise SettingsError(f"{where} is {described(y)}, expected integer labels [n]")
     if len(y) != examples or not examples:
         raise SettingsError(f"{where} has {len(y)} labels for {examples} examples; expected equal numbers, at least 1")
-    if y.min() < first or y.max() >= first + num_classes:
-        raise SettingsError(f"{where} holds labels {y.min()}..{y.max()}, expected {first}..{first + num_classes - 1}")
-    return y.astype(np.int64) - first
+    if y.min() < 0 or y.max() >= num_classes:
+        raise SettingsError(f"{where} holds labels {y.min()}..{y.max()}, expected 0..{num_classes - 1}")
+    return y.astype(np.int64)
 
 
 def joined(
@@ -122,33 +121,3 @@ def not_found(name: str, folder: Path, files: Sequence[str], can_download: bool 
     if can_download:
         remedy += ", or allow the download with data.download=true"
     return SettingsError(f"{name} was not found: expected {', '.join(files)} in {folder}; {remedy}")
-
-
-def fetch(
-    name: str, target: str, root: str, folder: Path, files: Sequence[str], download: bool, **options: str
-) -> None:
-    """Download a data set with torchvision.
-
-    Args:
-        name: the data set's name.
-        target: torchvision's class of it.
-        root: torchvision's folder of data sets.
-        folder: the folder in it where the files belong.
-        files: the missing files.
-        download: whether the download is allowed.
-        options: further arguments of the class.
-
-    Raises:
-        SettingsError: the download is not allowed, or failed.
-    """
-    if not download:
-        raise not_found(name, folder, files)
-    import torchvision.datasets
-
-    try:
-        getattr(torchvision.datasets, target)(root, download=True, **options)
-    except Exception as error:  # of the network, of the file system, or of a damaged archive
-        raise SettingsError(
-            f"the download of {name} into {folder.absolute()} failed ({reason(error)}); "
-            "check the network, or put the files there by hand"
-        ) from error

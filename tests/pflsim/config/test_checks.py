@@ -31,7 +31,7 @@ COMPONENTS = {
         "client": {"_target_": "lightning_modules.methods.fedavg.FedAvg"},
         "server": {"_target_": "pflsim.servers.fedavg.FedAvg"},
     },
-    "data": {"_target_": "pflsim.data.sources.digits.load"},
+    "data": {"_target_": "pflsim.data.sources.scikit_learn.digits"},
     "partition": {"_target_": "pflsim.data.partitions.iid"},
     "split": {"_target_": "pflsim.data.splits.official"},
     "model": {"_target_": "lightning_modules.nets.mlp.Mlp"},

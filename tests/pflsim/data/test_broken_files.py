@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -22,7 +21,8 @@ from PIL import Image
 
 from pflsim.config import memory
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources import cifar10, cifar100, emnist, fashion_mnist, femnist, image_folder, mnist, npz
+from pflsim.data.sources import femnist, image_folder, npz
+from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, mnist
 from pflsim.errors import SettingsError
 
 FEW = settings(
@@ -55,35 +55,6 @@ def npz_bytes(**changes: Any) -> bytes:
     file = io.BytesIO()
     np.savez(file, **(arrays | changes))
     return file.getvalue()
-
-
-def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-
-
-def idx_family(folder: Path, changes: dict[str, bytes] | None = None) -> None:
-    """Four files of 6 and 4 images of 4×5 pixels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for stem, n in (("train", 6), ("t10k", 4)):
-        files = {
-            f"{stem}-images-idx3-ubyte": idx_bytes(np.ones((n, 4, 5))),
-            f"{stem}-labels-idx1-ubyte": idx_bytes(np.arange(n)),
-        }
-        for name, content in files.items():
-            (folder / name).write_bytes((changes or {}).get(name, content))
-
-
-def cifar_batch(labels: Any = (0, 9), data: Any = None, key: str = "labels") -> dict[str, Any]:
-    return {"data": np.zeros((2, 3072), np.uint8) if data is None else data, key: labels}
-
-
-def cifar(root: Path, first: bytes) -> str:
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
-        (folder / name).write_bytes(pickle.dumps(cifar_batch([0, 9])))
-    (folder / "data_batch_1").write_bytes(first)
-    return str(root)
 
 
 def leaf(user: str = "a", x: Any = None, y: Any = None) -> dict[str, Any]:
@@ -149,30 +120,6 @@ def loads_or_refuses(load: Callable[..., Dataset], **options: Any) -> None:
 def test_npz_damaged(tmp_path: Path, how: tuple[str, float, bytes]) -> None:
     (tmp_path / "a.npz").write_bytes(damaged(npz_bytes(), how))
     loads_or_refuses(npz.load, path=str(tmp_path / "a.npz"))
-
-
-@FEW
-@given(how=damage, packed=st.booleans())
-def test_idx_damaged(tmp_path: Path, how: tuple[str, float, bytes], packed: bool) -> None:
-    folder = tmp_path / "MNIST" / "raw"
-    idx_family(folder)
-    good = idx_bytes(np.ones((6, 4, 5)))
-    name = folder / "train-images-idx3-ubyte"
-    name.unlink(missing_ok=True)
-    (folder / "train-images-idx3-ubyte.gz").unlink(missing_ok=True)
-    name = name.with_name(name.name + ".gz") if packed else name
-    name.write_bytes(damaged(gzip.compress(good) if packed else good, how))
-    loads_or_refuses(mnist.load, root=str(tmp_path))
-
-
-@FEW
-@given(how=damage)
-def test_cifar_damaged(tmp_path: Path, how: tuple[str, float, bytes]) -> None:
-    good = pickle.dumps(cifar_batch([0, 9]))
-    kind, share, other = how
-    kept = 400 / len(good)  # the pickle around the 6,144 pixels, which are of no interest
-    share = share * kept if share < 0.5 else 1 - (1 - share) * kept
-    loads_or_refuses(cifar10.load, root=cifar(tmp_path, damaged(good, (kind, share, other))))
 
 
 @FEW
@@ -279,100 +226,8 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "big.npz").write_bytes(npz_bytes(x_train=np.zeros((6, 30, 40), np.uint8)))
     refuses("big.npz: x_train, .* GiB of memory", npz.load, path=str(tmp_path / "big.npz"))
-    images = {"train-images-idx3-ubyte": idx_bytes(np.ones((6, 20, 20)))}
-    idx_family(tmp_path / "MNIST" / "raw", images)
-    refuses("train-images-idx3-ubyte, whose header says .* GiB of memory", mnist.load, root=str(tmp_path))
     root = folder_root(tmp_path / "folder", "more.png", image_bytes("png"))
     refuses("data.size=32 with 3 images would need", image_folder.load, root=root)
-
-
-def test_a_bomb_is_read_no_further_than_its_header_says(tmp_path: Path) -> None:
-    bomb = gzip.compress(idx_bytes(np.ones((6, 4, 5))) + bytes(50 * 2**20))
-    folder = tmp_path / "MNIST" / "raw"
-    idx_family(folder)
-    (folder / "train-images-idx3-ubyte").unlink()
-    (folder / "train-images-idx3-ubyte.gz").write_bytes(bomb)
-    refuses(
-        r"images-idx3-ubyte.gz is cut short or overlong: .*\(6, 4, 5\), but it has more", mnist.load, root=str(tmp_path)
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        (
-            "train-images-idx3-ubyte",
-            struct.pack(">4B3I", 0, 0, 8, 3, 6, 0, 28),
-            r"is empty: its header says \(6, 0, 28\)",
-        ),
-        ("train-images-idx3-ubyte", struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3), "GiB of memory"),
-        ("train-images-idx3-ubyte", struct.pack(">4B3I", 0, 0, 13, 3, 6, 4, 5), "is not an IDX file of unsigned bytes"),
-        ("train-images-idx3-ubyte", b"", "is not an IDX file"),
-        (
-            "t10k-images-idx3-ubyte",
-            idx_bytes(np.ones((4, 5, 4))),
-            r"fashion_mnist: the test part .* shape \[1, 5, 4\], expected uint8 \[1, 4, 5\]",
-        ),
-        ("t10k-labels-idx1-ubyte", idx_bytes(np.ones(3)), "t10k-labels.* has 3 labels for 4 examples"),
-        ("t10k-labels-idx1-ubyte", idx_bytes(np.array([1, 2, 3, 10])), r"t10k-labels.* holds labels 1\.\.10"),
-    ],
-    ids=message_only,
-)
-def test_idx(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    idx_family(tmp_path / "FashionMNIST" / "raw", {name: content})
-    refuses(says, fashion_mnist.load, root=str(tmp_path))
-
-
-class Evil:
-    """What a pickle can do: call anything."""
-
-    def __init__(self, *call: Any):
-        self.call = call
-
-    def __reduce__(self) -> Any:
-        return self.call[0], self.call[1:]
-
-
-@pytest.mark.parametrize(
-    ("batch", "says"),
-    [
-        (Evil(os.mkdir, "made_by_a_pickle"), r"it asks for posix.mkdir"),
-        (Evil(eval, "1"), "it asks for builtins.eval"),
-        (Evil(np.load, "x"), "it asks for numpy.load"),
-        (cifar_batch([0.5, 1]), r"'labels' is float64 \[2\], expected integer labels"),
-        (cifar_batch(3), r"'labels' is int64 \[\]"),
-        (cifar_batch([[0], [1]]), r"'labels' is int64 \[2, 1\]"),
-        (cifar_batch([0, 2**70]), "'labels' is object"),
-        (cifar_batch(np.array([0, 1.5])), "'labels' is float64"),
-        (cifar_batch(np.array([[0, 1]])), r"'labels' is int64 \[1, 2\]"),
-        (cifar_batch([0, 10]), r"'labels' holds labels 0\.\.10, expected 0\.\.9"),
-        (cifar_batch([-1, 1]), r"labels -1\.\.1"),
-        (cifar_batch([0, 1, 2]), "has 3 labels for 2 examples"),
-        (cifar_batch([0, 1], [[0] * 3072] * 2), r"'data' is int64 \[2, 3072\], expected uint8"),
-        (cifar_batch([0, 1], np.zeros((2, 3072))), "'data' is float64"),
-        (cifar_batch([0, 1], np.array([None, None])), "'data' is object"),
-        (cifar_batch(key="fine_labels"), "is not a CIFAR batch with 'data' and 'labels'"),
-        ([1, 2], "is not a CIFAR batch"),
-        (None, "is not a CIFAR batch"),
-    ],
-    ids=message_only,
-)
-def test_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: Any, says: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "data_batch_1" in refuses(says, cifar10.load, root=cifar(tmp_path, pickle.dumps(batch)))
-    assert not Path("made_by_a_pickle").exists()
-
-
-def test_a_pickle_of_python_2_is_read_and_one_with_another_codec_is_not(tmp_path: Path) -> None:
-    """Protocol 2 writes bytes as `_codecs.encode(text, "latin1")`."""
-    old = pickle.dumps({b"data".decode(): np.full((2, 3072), 200, np.uint8), "labels": [1, 2]}, protocol=2)
-    assert b"latin1" in old
-    assert cifar10.load(root=cifar(tmp_path, old)).x[0].max() == 200
-    refuses(
-        "it asks for the encoding 'rot_13'",
-        cifar10.load,
-        root=cifar(tmp_path, old.replace(b"\x06\x00\x00\x00latin1", b"\x06\x00\x00\x00rot_13")),
-    )
 
 
 @pytest.mark.parametrize(
@@ -428,7 +283,7 @@ def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     refuses("loop.npz", npz.load, path=str(tmp_path / "loop.npz"))
 
 
-LOADERS = (cifar10.load, cifar100.load, emnist.load, fashion_mnist.load, femnist.load, image_folder.load, mnist.load)
+LOADERS = (cifar10, cifar100, emnist, femnist.load, image_folder.load, mnist)
 
 
 @pytest.mark.parametrize("load", LOADERS)
@@ -452,10 +307,6 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, load: Callable[..., Datas
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
     refuses("is no file .* expected an .npz file", npz.load, path=str(tmp_path))
-    idx_family(tmp_path / "MNIST" / "raw")
-    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").mkdir()
-    refuses("mnist was not found", mnist.load, root=str(tmp_path))
     root = femnist_root(tmp_path / "femnist", b"{}")
     (tmp_path / "femnist" / "train" / "all.json").unlink()
     (tmp_path / "femnist" / "train" / "all.json").mkdir()
@@ -476,13 +327,9 @@ def locked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_files_that_may_not_be_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     (tmp_path / "mine.npz").write_bytes(npz_bytes())
-    idx_family(tmp_path / "MNIST" / "raw")
-    cifar_root = cifar(tmp_path / "c", pickle.dumps(cifar_batch()))
     leaf_root, folder = femnist_root(tmp_path / "l", b"{}"), folder_root(tmp_path / "f", "x.png", b"")
     request.getfixturevalue("locked")
     refuses("mine.npz is not a readable .npz archive .Permission denied", npz.load, path=str(tmp_path / "mine.npz"))
-    refuses("train-images-idx3-ubyte cannot be read .Permission denied", mnist.load, root=str(tmp_path))
-    refuses("data_batch_1 is not .* .Permission denied", cifar10.load, root=cifar_root)
     with pytest.raises(PermissionError):
         femnist.load(root=leaf_root)
     with pytest.raises(PermissionError):

@@ -191,7 +191,7 @@ def test_command_partition_is_the_partition_of_a_run(
     assert cli.main([*command, "into=here"]) == 0
     record = json.loads((tmp_path / "here" / "partition.json").read_text())
     data = Settings(
-        data={"_target_": "pflsim.data.sources.digits.load"},
+        data={"_target_": "pflsim.data.sources.scikit_learn.digits"},
         partition={"_target_": "pflsim.data.partitions.dirichlet"},
         split={"_target_": "pflsim.data.splits.official"},
         clients=4,

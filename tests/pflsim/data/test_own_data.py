@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from pflsim import cli
 from pflsim.data.dataset import Dataset, check_dataset, dataset_warnings
-from pflsim.data.sources import digits
 from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.scikit_learn import digits
 from pflsim.errors import SettingsError
 
 X = np.random.default_rng(0).integers(0, 256, (6, 5, 7)).astype(np.uint8)
@@ -125,8 +125,8 @@ def test_columns_must_be_image_and_label() -> None:
 
 
 def test_warnings_about_data() -> None:
-    data = digits.load()
-    assert not dataset_warnings(data) and not dataset_warnings(digits.load(standardize=True))
+    data = digits()
+    assert not dataset_warnings(data) and not dataset_warnings(digits(standardize=True))
     for scale, warned in ((1.0, True), (1 / 255, False), (-1.0, True)):
         found = dataset_warnings(as_dataset((X * np.float32(scale), Y)))
         assert ["data.standardize" in text for text in found] == [True] * warned

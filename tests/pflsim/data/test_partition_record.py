@@ -93,8 +93,7 @@ def test_yaml_names_a_function_of_this_part(path):
 def test_sources_import_heavy_libraries_only_when_used():
     code = (
         "import sys\nimport pflsim.data.federate, pflsim.data.record, pflsim.data.partitions\n"
-        "from pflsim.data.sources import cifar10, cifar100, digits, emnist, mnist, npz\n"
-        "from pflsim.data.sources import fashion_mnist, femnist, image_folder\n"
+        "from pflsim.data.sources import femnist, image_folder, npz, scikit_learn, torchvision_sets\n"
         "heavy = {'torchvision', 'sklearn', 'PIL', 'matplotlib', 'ray', 'lightning', 'hydra'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -15,8 +15,9 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.content import row_digests
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federated import Partition, shard
-from pflsim.data.sources import breast_cancer, npz, wine
+from pflsim.data.sources import npz
 from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.scikit_learn import breast_cancer, wine
 from pflsim.errors import SettingsError
 from ray_actors.prepare import PreparedRun, prepare
 
@@ -45,7 +46,7 @@ def prepared(*overrides: str) -> PreparedRun:
 
 @pytest.mark.parametrize(("source", "bunch"), [(breast_cancer, load_breast_cancer()), (wine, load_wine())])
 def test_the_bundled_tables_are_those_of_scikit_learn(source: Any, bunch: Any) -> None:
-    data, raw = source.load(), source.load(standardize=False)
+    data, raw = source(), source(standardize=False)
     check_dataset(data, "it")
     assert data.kind == "tables" and data.num_classes == len(bunch.target_names) and raw.mean is None
     ours = {(*x.tolist(), y) for x, y in zip(data.x, data.y.tolist(), strict=True)}

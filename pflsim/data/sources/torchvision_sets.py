@@ -1,0 +1,154 @@
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100, which torchvision reads and downloads."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources import npz
+from pflsim.data.sources.common import finished, joined, not_found, reason
+from pflsim.errors import SettingsError
+
+EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+
+def mnist(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load MNIST, 60,000 + 10,000 handwritten digits, from `root`/MNIST/raw, torchvision's folder.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files with torchvision.
+        standardize: standardise with statistics of the training part.
+
+    Returns:
+        x [70000, 1, 28, 28] uint8, 10 classes.
+    """
+    return finished(_load("mnist", "MNIST", root, _idx("MNIST"), 10, download), standardize)
+
+
+def fashion_mnist(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load Fashion-MNIST, 60,000 + 10,000 pictures of clothes, from `root`/FashionMNIST/raw, torchvision's folder.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files with torchvision.
+        standardize: standardise with statistics of the training part.
+
+    Returns:
+        x [70000, 1, 28, 28] uint8, 10 classes.
+    """
+    dataset = _load("fashion_mnist", "FashionMNIST", root, _idx("FashionMNIST"), 10, download)
+    return finished(dataset, standardize)
+
+
+def emnist(
+    *, root: str = "data", download: bool = False, split: EmnistSplit = "balanced", standardize: bool = False
+) -> Dataset:
+    """Load a split of EMNIST (Cohen et al. 2017) from `root`/EMNIST/raw, torchvision's folder.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files (560 MB) with torchvision.
+        split: byclass (62 classes), bymerge (47), balanced (47), letters (26), digits (10) or mnist (10).
+        standardize: standardise with statistics of the training part.
+
+    Returns:
+        x [n, 1, 28, 28] uint8, upright (the files store transposed images). Labels start at 0, also those of letters.
+    """
+    files = _idx("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
+    stored = _load(f"emnist_{split}", "EMNIST", root, files, EMNIST_CLASSES[split], download, split=split)
+    upright = stored.x.transpose(0, 1, 3, 2).copy()
+    return finished(replace(stored, x=upright, y=stored.y - int(split == "letters")), standardize)
+
+
+def cifar10(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load CIFAR-10 from `root`/cifar-10-batches-py, torchvision's folder, or else from `root`/cifar10.npz.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files (170 MB) with torchvision.
+        standardize: standardise each channel with statistics of the training part.
+
+    Returns:
+        x [60000, 3, 32, 32] uint8, 10 classes.
+    """
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]
+    files, packed = [f"cifar-10-batches-py/{name}" for name in names], Path(root) / "cifar10.npz"
+    if packed.is_file() and not all(Path(root, file).is_file() for file in files):
+        return replace(npz.load(path=str(packed), num_classes=10, standardize=standardize), name="cifar10")
+    return finished(_load("cifar10", "CIFAR10", root, files, 10, download, f" (or {packed})"), standardize)
+
+
+def cifar100(*, root: str = "data", download: bool = False, coarse: bool = False, standardize: bool = False) -> Dataset:
+    """Load CIFAR-100 from `root`/cifar-100-python, torchvision's folder.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files (169 MB) with torchvision.
+        coarse: use the 20 superclasses instead of the 100 classes.
+        standardize: standardise each channel with statistics of the training part.
+
+    Returns:
+        x [60000, 3, 32, 32] uint8, 100 classes (or 20).
+    """
+    files = [f"cifar-100-python/{name}" for name in ("train", "test", "meta")]
+    dataset = _load("cifar100", "CIFAR100", root, files, 100, download)
+    if coarse:  # torchvision has checked these pickles' MD5 sums, but returns their fine labels only
+        parts = [pickle.loads(Path(root, file).read_bytes(), encoding="latin1") for file in files[:2]]
+        dataset = replace(dataset, y=np.concatenate([part["coarse_labels"] for part in parts]), num_classes=20)
+    return finished(dataset, standardize)
+
+
+def _idx(kind: str, *stems: str) -> list[str]:
+    """Return the files of a data set in MNIST's format: images and labels of the training part and the test part."""
+    contents = "images-idx3", "labels-idx1"
+    return [f"{kind}/raw/{stem}-{content}-ubyte" for stem in stems or ("train", "t10k") for content in contents]
+
+
+def _load(
+    name: str, kind: str, root: str, files: list[str], classes: int, download: bool, instead: str = "", **options: str
+) -> Dataset:
+    """Load both parts of a data set with torchvision.
+
+    Args:
+        name: the data set's name.
+        kind: torchvision's class.
+        root: folder of data sets.
+        files: the files that torchvision reads, relative to `root`, in one folder.
+        classes: C.
+        download: download missing files.
+        instead: what the error for missing files adds to their names.
+        options: further arguments of torchvision's class.
+
+    Raises:
+        SettingsError: files are missing, packed or damaged, or the download failed.
+    """
+    folder = Path(root, files[0]).parent
+    missing = [file for file in files if not Path(root, file).is_file()]
+    if missing and not download:
+        packed = next(folder.rglob(f"{Path(missing[0]).name}.gz"), None)
+        if packed:
+            raise SettingsError(f"{name}: expected unpacked files in {folder}; unpack {packed.parent}/*.gz into it")
+        raise not_found(name, folder, [", ".join(Path(file).name for file in files) + instead])
+    import torchvision.datasets
+
+    source = getattr(torchvision.datasets, kind)
+    try:
+        parts = [source(root, train=train, download=download, **options) for train in (True, False)]
+    except Exception as error:  # of the network, of the file system, or of a damaged file
+        raise SettingsError(
+            f"the download of {name} into {folder.absolute()} failed ({reason(error)}); check the network, or put the "
+            "files there by hand"
+            if missing
+            else f"{name} cannot be read from {folder.absolute()} ({reason(error)}); remove its files there, and put "
+            "the original ones in their place or set data.download=true"
+        ) from error
+    arrays = [(np.asarray(part.data), np.asarray(part.targets)) for part in parts]
+    train, test = ((x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), y) for x, y in arrays)
+    return joined(name, train, test, classes)

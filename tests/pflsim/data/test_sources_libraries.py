@@ -1,0 +1,227 @@
+"""The sources that torchvision and scikit-learn read: digits, and small files in the formats of torchvision's sets."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision.datasets
+
+from pflsim.data.sources import scikit_learn
+from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, fashion_mnist, mnist
+from pflsim.errors import SettingsError
+
+LABELS = ([0, 1, 2, 3, 4, 9], [9, 8, 7, 0])
+
+
+def write_family(folder, stems, labels=LABELS):
+    """Write two parts of 6 and 4 images of 4×5 pixels in MNIST's format; return the images."""
+    folder.mkdir(parents=True)
+    images = [np.random.default_rng(n).integers(0, 256, (n, 4, 5), dtype=np.uint8) for n in (6, 4)]
+    for stem, x, y in zip(stems, images, labels, strict=True):
+        for name, array in (("images-idx3", x), ("labels-idx1", np.array(y, np.uint8))):
+            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            (folder / f"{stem}-{name}-ubyte").write_bytes(header + array.tobytes())
+    return images
+
+
+def test_digits_are_the_1797_with_a_fixed_stratified_split():
+    from sklearn.datasets import load_digits
+
+    data = scikit_learn.digits()
+    assert data.x.shape == (1797, 1, 8, 8) and data.x.dtype == np.uint8 and data.x.max() == 16 == data.scale
+    train = np.bincount(data.y[: data.train_size], minlength=10)
+    images, labels = load_digits(return_X_y=True)
+    every = np.bincount(labels)
+    assert (np.bincount(data.y) == every).all()
+    assert (np.abs(train - 0.8 * every) <= 0.5).all()
+    again = scikit_learn.digits()
+    assert np.array_equal(again.x, data.x) and np.array_equal(again.y, data.y)
+
+    def pairs(x, y):
+        return sorted((int(label), image.tobytes()) for image, label in zip(x, y, strict=True))
+
+    original = images.astype(np.uint8).reshape(-1, 8, 8)
+    assert pairs(data.x[:, 0], data.y) == pairs(original, labels)
+
+
+def test_standardize_makes_training_inputs_zero_mean_unit_deviation():
+    data = scikit_learn.digits(standardize=True)
+    assert data.mean is not None and data.std is not None
+    inputs = (data.x[: data.train_size] / 16.0 - data.mean[0]) / data.std[0]
+    assert inputs.mean() == pytest.approx(0, abs=1e-9) and inputs.std() == pytest.approx(1, abs=1e-9)
+    assert scikit_learn.digits().mean is None
+
+
+@pytest.mark.parametrize(("load", "folder"), [(mnist, "MNIST"), (fashion_mnist, "FashionMNIST")])
+def test_mnist_and_fashion_mnist_from_disk(tmp_path, load, folder):
+    images = write_family(tmp_path / folder / "raw", ("train", "t10k"))
+    data = load(root=str(tmp_path))
+    assert data.name == load.__name__ and data.train_size == 6 and data.num_classes == 10
+    assert data.x.dtype == np.uint8 and np.array_equal(data.x, np.concatenate(images)[:, None])
+    assert data.y.tolist() == LABELS[0] + LABELS[1] and data.y.dtype == np.int64
+
+
+def test_emnist_letters_count_from_zero_and_stand_upright(tmp_path):
+    stems = ("emnist-letters-train", "emnist-letters-test")
+    images = write_family(tmp_path / "EMNIST/raw", stems, ([1, 2, 3, 4, 5, 26], [26, 1, 2, 3]))
+    data = emnist(root=str(tmp_path), split="letters")
+    assert data.name == "emnist_letters" and data.num_classes == 26
+    assert data.y.tolist() == [0, 1, 2, 3, 4, 25, 25, 0, 1, 2]
+    assert np.array_equal(data.x[0, 0], images[0][0].T)
+
+
+def test_emnist_digits_keep_their_labels(tmp_path):
+    write_family(tmp_path / "EMNIST/raw", ("emnist-digits-train", "emnist-digits-test"))
+    data = emnist(root=str(tmp_path), split="digits")
+    assert data.y.tolist() == LABELS[0] + LABELS[1] and data.num_classes == 10
+
+
+@pytest.mark.parametrize(
+    ("load", "folder", "file"),
+    [
+        (mnist, "MNIST/raw", "train-images-idx3-ubyte"),
+        (fashion_mnist, "FashionMNIST/raw", "t10k-labels-idx1-ubyte"),
+        (emnist, "EMNIST/raw", "emnist-balanced-train-images-idx3-ubyte"),
+        (cifar10, "cifar-10-batches-py", "data_batch_1"),
+        (cifar100, "cifar-100-python", "train"),
+    ],
+)
+def test_missing_files_are_named_with_the_remedies(tmp_path, load, folder, file):
+    with pytest.raises(SettingsError) as caught:
+        load(root=str(tmp_path))
+    for part in (str(tmp_path / folder), file, "data.download=true", "data.root=DIR"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "stems", "place"),
+    [
+        (mnist, ("train", "t10k"), "MNIST/raw"),
+        (emnist, ("emnist-balanced-train", "emnist-balanced-test"), "EMNIST/raw/gzip"),
+    ],
+)
+def test_packed_files_must_be_unpacked(tmp_path, load, stems, place):
+    write_family(tmp_path / place, stems)
+    for file in list((tmp_path / place).iterdir()):
+        file.with_name(file.name + ".gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    with pytest.raises(SettingsError) as caught:
+        load(root=str(tmp_path))
+    assert "unpack" in str(caught.value) and str(tmp_path / place) in str(caught.value)
+
+
+def test_downloads_are_torchvisions(tmp_path, monkeypatch):
+    """A download that fails is an error of one line. One that succeeds is read, and not repeated."""
+
+    def offline(*_, **__):
+        raise RuntimeError("no route to host\nat all")
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", offline)
+    monkeypatch.setattr(torchvision.datasets.cifar, "download_and_extract_archive", offline)
+    for load in (mnist, emnist, cifar10, cifar100):
+        with pytest.raises(SettingsError, match="the download of .* failed") as caught:
+            load(root=str(tmp_path / "none"), download=True)
+        assert "\n" not in str(caught.value)
+
+    calls = []
+
+    def fetch(_url, download_root, filename, **_):
+        if not calls:
+            write_family(Path(download_root) / "made", ("train", "t10k"))
+        calls.append(filename)
+        name = filename.removesuffix(".gz")
+        (Path(download_root) / "made" / name).rename(Path(download_root) / name)
+
+    monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", fetch)
+    for _ in range(2):
+        assert mnist(root=str(tmp_path), download=True).train_size == 6
+        assert len(calls) == 4
+
+
+@pytest.mark.parametrize("change", [lambda good: good[:-3], lambda good: good + b"0", lambda good: b"<html>"])
+def test_a_damaged_idx_file_ends_with_one_line(tmp_path, change):
+    raw = tmp_path / "MNIST/raw"
+    write_family(raw, ("train", "t10k"))
+    images = raw / "train-images-idx3-ubyte"
+    images.write_bytes(change(images.read_bytes()))
+    with pytest.raises(SettingsError, match="mnist cannot be read from") as caught:
+        mnist(root=str(tmp_path))
+    assert str(raw) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def rows(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, 3072), dtype=np.uint8)
+
+
+def write_batches(folder, **batches):
+    folder.mkdir(parents=True)
+    for name, content in batches.items():
+        (folder / name.replace("__", ".")).write_bytes(pickle.dumps(content, protocol=2))
+
+
+@pytest.fixture
+def any_md5(monkeypatch):
+    """Let torchvision accept files with other MD5 sums than those of the original data."""
+    for kind in (torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100):
+        for part in ("train_list", "test_list"):
+            monkeypatch.setattr(kind, part, [[name, None] for name, _ in getattr(kind, part)])
+        monkeypatch.setattr(kind, "meta", kind.meta | {"md5": None})
+
+
+def write_cifar10(folder):
+    train = {f"data_batch_{i}": {"data": rows(2, i), "labels": [i, i + 1]} for i in range(1, 6)}
+    test = {"data": rows(3), "labels": [0, 8, 9]}
+    write_batches(folder, **train, test_batch=test, batches__meta={"label_names": list("abcdefghij")})
+
+
+@pytest.mark.usefixtures("any_md5")
+def test_cifar10_from_its_batches(tmp_path):
+    write_cifar10(tmp_path / "cifar-10-batches-py")
+    data = cifar10(root=str(tmp_path), standardize=True)
+    assert data.x.shape == (13, 3, 32, 32) and data.train_size == 10 and data.name == "cifar10"
+    assert data.x.dtype == np.uint8 and data.y.dtype == np.int64
+    assert data.y.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 0, 8, 9]
+    assert np.array_equal(data.x[2, 1].ravel(), rows(2, 2)[0, 1024:2048])
+    train = data.x[:10] / 255.0
+    assert data.mean == pytest.approx(train.mean(axis=(0, 2, 3))) and data.std == pytest.approx(
+        train.std(axis=(0, 2, 3))
+    )
+
+
+def test_cifar10_from_an_npz(tmp_path):
+    x = rows(5).reshape(5, 3, 32, 32).transpose(0, 2, 3, 1)
+    np.savez(tmp_path / "cifar10.npz", x_train=x[:3], y_train=np.array([[1], [2], [3]]), x_test=x[3:], y_test=[4, 5])
+    data = cifar10(root=str(tmp_path))
+    assert data.name == "cifar10" and data.num_classes == 10 and data.train_size == 3
+    assert np.array_equal(data.x, x.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.usefixtures("any_md5")
+def test_cifar100_fine_and_coarse(tmp_path):
+    train = {"data": rows(2), "fine_labels": [99, 0], "coarse_labels": [19, 1]}
+    test = {"data": rows(2), "fine_labels": [5, 6], "coarse_labels": [0, 2]}
+    meta = {"fine_label_names": list(map(str, range(100)))}
+    write_batches(tmp_path / "cifar-100-python", train=train, test=test, meta=meta)
+    assert cifar100(root=str(tmp_path)).y.tolist() == [99, 0, 5, 6]
+    coarse = cifar100(root=str(tmp_path), coarse=True)
+    assert coarse.y.tolist() == [19, 1, 0, 2] and coarse.y.dtype == np.int64 and coarse.num_classes == 20
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+@pytest.mark.parametrize(("load", "folder"), [(cifar10, "cifar-10-batches-py"), (cifar100, "cifar-100-python")])
+def test_pickles_with_other_md5_sums_are_never_run(tmp_path, load, folder, capsys):
+    names = ("train", "test", "meta") if load is cifar100 else [f"data_batch_{i}" for i in range(1, 6)]
+    write_batches(tmp_path / folder, **dict.fromkeys([*names, "test_batch", "batches__meta"], Harmful()))
+    options = {"coarse": True} if load is cifar100 else {}
+    with pytest.raises(SettingsError, match="corrupted"):
+        load(root=str(tmp_path), **options)
+    assert capsys.readouterr().out == ""
