@@ -1,8 +1,9 @@
-"""Data sets that scikit-learn includes."""
+"""Data sets that scikit-learn includes, without importing it, which takes a second."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 
@@ -21,10 +22,8 @@ def digits(*, standardize: bool = False) -> Dataset:
     Returns:
         x [1797, 1, 8, 8] uint8 in 0..16, 10 classes.
     """
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    return _split("digits", np.asarray(x, np.uint8).reshape(-1, 1, 8, 8), y, standardize, scale=16.0)
+    x, y = _read("digits.csv.gz", np.uint8)
+    return _split("digits", x.reshape(-1, 1, 8, 8), y, standardize, scale=16.0)
 
 
 def wine(*, standardize: bool = True) -> Dataset:
@@ -38,10 +37,7 @@ def wine(*, standardize: bool = True) -> Dataset:
     Returns:
         x [178, 13] float32, 3 classes.
     """
-    from sklearn.datasets import load_wine
-
-    x, y = load_wine(return_X_y=True)
-    return _split("wine", np.asarray(x, np.float32), y, standardize)
+    return _split("wine", *_read("wine_data.csv", np.float32, skip=1), standardize)
 
 
 def breast_cancer(*, standardize: bool = True) -> Dataset:
@@ -55,12 +51,16 @@ def breast_cancer(*, standardize: bool = True) -> Dataset:
     Returns:
         x [569, 30] float32; class 0 is malignant, 1 benign.
     """
-    from sklearn.datasets import load_breast_cancer
-
-    x, y = load_breast_cancer(return_X_y=True)
-    return _split("breast_cancer", np.asarray(x, np.float32), y, standardize)
+    return _split("breast_cancer", *_read("breast_cancer.csv", np.float32, skip=1), standardize)
 
 
-def _split(name: str, x: np.ndarray, y: Any, standardize: bool, scale: float = 255.0) -> Dataset:
-    y = np.asarray(y, np.int64)
+def _read(file: str, dtype: type, skip: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None and package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "datasets/data" / file
+    rows = np.loadtxt(path, delimiter=",", skiprows=skip)
+    return rows[:, :-1].astype(dtype), rows[:, -1].astype(np.int64)
+
+
+def _split(name: str, x: np.ndarray, y: np.ndarray, standardize: bool, scale: float = 255.0) -> Dataset:
     return finished(fixed_split(Dataset(name, x, y, int(y.max()) + 1, len(y), scale=scale)), standardize)
