@@ -46,13 +46,14 @@ def main(arguments: Sequence[str]) -> int:
         The exit status: 0, 1 if a run of the chosen values is missing, 2 after an error in the settings, 128 + n if
         signal n stops it.
     """
+    options = vars(_options(arguments))
+    folder = options.pop("into")
+    return exit_status(lambda: _tune(folder, options or None))
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        return exit_status(lambda: _tune(Path(arguments[0]), None))
-    options = vars(_parser().parse_intermixed_args(arguments))
-    return exit_status(lambda: _tune(options.pop("into"), options))
-
-
-def _parser() -> argparse.ArgumentParser:
+        return argparse.Namespace(into=Path(arguments[0]))  # continue this study
     parser = argparse.ArgumentParser(
         prog=f"{program()} tune",
         description="Tune methods on validation data with equal budgets, then compare them with other seeds.",
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    return parser
+    return parser.parse_intermixed_args(arguments)
 
 
 def _positive(text: str) -> int:
