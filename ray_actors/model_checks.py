@@ -1,23 +1,23 @@
-"""Checks of the models against the method, the data and the memory of this machine."""
+"""Checks of the models against the method, the data and the memory of this machine, before any actor starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import get_args
 
-import numpy as np
 import torch
 
 from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.tracing import TracedStep
-from lightning_modules.nets.net import Net
-from lightning_modules.nets.own import OwnNet, check_training, name_of, own_net
-from lightning_modules.nets.trial import layer_errors, try_net
+from lightning_modules.nets.net import Net, evaluating
+from lightning_modules.nets.own import OwnNet
 from pflsim.config.component_names import component_name
 from pflsim.config.memory import check_room
+from pflsim.config.own_code import place_of
 from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset, Kind
@@ -25,6 +25,7 @@ from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.run_folder.metrics import Model, Phase
+from pflsim.seeding import seeded_global
 from ray_actors.hosts.client_factory import ClientFactory
 
 INSTEAD: Mapping[Kind, str] = {
@@ -70,7 +71,7 @@ def check_sizes(factory: ClientFactory, settings: Settings) -> None:
                 module = factory.build(variant)
         except SettingsError:
             raise
-        except Exception:  # a custom model that reads its values cannot be built without them
+        except Exception:  # a model that reads its values cannot be built without them
             continue
         size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
         name = f"{component_name(settings, 'method')} with model={component_name(settings, 'model')}: a client's state"
@@ -80,44 +81,55 @@ def check_sizes(factory: ClientFactory, settings: Settings) -> None:
         check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
 
 
-def check_models(factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset) -> list[str]:
-    """Train and evaluate each model that is not of this project on four examples, and return warnings.
+def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings) -> list[ClientModule]:
+    """Build a client of each variant of the model, and run its net on one example.
 
     Raises:
-        SettingsError: a model would fail or be wrong in a run; the message names the layer where possible.
+        SettingsError: this fails, or the net does not give features and scores of the right shapes.
     """
-    rows, found = np.linspace(0, dataset.train_size - 1, 4).astype(int), list[str]()
-    x, y = torch.from_numpy(dataset.x[rows]), torch.from_numpy(dataset.y[rows])
-    inputs, labels = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
-    for variant, module in enumerate(variants):
-        if not is_own(module):
-            continue
-        where, net = _where(factory, variant), deepcopy(module.net)
-        again = factory.build(variant).net.state_dict()
-        differing = [name for name, value in net.state_dict().items() if not torch.equal(value, again[name])]
-        if differing:
+    model, classes = f"model={component_name(settings, 'model')}", dataset.num_classes
+    x, y = torch.from_numpy(dataset.x[[0]]), torch.from_numpy(dataset.y[[0]])
+    inputs, _ = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
+    found = []
+    for variant in range(len(factory.models)):
+        try:
+            module = factory.build(variant)
+            net = module.net
+            with evaluating(net), torch.no_grad(), seeded_global(factory.seed, "trial"):
+                features = net.body(inputs.clone())
+                scores = net.head(features)
+            shapes = [*features.shape], [*scores.shape]
+        except SettingsError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
             raise SettingsError(
-                f"{where}: {differing[0]} differs between two models that are built with the same seed; draw initial "
-                "weights from torch's global generator"
+                f"building a client of {component_name(settings, 'method')} with {model} fails: "
+                f"{type(error).__name__}: {reason}{place_of(error)}"
+            ) from error
+        if shapes != ([1, *net.feature_shape], [1, classes]):
+            raise SettingsError(
+                f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
+                f"{[1, *net.feature_shape]} and [1, {classes}], for data of {classes} classes"
             )
-        if factory.device == "cpu" and net.channels_last:  # as on the host
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        found += try_net(net, inputs, labels, dataset.num_classes, where)
-        if isinstance(net, OwnNet):
-            check_training(net, inputs, where)
+        frozen = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
+        if frozen:
+            raise SettingsError(f"{model}: {frozen[0]} has requires_grad=False; make constants buffers")
+        found.append(module)
     return found
 
 
-def is_own(module: ClientModule) -> bool:
-    """Return whether a client's network is not of this project."""
-    return isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules.")
+def in_lockstep(
+    factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset, settings: Settings
+) -> tuple[ClientFactory, tuple[str, ...]]:
+    """Return the factory, without stacks if a model that is not of this project cannot be stacked, and the warnings.
 
-
-def check_lockstep(factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset) -> str:
-    """Return why a model that is not of this project cannot be trained in lockstep; empty if it can."""
+    Raises:
+        SettingsError: lockstep=true, but a model cannot be stacked.
+    """
     clients = min(2, max(map(len, factory.stacks), default=0))
-    for variant, module in enumerate(variants):
-        if not clients or not is_own(module):
+    for module in variants if clients else ():
+        if not isinstance(module.net, OwnNet) and type(module.net).__module__.startswith("lightning_modules."):
             continue
         client = ClientModule(deepcopy(module.net).train(), factory.training)
         values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
@@ -126,17 +138,13 @@ def check_lockstep(factory: ClientFactory, variants: Sequence[ClientModule], dat
         kind = torch.float32 if dataset.tokens is None else torch.int64
         batch = torch.zeros(*labels.shape, *dataset.input_shape, dtype=kind), labels
         try:
-            with layer_errors(client.net, _where(factory, variant)):
-                TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
-        except SettingsError as error:
-            return str(error).partition("; set lockstep")[0]
-    return ""
-
-
-def _where(factory: ClientFactory, variant: int) -> str:
-    """Return how messages call a model."""
-    make = partial(factory.models[variant])
-    return f"model={name_of(make.args[0] if make.func is own_net else make.func)}"
+            TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
+        except Exception as error:
+            problem = f"model={component_name(settings, 'model')}: {error}".partition("\n")[0].partition("; set ")[0]
+            if settings.lockstep is True:
+                raise SettingsError(f"lockstep=true: {problem}") from error
+            return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
+    return factory, ()
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
@@ -150,45 +158,30 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
         SettingsError: shared tensors, shared submodules or features differ; the message names the client.
     """
     first = variants[0]
-    shapes, lines = _shared_shapes(first), _shared_submodules(first)
     for client, module in enumerate(variants):
         if module.compares_features and module.net.feature_shape != first.net.feature_shape:
             raise SettingsError(
                 f"{method} compares features, so all clients need the same feature shape: client 0 has "
                 f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
             )
-        other = _shared_shapes(module)
-        keys = {**shapes, **other}
-        pairs = [(f"{key} has shape {shapes.get(key)}", f"{key} has shape {other.get(key)}") for key in keys]
-        # Equal shapes are not enough: a stride, for example, has no tensor.
-        for here, there in [*pairs, *zip_longest(lines, _shared_submodules(module))]:
+        for here, there in zip_longest(_architecture(first), _architecture(module)):
             if here != there:
-                rule, fix = _rule(first)
-                found = f"{here} at client 0, but {there} at client {client}"
-                raise SettingsError(f"{method} averages {rule}: {found}; {fix}")
+                raise SettingsError(
+                    f"{method} averages {', '.join(first.shared.under)}, which must be the same for all clients: "
+                    f"{here} at client 0, but {there} at client {client}; change model.variants, or use a method that "
+                    "exchanges prototypes"
+                )
 
 
-def _rule(module: ClientModule) -> tuple[str, str]:
-    """Return what is averaged and must be equal, and how to fix it."""
-    under = module.shared.under
-    if "net" in under or "" in under:
-        fix = "leave model.variants empty, or use a method that exchanges prototypes"
-        return "weights, so all clients need one architecture", fix
-    return f"{', '.join(under)}, which must be the same for all clients", "change model.variants"
-
-
-def _shared_shapes(module: ClientModule) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape) for key, value in module.shared_tensors().items()}
-
-
-def _shared_submodules(module: ClientModule) -> list[str]:
-    """Return the lines that `print` shows of the shared submodules."""
-    made = dict(module.named_modules())
-    return [line.strip() for name in module.shared.under if name in made for line in repr(made[name]).splitlines()]
+def _architecture(module: ClientModule) -> list[str]:
+    """Return lines that describe what a module shares; shapes alone would miss a stride, for example."""
+    parts = dict(module.named_modules())
+    shown = [line.strip() for name in module.shared.under if name in parts for line in repr(parts[name]).splitlines()]
+    return [*(f"{key} has shape {tuple(value.shape)}" for key, value in module.shared_tensors().items()), *shown]
 
 
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Check what the method reports and shares, and that every phase has parameters to train.
+    """Check what the method reports, and that every phase has parameters to train.
 
     Raises:
         SettingsError: a class attribute is wrong, or a phase has no parameters, for example that of the body if the
@@ -201,8 +194,6 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
     ):
         if value not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
-    if not isinstance(module.shared, Selector):
-        raise SettingsError(f"{method}: shared={module.shared!r}; expected NET, BODY, HEAD, NOTHING or a Selector")
     for client, module in enumerate(variants):
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
             if not phase.trainable.parameters(module):

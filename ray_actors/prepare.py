@@ -29,14 +29,14 @@ from ray_actors.components import MakesClient, MakesNet, MakesRule
 from ray_actors.hosts.client_factory import ClientFactory
 from ray_actors.hosts.threads import torch_threads
 from ray_actors.model_checks import (
+    build_variants,
     check_batches,
-    check_lockstep,
-    check_models,
     check_phases,
     check_sizes,
     check_validation,
     check_variants,
     fitted,
+    in_lockstep,
     sharing_warnings,
 )
 from ray_actors.placement.devices import client_device
@@ -90,9 +90,7 @@ def prepare(settings: Settings) -> PreparedRun:
     factory = _factory(settings, make_client, models, dataset)
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
-        with own_errors(f"building a client of {component_name(settings, 'method')}"):
-            variants = [factory.build(variant) for variant in range(len(models))]
-        warnings = check_models(factory, variants, dataset)
+        variants = build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
     check_variants(method, variants)
     check_phases(method, variants)
@@ -107,9 +105,7 @@ def prepare(settings: Settings) -> PreparedRun:
     meta = _meta(settings, dataset, partition, module)
     sizes = [len(rows) for rows in partition.train]
     found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
-    factory, problems = _in_lockstep(
-        replace(factory, stacks=found), variants, dataset, required=settings.lockstep is True
-    )
+    factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     return PreparedRun(
         settings,
         dataset,
@@ -120,7 +116,7 @@ def prepare(settings: Settings) -> PreparedRun:
         _plan(settings, partition, module, meta, rule),
         meta,
         tuple(_batches(factory.training, examples) for examples in sizes),
-        (*dataset_warnings(dataset), *warnings, *problems, *sharing_warnings(method, variants)),
+        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
     )
 
 
@@ -153,18 +149,6 @@ def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet]
         metrics=_metrics(settings),
         on_nonfinite=cast(Any, settings.on_nonfinite),
     )
-
-
-def _in_lockstep(
-    factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset, *, required: bool
-) -> tuple[ClientFactory, tuple[str, ...]]:
-    """Return the factory, without stacks if these clients cannot train in lockstep, and the warnings."""
-    problem = check_lockstep(factory, variants, dataset)
-    if not problem:
-        return factory, ()
-    if required:
-        raise SettingsError(f"lockstep=true: {problem}")
-    return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
 
 
 def _batches(training: Training, examples: int) -> int:

@@ -6,7 +6,6 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -15,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_modules.nets.net import Net, evaluating
-from lightning_modules.nets.trial import check_scores, layer_errors, no_other_generators
+from lightning_modules.nets.net import Net
 from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, returned_type, variants_of
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
@@ -66,91 +64,48 @@ def own_net(
         settings: keyword arguments of `make`; `input_shape` and `num_classes` are added if it has them.
 
     Raises:
-        SettingsError: the module cannot be built or called, or its output is not that of the head.
+        SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
-    where, on_meta = f"model={name_of(make)}", torch.get_default_device().type == "meta"
-    try:
-        module = make(**filled_in(make, settings, input_shape, num_classes))
-    except SettingsError:
-        raise
-    except Exception as error:
-        if on_meta:  # where code that reads values fails
-            raise
-        raise SettingsError(f"{where} cannot be built: {type(error).__name__}: {error}".partition("\n")[0]) from error
+    where = f"model={name_of(make)}"
+    module = make(**filled_in(make, settings, input_shape, num_classes))
     if isinstance(module, Net):
         return module
     if not isinstance(module, nn.Module):
         raise SettingsError(f"{where} returns {type(module).__name__}; expected a torch.nn.Module")
-    return _split(module, _head_name(module, head, where), input_shape, num_classes, where)
-
-
-def _split(module: nn.Module, head: str, input_shape: tuple[int, ...], num_classes: int, where: str) -> OwnNet:
-    """Divide a module into body and head, and check that both together compute the same to the bit."""
-    calls: list[tuple[Tensor, ...]] = []
-
-    def note(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        calls.append(tuple(value.clone() for value in (*given, output) if isinstance(value, Tensor)))
-
+    name = _head_name(module, head, where)
     inputs = torch.empty(2, *input_shape)
-    on_meta = inputs.is_meta
-    with evaluating(module), torch.no_grad(), nullcontext() if on_meta else layer_errors(module, where):
-        if any(is_lazy(parameter) for parameter in module.parameters()):
+    with torch.no_grad():
+        if any(is_lazy(parameter) for parameter in module.eval().parameters()):
             module(inputs.zero_())  # draws their initial weights
         with seeded_global(0, "trial"):
             inputs.normal_()
-        hook = module.get_submodule(head).register_forward_hook(note)
-        with no_other_generators(where), seeded_global(0, "trial"):
+        with seeded_global(0, "trial"):
             scores = module(inputs.clone())
-        hook.remove()
-    check_scores(scores, 2, num_classes, where)
-    text = f"{where}: the head {head}" if head else f"{where}: the head, which is the whole model,"
-    other = "name another head with model.head=NAME"
-    if len(calls) != 1 or len(calls[0]) != 2:
-        times = f"is called {len(calls)} times" if len(calls) != 1 else "gets several tensors"
-        raise SettingsError(f"{text} {times} in a forward pass; expected one call with one tensor: {other}")
-    features, output = calls[0]
-    if len(features) != 2:
-        raise SettingsError(f"{text} gets {list(features.shape)} for 2 examples; expected [2, ...]: {other}")
-    net = OwnNet(module, head, tuple(features.shape[1:]), num_classes)
-    own = set(net.head.parameters())
-    tied = [name for name, parameter in net.body.named_parameters() if parameter in own]
-    if tied:
-        raise SettingsError(f"{text} shares its weights with {tied[0]}; give each its own, or {other}")
-    if not on_meta:
-        if not torch.equal(scores, output):
-            raise SettingsError(f"{text} is not the last step{_activation(scores)}; return its output, or {other}")
-        if _activation(output):
-            raise SettingsError(f"{text} returns the result of softmax or log_softmax; the loss expects logits")
-        net.eval()
-        if not _gives(net.body, inputs, features):
-            raise SettingsError(f"{text} is used other than by calling it, for example its weight or shape; {other}")
-        net.train()
-        if any(parameter.dim() == 4 for parameter in net.parameters()):
-            net.channels_last = _gives(deepcopy(net).to(memory_format=torch.channels_last), inputs)  # type: ignore[call-overload]
+        if not isinstance(scores, Tensor):
+            raise SettingsError(f"{where} returns {type(scores).__name__}; expected one tensor of scores [B, C]")
+        net = OwnNet(module, name, (), num_classes).eval()
+        features, again = _output(net.body, inputs), _output(net, inputs)
+        same = again is not None and (again.is_meta or torch.equal(again.nan_to_num(), scores.nan_to_num()))
+        if features is None or not same:
+            raise SettingsError(
+                f"{where}: its head {name} is not the last step of forward; call it once and return its output, or "
+                "name another head with model.head=NAME"
+            )
+        net.train().feature_shape = tuple(features.shape[1:])
+        if not inputs.is_meta and any(parameter.dim() == 4 for parameter in net.parameters()):
+            copy = deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            net.channels_last = _output(copy, inputs) is not None
     return net
 
 
-def _gives(module: nn.Module, inputs: Tensor, expected: Tensor | None = None) -> bool:
-    """Return whether a module runs, and with which result if one is expected."""
+def _output(module: nn.Module, inputs: Tensor) -> Tensor | None:
+    """Return the tensor that a module returns; None if it fails."""
     try:
-        with torch.no_grad(), seeded_global(0, "trial"):
-            found = module(inputs.clone())
+        with seeded_global(0, "trial"):
+            output = module(inputs.clone())
     except Exception:
-        return False
-    return expected is None or (isinstance(found, Tensor) and torch.equal(found, expected))
-
-
-def check_training(net: OwnNet, inputs: Tensor, where: str) -> None:
-    """Check that body and head compute the same as the user's module in training too.
-
-    Raises:
-        SettingsError: they do not, for example because of a dropout after the head.
-    """
-    original = net.original().train()
-    with torch.no_grad(), seeded_global(0, "trial"):
-        expected = original(inputs.clone())
-    if not _gives(deepcopy(net).train(), inputs, expected):
-        raise SettingsError(f"{where}: in training, the head {net.head_name} is not the last step; return its output")
+        return None
+    return output if isinstance(output, Tensor) else None
 
 
 def _head_name(module: nn.Module, head: str | None, where: str) -> str:
@@ -163,14 +118,6 @@ def _head_name(module: nn.Module, head: str | None, where: str) -> str:
     if head not in names:
         raise SettingsError(f"model.head={head}: {where} has no such submodule; {nearest(head, names)}")
     return head
-
-
-def _activation(scores: Tensor) -> str:
-    """Return what probably follows the head."""
-    for name, total in (("log_softmax", scores.exp().sum(1)), ("softmax", scores.sum(1))):
-        if torch.allclose(total, torch.ones_like(total), atol=1e-4):
-            return f", {name} follows it; the loss expects logits"
-    return ""
 
 
 def name_of(make: Callable[..., Any]) -> str:
