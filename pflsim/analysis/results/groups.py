@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.results.run import Run, run_settings
-from pflsim.config.components import COMPONENTS
+from pflsim.analysis.results.run import Run, distinguishes, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
 
@@ -72,13 +71,6 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     return groups
 
 
-def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a setting differs between groups; a component's setting, between groups with that component."""
-    component = name.partition(".")[0]
-    peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
-    return any(name not in other or other[name] != key[name] for other in peers)
-
-
 def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
     """Return the longest run of every seed, and the others."""
     kept: dict[int, Run] = {}
@@ -98,18 +90,15 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
 
 def _same_results(a: Run, b: Run) -> bool:
     """Return whether two runs have the same partition, accuracy, and traffic in the rounds that both finished."""
-
-    def figures(run: Run, rounds: int) -> list[object]:
-        lines = run.history[:rounds]
-        stats = [line.accuracy.get(run.reported) for line in lines]
-        return [
-            (line.round, line.traffic, s and (s.clients, s.mean, s.weighted_mean))
-            for line, s in zip(lines, stats, strict=True)
-        ]
-
     both = min(len(a.history), len(b.history))
-    same_task = a.partition_hash == b.partition_hash and a.reported == b.reported
-    return same_task and figures(a, both) == figures(b, both)
+    figures = [
+        [
+            (line.round, line.traffic, (s := line.accuracy.get(run.reported)) and (s.clients, s.mean, s.weighted_mean))
+            for line in run.history[:both]
+        ]
+        for run in (a, b)
+    ]
+    return (a.partition_hash, a.reported, figures[0]) == (b.partition_hash, b.reported, figures[1])
 
 
 def check_comparable(groups: Sequence[Group]) -> list[str]:
