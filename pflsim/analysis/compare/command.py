@@ -61,13 +61,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.curves import check_picture, draw
+    from pflsim.analysis.compare.curves import SUFFIXES, draw
     from pflsim.analysis.compare.formats import format_of, render
     from pflsim.analysis.results import find_runs, read_run
 
     kind = options.format or format_of(options.out)
-    if options.curves:
-        check_picture(options.curves)
+    if options.curves and options.curves.suffix not in SUFFIXES:
+        raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
     found = compare_sets(
         map(read_run, find_runs(options.runs)), options.reference, choice=options.at, target=options.target
     )

@@ -60,14 +60,13 @@ def find_reference(groups: Sequence[Group], name: str | None) -> Group:
     """
     if name is None:
         return next((group for group in groups if group.method == "local"), groups[0])
-    found = [group for group in groups if group.label == name]
-    found = found or [group for group in groups if group.method == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    found = [group for group in groups if group.label == name] or [group for group in groups if group.method == name]
+    if not found:
+        raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
+    if len(found) > 1:
         labels = ", ".join(group.label for group in found)
         raise SettingsError(f"--reference {name}: several groups have this method; choose one of: {labels}")
-    raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
+    return found[0]
 
 
 def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:

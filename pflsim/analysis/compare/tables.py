@@ -8,7 +8,6 @@ from typing import Any
 
 from pflsim.analysis.compare.comparison import Comparison, Row, Spread
 from pflsim.analysis.compare.paired import Difference
-from pflsim.analysis.results import Run
 from pflsim.analysis.results.run import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.run_folder.summary import Choice
@@ -167,14 +166,17 @@ def _signed(value: float) -> str:
 def title(comparison: Comparison) -> str:
     """Return what all runs have in common: `Test accuracy on digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
     runs = comparison.runs
-    data, clients, rounds = (_common(runs, key) for key in ("data", "clients", "rounds_planned"))
+    keys = ("data", "partition", "clients", "model", "rounds_planned")
+    found = {key: {run.summary[key] for run in runs} for key in keys}
+    common = {key: values.pop() if len(values) == 1 else None for key, values in found.items()}
+    data, partition, clients, model, rounds = (common[key] for key in keys)
     seeds = {group.seeds for group in comparison.groups}
     first = comparison.groups[0].seeds
     what = [
         f"Test accuracy on {data}" if data else "Test accuracy",
-        _common(runs, "partition"),
+        partition,
         clients and plural(clients, "client"),
-        _common(runs, "model"),
+        model,
     ]
     how = [
         rounds and plural(rounds, "round"),
@@ -188,7 +190,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the lines below the table of groups, which define its columns."""
     runs = comparison.runs
     spread = "; ± is the sample standard deviation over seeds" if len(runs) > len(comparison.groups) else ""
-    yield f"accuracy: mean test accuracy over {_clients(runs)}{spread}"
+    on = {run.summary["accuracy_of"]["clients"] for run in runs}
+    which = {"all": "clients", "participants": "the participants of the round"}
+    clients = which[on.pop()] if len(on) == 1 else "the evaluated clients"
+    clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
+    yield f"accuracy: mean test accuracy over {clients}{spread}"
     yield "worst decile: mean accuracy of the 10% of clients with the lowest accuracy"
     if comparison.metrics:
         yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
@@ -227,16 +233,3 @@ def numbers(values: Sequence[int]) -> str:
         else:
             stretches.append([value])
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
-
-
-def _common(runs: Sequence[Run], key: str) -> Any:
-    """Return the value that all runs' summaries have; None if they differ."""
-    values = {run.summary[key] for run in runs}
-    return values.pop() if len(values) == 1 else None
-
-
-def _clients(runs: Sequence[Run]) -> str:
-    on = {run.summary["accuracy_of"]["clients"] for run in runs}
-    which = {"all": "clients", "participants": "the participants of the round"}
-    text = which[on.pop()] if len(on) == 1 else "the evaluated clients"
-    return f"{text}, without newcomers" if any(run.summary.get("newcomers") for run in runs) else text

@@ -54,17 +54,11 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     Raises:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
-    found: list[tuple[dict[str, Any], list[Run]]] = []
-    for run in runs:
-        key = run_settings(run)
-        members = next((members for other, members in found if other == key), None)
-        if members is None:
-            found.append((key, [run]))
-        else:
-            members.append(run)
-    keys = [key for key, _ in found]
+    each = [(run_settings(run), run) for run in runs]
+    keys = [key for n, (key, _) in enumerate(each) if all(key != other for other, _ in each[:n])]
     groups = []
-    for key, members in found:
+    for key in keys:
+        members = [run for own, run in each if own == key]
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
         label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
@@ -142,12 +136,10 @@ def _protocol(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _seeds(groups: Sequence[Group]) -> Iterator[str]:
-    found: dict[tuple[int, ...], list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.seeds, []).append(group)
+    found = dict.fromkeys(group.seeds for group in groups)
     if len(found) > 1:
-        seen = ", ".join(f"{written(seeds)} ({_labels(having)})" for seeds, having in found.items())
-        yield f"the seeds differ: {seen}"
+        seen = (f"{written(seeds)} ({_labels([g for g in groups if g.seeds == seeds])})" for seeds in found)
+        yield f"the seeds differ: {', '.join(seen)}"
 
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:

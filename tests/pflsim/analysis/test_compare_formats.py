@@ -9,7 +9,7 @@ import pytest
 from made_runs import made
 
 from pflsim.analysis.compare.comparison import Comparison, compare
-from pflsim.analysis.compare.formats import drawn, format_of, render
+from pflsim.analysis.compare.formats import Format, drawn, format_of, render
 from pflsim.analysis.compare.tables import Table, numbers
 from pflsim.analysis.results import Run, group_runs
 from pflsim.errors import SettingsError
@@ -155,3 +155,14 @@ def test_format_of_a_file() -> None:
     assert format_of(None) == "text"
     with pytest.raises(SettingsError, match=r"--out a.pdf: .*\.txt, \.md, \.tex, \.csv"):
         format_of(Path("a.pdf"))
+
+
+@pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
+def test_every_row_of_a_wide_table_is_one_line(kind: Format) -> None:
+    label = "fedavg " + " ".join(f"method.setting{n}={n}" for n in range(9))
+    names = [f"figure\n{n}" for n in range(30)]
+    wide = Table(
+        "t", ("method", *names), tuple((m, *(f"{m}{n}.123" for n in range(30))) for m in (label, "bb")), ("n",)
+    )
+    rows = [line for line in drawn([wide], kind).splitlines() if ".123" in line]
+    assert [row.count(".123") for row in rows] == [30, 30] and "setting8=8" in rows[0]
