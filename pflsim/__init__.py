@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from torch import nn
 
-    from pflsim.analysis.compare.comparisons import Comparisons
-    from pflsim.analysis.results.run import Run
-    from pflsim.analysis.results.runs import Runs
+    from pflsim.analysis.compare.formats import Comparisons
+    from pflsim.analysis.results.run import Run, Runs
 
 __all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
 
@@ -127,9 +126,10 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
     Raises:
         SettingsError: a name matches no run, or a folder cannot be read.
     """
-    from pflsim.analysis.results.runs import Runs
+    from pflsim.analysis.results.run import Runs, find_runs, read_run
 
-    return Runs.read([str(runs)] if isinstance(runs, str | Path) else map(str, runs))
+    names = [str(runs)] if isinstance(runs, str | Path) else list(map(str, runs))
+    return Runs(map(read_run, find_runs(names)))
 
 
 def load_model(
@@ -183,7 +183,7 @@ def compare(
         SettingsError: there is no such reference, or two runs with the same settings have different results.
     """
     from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.comparisons import Comparisons
+    from pflsim.analysis.compare.formats import Comparisons
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
     return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))

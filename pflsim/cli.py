@@ -169,7 +169,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     except RunError as error:
         failure = error
     if len(done) > 1:
-        importlib.import_module("pflsim.analysis.compare.sweeps").print_comparisons(done)
+        importlib.import_module("pflsim.analysis.compare.command").print_comparisons(done)
     if failure:
         raise failure
     return 0

@@ -61,26 +61,43 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.curves import check_picture, draw
+    from pflsim.analysis.compare.curves import SUFFIXES, draw
     from pflsim.analysis.compare.formats import format_of, render
     from pflsim.analysis.results import find_runs, read_run
 
     kind = options.format or format_of(options.out)
-    if options.curves:
-        check_picture(options.curves)
-    runs = [read_run(folder) for folder in find_runs(options.runs)]
-    found = compare_sets(runs, options.reference, choice=options.at, target=options.target)
+    if options.curves and options.curves.suffix not in SUFFIXES:
+        raise SettingsError(f"--curves {options.curves}: expected one of the suffixes {', '.join(SUFFIXES)}")
+    found = compare_sets(
+        map(read_run, find_runs(options.runs)), options.reference, choice=options.at, target=options.target
+    )
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
-    _put(render(found, kind), options.out)
+    if options.out:
+        options.out.write_text(render(found, kind) + "\n", encoding="utf-8")
+        print(f"written to {options.out}")
+    else:
+        print(render(found, kind), flush=True)
     if options.curves:
         draw(found[0], options.curves, options.against or "rounds")
         print(f"curves in {options.curves}", file=sys.stderr)
 
 
-def _put(rendered: str, out: Path | None) -> None:
-    if out:
-        out.write_text(rendered + "\n", encoding="utf-8")
-        print(f"written to {out}")
-    else:
-        print(rendered, flush=True)
+def print_comparisons(folders: Sequence[Path]) -> None:
+    """Print a table for each set of complete runs of a sweep that can be compared; nothing with fewer than two runs.
+
+    An error is printed in one line and not raised, because the runs themselves succeeded.
+    """
+    from pflsim.analysis.compare.comparison import compare_sets
+    from pflsim.analysis.compare.formats import render
+    from pflsim.analysis.results import read_run
+    from pflsim.run_folder.folder import is_complete
+
+    complete = [folder for folder in folders if is_complete(folder)]
+    if len(complete) < 2:
+        return
+    try:
+        found = compare_sets(map(read_run, complete))
+        print(f"\n{render(found, 'text')}\n\nmore formats and curves: {program()} compare --help", flush=True)
+    except (SettingsError, ValueError, KeyError, TypeError) as error:
+        print(f"the runs could not be compared: {str(error).partition(chr(10))[0]}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from pflsim.run_folder.metrics import Model, Scope
 from pflsim.run_folder.summary import Choice
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
-"""Fields of `pflsim.run_folder.metrics.AccuracyStats` that a row holds."""
+"""Fields of `pflsim.run_folder.metrics.AccuracyStats` among the figures of a row."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
 
@@ -47,38 +47,28 @@ class Row:
     Args:
         group: the runs.
         scope: the model, the split, and the phase that the accuracy is measured on.
-        rounds: the chosen round of each run, in seed order; empty if a run has no such round.
-        stats: test accuracy over clients by the names in `STATS`; empty if `rounds` is.
-        metrics: means over clients of the metrics besides accuracy that all runs have, by name.
-        up: bytes that all clients sent up to the chosen round; None if `rounds` is empty.
-        down: bytes that all clients received up to the chosen round.
-        bytes_then: the sum of both.
-        seconds: wall seconds of the rounds up to the chosen round.
-        up_total: bytes that all clients sent in the whole run.
-        down_total: bytes that all clients received in the whole run.
-        bytes_total: the sum of both.
-        seconds_total: wall seconds of the run, including its start.
+        metrics: the names of the metrics besides accuracy that all runs have.
         reached: number of seeds that reach the target accuracy.
-        rounds_to_target: first evaluated round with at least the target accuracy; None if a seed does not reach it.
-        bytes_to_target: bytes in both directions up to that round.
+        figures: values by name; a figure that a run lacks is left out. The figures are
+
+            - `STATS` and `metrics`: test accuracy over clients, and means over clients;
+            - `round`; `up`, `down`, `bytes_until_round`, `seconds`: bytes that all clients sent, received, and both,
+              and wall seconds of the rounds, up to that round;
+            - `up_total`, `down_total`, `bytes_total`, `seconds_total`: of the whole run, with its start;
+            - `rounds_to_target`, `bytes_to_target`: the first evaluated round with at least the target accuracy, and
+              the bytes in both directions up to it.
     """
 
     group: Group
     scope: Scope
-    rounds: tuple[int, ...]
-    stats: Mapping[str, Spread]
-    metrics: Mapping[str, Spread]
-    up: Spread | None
-    down: Spread | None
-    bytes_then: Spread | None
-    seconds: Spread | None
-    up_total: Spread
-    down_total: Spread
-    bytes_total: Spread
-    seconds_total: Spread
+    metrics: tuple[str, ...]
     reached: int
-    rounds_to_target: Spread | None
-    bytes_to_target: Spread | None
+    figures: Mapping[str, Spread]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The chosen round of each run, in seed order; empty if a run has no such round."""
+        return tuple(map(int, self.figures["round"].values)) if "round" in self.figures else ()
 
 
 def row(group: Group, choice: Choice, target: float | None = None, model: Model | None = None) -> Row:
@@ -90,37 +80,26 @@ def row(group: Group, choice: Choice, target: float | None = None, model: Model 
         target: the accuracy to reach; None: no run reaches it.
         model: the evaluated model; None: the reported model.
     """
-    runs = group.runs
-    scope = runs[0].reported if model is None else runs[0].scope(model)
-    lines = [line for run in runs if (line := run.at(choice, model)) is not None]
-    if len(lines) < len(runs):
-        lines = []
-    values = [line.accuracy[scope].values() for line in lines]
-    metrics = [name for name in lines[0].accuracy[scope].metrics if all(name in x for x in values)] if lines else []
-    hits = [hit for run in runs if target is not None and (hit := first_at(run, target)) is not None]
-    all_hits = hits if len(hits) == len(runs) else []
-    last = [run.history[-1].traffic_total if run.history else Traffic() for run in runs]
-    times = [{line.round: line.total_seconds for line in run.history} for run in runs]
-    until = [sum(s for n, s in found.items() if n <= line.round) for found, line in zip(times, lines, strict=False)]
-    whole = [max(run.summary["seconds"], sum(found.values())) for run, found in zip(runs, times, strict=True)]
-    return Row(
-        group=group,
-        scope=scope,
-        rounds=tuple(line.round for line in lines),
-        stats={name: Spread(tuple(each[name] for each in values)) for name in STATS if values},
-        metrics={name: Spread(tuple(each[name] for each in values)) for name in metrics},
-        up=_spread(line.traffic_total.up_bytes for line in lines),
-        down=_spread(line.traffic_total.down_bytes for line in lines),
-        bytes_then=_spread(both_ways(line.traffic_total) for line in lines),
-        seconds=_spread(until),
-        up_total=Spread(tuple(traffic.up_bytes for traffic in last)),
-        down_total=Spread(tuple(traffic.down_bytes for traffic in last)),
-        bytes_total=Spread(tuple(both_ways(traffic) for traffic in last)),
-        seconds_total=Spread(tuple(whole)),
-        reached=len(hits),
-        rounds_to_target=_spread(hit.round for hit in all_hits),
-        bytes_to_target=_spread(both_ways(hit.traffic_total) for hit in all_hits),
-    )
+    scope = group.runs[0].reported if model is None else group.runs[0].scope(model)
+    found, metrics = list[dict[str, float]](), list[str]()
+    for run in group.runs:
+        seconds = sum(line.total_seconds for line in run.history)
+        own = _bytes(
+            run.history[-1].traffic_total if run.history else Traffic(), "up_total", "down_total", "bytes_total"
+        )
+        own["seconds_total"] = max(run.summary["seconds"], seconds)
+        if line := run.at(choice, model):
+            values, metrics = line.accuracy[scope].values(), list(line.accuracy[scope].metrics)
+            own |= {name: values[name] for name in (*STATS, *metrics)} | {"round": line.round}
+            own |= _bytes(line.traffic_total, "up", "down", "bytes_until_round")
+            own["seconds"] = sum(each.total_seconds for each in run.history if each.round <= line.round)
+        if hit := None if target is None else first_at(run, target):
+            own |= {"rounds_to_target": hit.round, "bytes_to_target": both_ways(hit.traffic_total)}
+        found.append(own)
+    names = [name for name in found[0] if all(name in own for own in found)]
+    figures = {name: Spread(tuple(own[name] for own in found)) for name in names}
+    reached = sum("rounds_to_target" in own for own in found)
+    return Row(group, scope, tuple(name for name in metrics if name in figures), reached, figures)
 
 
 def first_at(run: Run, target: float) -> RoundMetrics | None:
@@ -129,27 +108,11 @@ def first_at(run: Run, target: float) -> RoundMetrics | None:
     return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - TOLERANCE), None)
 
 
-def common_target(groups: Sequence[Group]) -> float | None:
+def common_target(runs: Sequence[Run]) -> float | None:
     """Return the highest accuracy that every run reaches, rounded down to 0.01; None if a run has no accuracy."""
-    best = [run.stats("best_test_oracle") for group in groups for run in group.runs]
+    best = [run.stats("best_test_oracle") for run in runs]
     means = [stats.mean for stats in best if stats is not None]
     return math.floor(min(means) * 100 + TOLERANCE) / 100 if means and len(means) == len(best) else None
-
-
-def common_choice(groups: Sequence[Group]) -> Choice:
-    """Return `best_val` if every run has validation data, else `last`."""
-    return "best_val" if all(run.at("best_val") for group in groups for run in group.runs) else "last"
-
-
-def check_choice(groups: Sequence[Group], choice: Choice) -> None:
-    """Check that every run has the chosen round.
-
-    Raises:
-        SettingsError: a run has no validation accuracy; names the run.
-    """
-    for run in (run for group in groups for run in group.runs):
-        if choice == "best_val" and run.at(choice) is None:
-            raise SettingsError(f"--at best_val: {run.folder} has no validation accuracy; use --at last")
 
 
 def both_ways(traffic: Traffic) -> int:
@@ -157,9 +120,8 @@ def both_ways(traffic: Traffic) -> int:
     return traffic.up_bytes + traffic.down_bytes
 
 
-def _spread(values: Iterable[float]) -> Spread | None:
-    found = tuple(values)
-    return Spread(found) if found else None
+def _bytes(traffic: Traffic, *names: str) -> dict[str, float]:
+    return dict(zip(names, (traffic.up_bytes, traffic.down_bytes, both_ways(traffic)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +180,15 @@ def compare(
         SettingsError: a run has no such round, or the reference does not exist.
     """
     base = find_reference(groups, reference)
-    chosen = choice or common_choice(groups)
-    check_choice(groups, chosen)
-    goal = common_target(groups) if target is None else target
-    rows = tuple(row(group, chosen, goal) for group in groups)
-    found = () if check_evaluation(groups) else differences(groups, base, chosen)
-    return Comparison(rows, chosen, goal, target is not None, base, tuple(found), tuple(check_comparable(groups)))
+    runs = [run for group in groups for run in group.runs]
+    without = [run for run in runs if run.at("best_val") is None]
+    if choice == "best_val" and without:
+        raise SettingsError(f"--at best_val: {without[0].folder} has no validation accuracy; use --at last")
+    choice = choice or ("last" if without else "best_val")
+    goal = common_target(runs) if target is None else target
+    rows = tuple(row(group, choice, goal) for group in groups)
+    found = () if check_evaluation(groups) else tuple(differences(groups, base, choice))
+    return Comparison(rows, choice, goal, target is not None, base, found, tuple(check_comparable(groups)))
 
 
 def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: Any) -> list[Comparison]:
@@ -233,7 +198,13 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     without the reference uses the default one, unless no set has it. See `compare` for the reference and the options.
     """
     groups = group_runs(runs)
-    sets = comparable_sets(groups)
+    sets: list[list[Group]] = []  # in order of first appearance
+    for group in groups:
+        fitting = next((members for members in sets if not check_evaluation([*members, group])), None)
+        if fitting is None:
+            sets.append([group])
+        else:
+            fitting.append(group)
     if all(len(members) == 1 for members in sets):
         sets = [groups]
     # Group again: labels show what differs within the set.
@@ -241,15 +212,3 @@ def compare_sets(runs: Iterable[Run], reference: str | None = None, **options: A
     known = [any(reference in (group.label, group.method) for group in members) for members in sets]
     names = [reference if has or not any(known) else None for has in known]
     return [compare(members, reference=name, **options) for members, name in zip(sets, names, strict=True)]
-
-
-def comparable_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return sets of groups with the same examples and the same evaluation, in order of first appearance."""
-    sets: list[list[Group]] = []
-    for group in groups:
-        fitting = [members for members in sets if not check_evaluation([*members, group])]
-        if fitting:
-            fitting[0].append(group)
-        else:
-            sets.append([group])
-    return sets

@@ -14,7 +14,6 @@ import numpy as np
 from pflsim.analysis.compare.comparison import Comparison, both_ways
 from pflsim.analysis.compare.tables import title
 from pflsim.analysis.results import Group, Run
-from pflsim.errors import SettingsError
 from pflsim.figures.curves import Curve, draw_curves
 from pflsim.run_folder.history import RoundMetrics
 from pflsim.terminal.formats import byte_unit
@@ -59,16 +58,6 @@ def curves_of(groups: Iterable[Group], against: Against, measure: Measure) -> tu
         return found, {"rounds": "round", "seconds": "seconds"}[against]
     unit, size = byte_unit(max((x for each in found for x in each.x), default=0.0))
     return [replace(each, x=[x / size for x in each.x]) for each in found], f"{unit}, both ways, all clients"
-
-
-def check_picture(path: Path) -> None:
-    """Check that curves can be written to a file of this name.
-
-    Raises:
-        SettingsError: the suffix is not supported; names the supported ones.
-    """
-    if path.suffix not in SUFFIXES:
-        raise SettingsError(f"--curves {path}: expected a file name with one of the suffixes {', '.join(SUFFIXES)}")
 
 
 def draw(comparison: Comparison, path: Path, against: Against) -> None:

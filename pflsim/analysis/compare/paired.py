@@ -60,14 +60,13 @@ def find_reference(groups: Sequence[Group], name: str | None) -> Group:
     """
     if name is None:
         return next((group for group in groups if group.method == "local"), groups[0])
-    found = [group for group in groups if group.label == name]
-    found = found or [group for group in groups if group.method == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    found = [group for group in groups if group.label == name] or [group for group in groups if group.method == name]
+    if not found:
+        raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
+    if len(found) > 1:
         labels = ", ".join(group.label for group in found)
         raise SettingsError(f"--reference {name}: several groups have this method; choose one of: {labels}")
-    raise SettingsError(f"--reference {name}: {nearest(name, [group.label for group in groups])}")
+    return found[0]
 
 
 def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:
@@ -89,12 +88,10 @@ def client_differences(group: Group, reference: Group, choice: Choice) -> Iterat
     """Yield the difference in test accuracy for every client and every seed that both groups have."""
     others = {run.seed: run for run in reference.runs}
     for run in group.runs:
-        other = others.get(run.seed)
-        if other is None:
-            continue
-        ours, theirs = _counts(run, choice), _counts(other, choice)
-        for client in sorted(ours.keys() & theirs.keys()):
-            yield (ours[client].correct - theirs[client].correct) / ours[client].total
+        if run.seed in others:
+            ours, theirs = _counts(run, choice), _counts(others[run.seed], choice)
+            for client in sorted(ours.keys() & theirs.keys()):
+                yield (ours[client].correct - theirs[client].correct) / ours[client].total
 
 
 def _counts(run: Run, choice: Choice) -> dict[int, ClientCounts]:
@@ -125,20 +122,16 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
 
 def wilcoxon(values: np.ndarray) -> float | None:
     """Return the two-sided p-value of Wilcoxon's signed-rank test; None without values."""
-    if len(values) == 0:
-        return None
-    different = values[values != 0]
-    if len(different) == 0:
-        return 1.0
     from scipy.stats import wilcoxon as test
 
+    different = values[values != 0]
+    if len(different) == 0:
+        return 1.0 if len(values) else None
     return float(np.asarray(test(different))[1])
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Return p-values after Holm's step-down correction, in the order given."""
-    adjusted, highest = [0.0] * len(p), 0.0
-    for rank, place in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        highest = max(highest, min(1.0, (len(p) - rank) * p[place]))
-        adjusted[place] = highest
-    return adjusted
+    order, adjusted = np.argsort(p, kind="stable"), np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(np.minimum(np.arange(len(p), 0, -1) * np.asarray(p)[order], 1.0))
+    return adjusted.tolist()

@@ -8,7 +8,6 @@ from typing import Any
 
 from pflsim.analysis.compare.comparison import Comparison, Row, Spread
 from pflsim.analysis.compare.paired import Difference
-from pflsim.analysis.results import Run
 from pflsim.analysis.results.run import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.run_folder.summary import Choice
@@ -20,6 +19,9 @@ CHOSEN: dict[Choice, str] = {
     "best_test_oracle": "each seed's best by mean test accuracy; this ORACLE selects on test data and overestimates "
     "the accuracy",
 }
+
+
+MODEL = "reported\nmodel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +45,53 @@ def tables(comparison: Comparison) -> list[Table]:
 def figures(comparison: Comparison) -> Table:
     """Return a table with one line per group."""
     rows, target = comparison.rows, comparison.target
-    unit, scale = byte_unit(max(row.bytes_total.mean for row in rows))
-    columns: list[tuple[str, list[str]]] = [
-        ("method", [row.group.label for row in rows]),
-        ("reported\nmodel", [f"{row.scope.model}, {row.scope.phase}" for row in rows]),
-    ]
+    unit, scale = byte_unit(max(row.figures["bytes_total"].mean for row in rows))
+    columns = {
+        "method": [row.group.label for row in rows],
+        MODEL: [f"{row.scope.model}, {row.scope.phase}" for row in rows],
+    }
     if len({row.group.seeds for row in rows}) > 1:
-        columns.append(("seeds", [numbers(row.group.seeds) for row in rows]))
-    columns += [
-        ("round" + "\n(oracle)" * (comparison.choice == "best_test_oracle"), [span(row.rounds) for row in rows]),
-        ("accuracy", [_spread(row.stats.get("mean"), 3) for row in rows]),
-        ("worst\ndecile", [_spread(row.stats.get("worst_decile"), 3) for row in rows]),
-        *(
-            (name.replace("_", "\n"), [_spread(row.metrics.get(name), 3) for row in rows])
-            for name in comparison.metrics
-        ),
-        (f"{unit} until\nthat round", [_mean_bytes(row.bytes_then, scale) for row in rows]),
-        (f"{unit}\nin all", [_mean_bytes(row.bytes_total, scale) for row in rows]),
-    ]
+        columns["seeds"] = [numbers(row.group.seeds) for row in rows]
+    columns["round" + "\n(oracle)" * (comparison.choice == "best_test_oracle")] = [span(row.rounds) for row in rows]
+
+    def add(header: str, name: str, decimals: int | None = None, scale: float = 1, std: bool = True) -> None:
+        columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
+
+    add("accuracy", "mean", 3)
+    add("worst\ndecile", "worst_decile", 3)
+    for name in comparison.metrics:
+        add(name.replace("_", "\n"), name, 3)
+    add(f"{unit} until\nthat round", "bytes_until_round", None, scale, std=False)
+    add(f"{unit}\nin all", "bytes_total", None, scale, std=False)
     if target is not None:
-        columns += [
-            (f"rounds\nto {target:g}", [_count(row.rounds_to_target) for row in rows]),
-            (f"{unit}\nto {target:g}", [_bytes(row.bytes_to_target, scale) for row in rows]),
-        ]
-    headers, cells = zip(*columns, strict=True)
-    return Table(title(comparison), headers, tuple(zip(*cells, strict=True)), tuple(notes(comparison)))
+        add(f"rounds\nto {target:g}", "rounds_to_target", 1)
+        add(f"{unit}\nto {target:g}", "bytes_to_target", None, scale)
+    return Table(
+        title(comparison), tuple(columns), tuple(zip(*columns.values(), strict=True)), tuple(notes(comparison))
+    )
 
 
 def paired(comparison: Comparison) -> Table:
     """Return a table with one line per difference."""
     several = sum(d.p is not None for d in comparison.differences) > 1
-    p = "p (Holm)" if several else "p"
-    return Table(
-        f"Differences to {comparison.reference.label}, client by client",
-        ("method", "pairs", "difference", "95% interval", "better", "equal", "worse", p),
-        tuple(_paired(difference) for difference in comparison.differences),
-        tuple(paired_notes(comparison)),
+    headers = (
+        "method",
+        "pairs",
+        "difference",
+        "95% interval",
+        "better",
+        "equal",
+        "worse",
+        "p (Holm)" if several else "p",
     )
+    rows = []
+    for d in comparison.differences:
+        interval = NONE if d.low is None or d.high is None else f"[{_signed(d.low)}, {_signed(d.high)}]"
+        p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
+        mean = NONE if d.mean is None else _signed(d.mean)
+        rows.append((d.group.label, str(d.pairs), mean, interval, str(d.better), str(d.equal), str(d.worse), p))
+    about = f"Differences to {comparison.reference.label}, client by client"
+    return Table(about, headers, tuple(rows), tuple(paired_notes(comparison)))
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -91,6 +103,11 @@ def records(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _record(comparison: Comparison, row: Row, d: Difference | None, settings: list[str]) -> dict[str, Any]:
     group = row.group
+
+    def columns(*names: str) -> dict[str, float | None]:
+        spreads = {name: row.figures.get("mean" if name == "accuracy" else name) for name in names}
+        return {f"{n}_{what}": getattr(s, what, None) for n, s in spreads.items() for what in ("mean", "std")}
+
     return {
         "label": group.label,
         "method": group.method,
@@ -102,33 +119,16 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(group.complete),
         "round_chosen_by": comparison.choice,
-        **_columns("round", Spread(row.rounds) if row.rounds else None),
-        **_columns("accuracy", row.stats.get("mean")),
-        **_columns("worst_decile", row.stats.get("worst_decile")),
-        **_columns("best_decile", row.stats.get("best_decile")),
-        **{key: v for name in comparison.metrics for key, v in _columns(name, row.metrics.get(name)).items()},
-        **_columns("bytes_until_round", row.bytes_then),
-        **_columns("bytes_total", row.bytes_total),
+        **columns("round", "accuracy", "worst_decile", "best_decile", *comparison.metrics),
+        **columns("bytes_until_round", "bytes_total"),
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
-        **_columns("rounds_to_target", row.rounds_to_target),
-        **_columns("bytes_to_target", row.bytes_to_target),
+        **columns("rounds_to_target", "bytes_to_target"),
         "reference": comparison.reference.label if d else None,
         "pairs": d and d.pairs,
         **{f"difference_{name}": getattr(d, name, None) for name in ("mean", "low", "high")},
         **{name: getattr(d, name, None) for name in ("better", "equal", "worse", "p", "p_holm")},
     }
-
-
-def _columns(name: str, spread: Spread | None) -> dict[str, float | None]:
-    return {f"{name}_mean": spread and spread.mean, f"{name}_std": spread and spread.std}
-
-
-def _paired(d: Difference) -> tuple[str, ...]:
-    interval = NONE if d.low is None or d.high is None else f"[{_signed(d.low)}, {_signed(d.high)}]"
-    mean = NONE if d.mean is None else _signed(d.mean)
-    p = NONE if d.p_holm is None else f"{d.p_holm:.3f}" if d.p_holm >= 0.0095 else f"{d.p_holm:.2g}"
-    return (d.group.label, str(d.pairs), mean, interval, str(d.better), str(d.equal), str(d.worse), p)
 
 
 def span(rounds: Sequence[int]) -> str:
@@ -137,28 +137,25 @@ def span(rounds: Sequence[int]) -> str:
     return str(first) if first == last else f"{first}–{last}"
 
 
-def _spread(spread: Spread | None, decimals: int, scale: float = 1) -> str:
+def _spread(spread: Spread | None, decimals: int | None, scale: float, std: bool) -> str:
+    """Format `mean ± std`.
+
+    Args:
+        spread: the values; None: there are none.
+        decimals: after the point; 1: of counts, which are whole numbers with one seed; None: as for three digits, at
+            most three.
+        scale: size of the unit.
+        std: whether to add the standard deviation.
+    """
     if spread is None:
         return NONE
-    mean = f"{spread.mean / scale:.{decimals}f}"
-    return mean if spread.std is None else f"{mean} ± {spread.std / scale:.{decimals}f}"
-
-
-def _count(spread: Spread | None) -> str:
-    return _spread(spread, 0 if spread is not None and spread.std is None else 1)
-
-
-def _bytes(spread: Spread | None, scale: float) -> str:
-    """Format with three digits, but at most three after the decimal point."""
-    if spread is None:
-        return NONE
-    value = spread.mean / scale
-    decimals = 0 if value == 0 or value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
-    return _spread(spread, decimals, scale)
-
-
-def _mean_bytes(spread: Spread | None, scale: float) -> str:
-    return NONE if spread is None else _bytes(Spread((spread.mean,)), scale)
+    mean = spread.mean / scale
+    if decimals == 1 and spread.std is None:
+        decimals = 0
+    elif decimals is None:
+        decimals = 0 if mean == 0 else next((n for n, least in enumerate((99.95, 9.995, 0.9995)) if mean >= least), 3)
+    text = f"{mean:.{decimals}f}"
+    return text if spread.std is None or not std else f"{text} ± {spread.std / scale:.{decimals}f}"
 
 
 def _signed(value: float) -> str:
@@ -169,14 +166,17 @@ def _signed(value: float) -> str:
 def title(comparison: Comparison) -> str:
     """Return what all runs have in common: `Test accuracy on digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
     runs = comparison.runs
-    data, clients, rounds = (_common(runs, key) for key in ("data", "clients", "rounds_planned"))
+    keys = ("data", "partition", "clients", "model", "rounds_planned")
+    found = {key: {run.summary[key] for run in runs} for key in keys}
+    common = {key: values.pop() if len(values) == 1 else None for key, values in found.items()}
+    data, partition, clients, model, rounds = (common[key] for key in keys)
     seeds = {group.seeds for group in comparison.groups}
     first = comparison.groups[0].seeds
     what = [
         f"Test accuracy on {data}" if data else "Test accuracy",
-        _common(runs, "partition"),
+        partition,
         clients and plural(clients, "client"),
-        _common(runs, "model"),
+        model,
     ]
     how = [
         rounds and plural(rounds, "round"),
@@ -190,7 +190,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the lines below the table of groups, which define its columns."""
     runs = comparison.runs
     spread = "; ± is the sample standard deviation over seeds" if len(runs) > len(comparison.groups) else ""
-    yield f"accuracy: mean test accuracy over {_clients(runs)}{spread}"
+    on = {run.summary["accuracy_of"]["clients"] for run in runs}
+    which = {"all": "clients", "participants": "the participants of the round"}
+    clients = which[on.pop()] if len(on) == 1 else "the evaluated clients"
+    clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
+    yield f"accuracy: mean test accuracy over {clients}{spread}"
     yield "worst decile: mean accuracy of the 10% of clients with the lowest accuracy"
     if comparison.metrics:
         yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
@@ -201,7 +205,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
         every = sorted({run_settings(run)["eval.every"] for run in runs})
         seen = "" if every == [1] else f" (evaluated every {' or '.join(map(str, every))} rounds)"
         given = "" if comparison.target_given else "; every run reaches this accuracy"
-        unreached = any(row.rounds_to_target is None for row in comparison.rows)
+        unreached = any("rounds_to_target" not in row.figures for row in comparison.rows)
         dash = "; — if a seed does not reach it" if unreached else ""
         yield f"to {comparison.target:g}: up to the first round with at least this mean accuracy{seen}{given}{dash}"
     for group in comparison.groups:
@@ -229,16 +233,3 @@ def numbers(values: Sequence[int]) -> str:
         else:
             stretches.append([value])
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
-
-
-def _common(runs: Sequence[Run], key: str) -> Any:
-    """Return the value that all runs' summaries have; None if they differ."""
-    values = {run.summary[key] for run in runs}
-    return values.pop() if len(values) == 1 else None
-
-
-def _clients(runs: Sequence[Run]) -> str:
-    on = {run.summary["accuracy_of"]["clients"] for run in runs}
-    which = {"all": "clients", "participants": "the participants of the round"}
-    text = which[on.pop()] if len(on) == 1 else "the evaluated clients"
-    return f"{text}, without newcomers" if any(run.summary.get("newcomers") for run in runs) else text

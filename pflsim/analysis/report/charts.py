@@ -49,7 +49,7 @@ def accuracy_charts(comparison: Comparison) -> list[Chart]:
                     continue
                 silent = [number for number, each in enumerate(curves) if each.x and max(each.x) == 0]
                 for number in silent:
-                    level = comparison.rows[number].stats[figure].mean
+                    level = comparison.rows[number].figures[figure].mean
                     curves[number] = Curve(curves[number].label, [0.0, end], [level, level])
                 caption += " A horizontal line is a method without traffic, at its headline accuracy." * bool(silent)
             y_label = f"accuracy, {figure.replace('_', ' ')}"
@@ -121,7 +121,7 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
 
 def _rates(run: Run, choice: Choice) -> dict[int, float]:
     line = run.at(choice)
-    return {} if line is None else {client: found.rate for client, found in run.counts(line.round).items()}
+    return {} if line is None else {n: found.correct / found.total for n, found in run.counts(line.round).items()}
 
 
 def _counts(rates: dict[int, float], reference: dict[int, float], name: str) -> str:

@@ -22,11 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 after an error.
     """
     options = _options(arguments)
-    return exit_status(lambda: _report(options))
-
-
-def _report(options: argparse.Namespace) -> None:
-    print(f"report       {write_report(find_runs(options.runs), options.out)}")
+    return exit_status(lambda: print(f"report       {write_report(find_runs(options.runs), options.out)}"))
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:

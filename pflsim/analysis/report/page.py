@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pflsim.analysis.compare.comparison import TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
+from pflsim.analysis.compare.comparison import STATS, TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
 from pflsim.analysis.compare.curves import BAND
 from pflsim.analysis.compare.tables import title
 from pflsim.analysis.report import charts, facts
@@ -69,6 +69,7 @@ def _context(comparison: Comparison, whole: Comparison, grid: Grid | None) -> di
         "choice": choice,
         "chosen": CHOSEN[choice],
         "rows": comparison.rows,
+        "columns": [*STATS, *comparison.metrics],
         "metrics": comparison.metrics,
         "other_rounds": _others(groups, [c for c in CHOSEN if c != choice], reported=True),
         "other_models": _others(groups, list(CHOSEN), reported=False),
@@ -178,7 +179,7 @@ def sentences(comparison: Comparison) -> list[str]:
     rows = comparison.rows
     if len(rows) == 1:
         (row,) = rows
-        mean, worst, sent = row.stats["mean"].mean, row.stats["worst_decile"].mean, format_bytes(_bytes(row))
+        mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))
         return [f"Mean test accuracy {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."]
     said = [f"Highest mean accuracy: {_best(rows, 'mean')}. Highest worst decile: {_best(rows, 'worst_decile')}."]
     if comparison.differences:
@@ -197,12 +198,12 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def _bytes(row: Row) -> float:
-    return row.bytes_then.mean if row.bytes_then else 0.0
+    return row.figures["bytes_until_round"].mean
 
 
 def _best(rows: Sequence[Row], figure: str) -> str:
-    best = max(row.stats[figure].mean for row in rows)
-    return f"{_names([row.group.label for row in rows if best - row.stats[figure].mean < TOLERANCE])} ({best:.3f})"
+    best = max(row.figures[figure].mean for row in rows)
+    return f"{_names([row.group.label for row in rows if best - row.figures[figure].mean < TOLERANCE])} ({best:.3f})"
 
 
 def _names(labels: Sequence[str]) -> str:

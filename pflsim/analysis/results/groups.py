@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.results.run import Run, run_settings
-from pflsim.config.components import COMPONENTS
+from pflsim.analysis.results.run import Run, distinguishes, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
 
@@ -55,28 +54,15 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     Raises:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
-    found: list[tuple[dict[str, Any], list[Run]]] = []
-    for run in runs:
-        key = run_settings(run)
-        members = next((members for other, members in found if other == key), None)
-        if members is None:
-            found.append((key, [run]))
-        else:
-            members.append(run)
-    keys = [key for key, _ in found]
+    each = [(run_settings(run), run) for run in runs]
+    keys = [key for n, (key, _) in enumerate(each) if all(key != other for other, _ in each[:n])]
     groups = []
-    for key, members in found:
+    for key in keys:
+        members = [run for own, run in each if own == key]
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
         label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))
     return groups
-
-
-def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a setting differs between groups; a component's setting, between groups with that component."""
-    component = name.partition(".")[0]
-    peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
-    return any(name not in other or other[name] != key[name] for other in peers)
 
 
 def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
@@ -98,18 +84,15 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
 
 def _same_results(a: Run, b: Run) -> bool:
     """Return whether two runs have the same partition, accuracy, and traffic in the rounds that both finished."""
-
-    def figures(run: Run, rounds: int) -> list[object]:
-        lines = run.history[:rounds]
-        stats = [line.accuracy.get(run.reported) for line in lines]
-        return [
-            (line.round, line.traffic, s and (s.clients, s.mean, s.weighted_mean))
-            for line, s in zip(lines, stats, strict=True)
-        ]
-
     both = min(len(a.history), len(b.history))
-    same_task = a.partition_hash == b.partition_hash and a.reported == b.reported
-    return same_task and figures(a, both) == figures(b, both)
+    figures = [
+        [
+            (line.round, line.traffic, (s := line.accuracy.get(run.reported)) and (s.clients, s.mean, s.weighted_mean))
+            for line in run.history[:both]
+        ]
+        for run in (a, b)
+    ]
+    return (a.partition_hash, a.reported, figures[0]) == (b.partition_hash, b.reported, figures[1])
 
 
 def check_comparable(groups: Sequence[Group]) -> list[str]:
@@ -153,12 +136,10 @@ def _protocol(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _seeds(groups: Sequence[Group]) -> Iterator[str]:
-    found: dict[tuple[int, ...], list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.seeds, []).append(group)
+    found = dict.fromkeys(group.seeds for group in groups)
     if len(found) > 1:
-        seen = ", ".join(f"{written(seeds)} ({_labels(having)})" for seeds, having in found.items())
-        yield f"the seeds differ: {seen}"
+        seen = (f"{written(seeds)} ({_labels([g for g in groups if g.seeds == seeds])})" for seeds in found)
+        yield f"the seeds differ: {', '.join(seen)}"
 
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:

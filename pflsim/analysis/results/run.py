@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import glob
+import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from pflsim.analysis.results.frames import as_html, frame, short
 from pflsim.config.components import COMPONENTS
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
@@ -28,7 +26,12 @@ from pflsim.run_folder.summary import Choice, chosen_round
 from pflsim.run_folder.tracking.per_client import COLUMNS
 from pflsim.types import SPLITS
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 PER_CLIENT = "per_client.csv"
+TEXTS = ("split", "model", "phase", "fault")
+"""Columns of per_client.csv with words."""
 SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
 """Keys that every summary.json has."""
 RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
@@ -57,9 +60,8 @@ def find_runs(arguments: Sequence[str]) -> list[Path]:
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
         runs = [run for path in paths for run in _runs(path)]
         if not runs:
-            missing = "no such folder" if glob.escape(argument) == argument else "no folder matches this pattern"
-            why = "neither a run folder nor a folder of runs" if paths else missing
-            raise SettingsError(f"{argument}: {why}")
+            missing = "no folder has this name or matches this pattern"
+            raise SettingsError(f"{argument}: {'neither a run folder nor a folder of runs' if paths else missing}")
         found += runs
     return list({path.resolve(): path for path in found}.values())
 
@@ -70,18 +72,12 @@ def _runs(path: Path) -> list[Path]:
     return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCounts:
+class ClientCounts(NamedTuple):
     """Result of one model on one client's examples of a split; `loss` is the sum of their cross-entropy in nats."""
 
     correct: int
     total: int
     loss: float
-
-    @property
-    def rate(self) -> float:
-        """Accuracy: correct / total."""
-        return self.correct / self.total
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,23 +131,15 @@ class Run:
         stats = self.stats("last")
         return math.nan if stats is None else stats.mean
 
-    def per_client(self) -> Any:
-        """Return per_client.csv with the accuracy of each row, see `frame`."""
-        return frame(self.client_rows())
+    def per_client(self) -> DataFrame:
+        """Return per_client.csv with the accuracy of each row."""
+        return self._clients.copy()
 
-    def metrics(self) -> Any:
-        """Return a row per round with the values of metrics.jsonl by dotted key, see `frame`."""
-        return frame(self.round_rows())
+    def metrics(self) -> DataFrame:
+        """Return a row per round with the values of metrics.jsonl by dotted key."""
+        from pandas import DataFrame
 
-    def client_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `per_client`."""
-        header, rows = self._rows
-        with _reading(self.folder / PER_CLIENT):
-            yield from map(_numbers, csv.DictReader([header, *chain(*rows.values())]))
-
-    def round_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `metrics`."""
-        return (dotted(json.loads(to_line(line))) for line in self.history)
+        return DataFrame([dotted(json.loads(to_line(line))) for line in self.history])
 
     def overview(self) -> dict[str, Any]:
         """Return what ran and its result as short values by name."""
@@ -170,10 +158,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the values of `overview`, one per line."""
-        return "\n".join(f"{key:15}{value}" for key, value in short(self.overview()).items())
-
-    def _repr_html_(self) -> str:
-        return as_html([{"run": key, "": value} for key, value in short(self.overview()).items()])
+        return "\n".join(f"{key:15}{_short(value)}" for key, value in self.overview().items())
 
     @property
     def partition_hash(self) -> str:
@@ -205,29 +190,68 @@ class Run:
 
         Clients without examples of the split are left out.
         """
-        wanted, found = scope or self.reported, {}
-        header, rows = self._rows
-        with _reading(self.folder / PER_CLIENT):
-            for row in csv.DictReader([header, *rows.get(str(round_number), [])]):
-                if (row["model"], row["split"], row["phase"]) == wanted and int(row["total"]) > 0:
-                    found[int(row["client"])] = ClientCounts(int(row["correct"]), int(row["total"]), float(row["loss"]))
-        return found
+        rows = self._clients
+        for column, value in zip(("model", "split", "phase"), scope or self.reported, strict=True):
+            rows = rows[rows[column] == value]
+        rows = rows[(rows["round"] == round_number) & (rows["total"] > 0)]
+        counts = zip(rows["client"], rows["correct"], rows["total"], rows["loss"], strict=True)
+        return {client: ClientCounts(*found) for client, *found in counts}
 
     @cached_property
-    def _rows(self) -> tuple[str, dict[str, list[str]]]:
-        """The header of per_client.csv and its unparsed lines by round, without an incomplete last line."""
+    def _clients(self) -> Any:
+        """The rows of per_client.csv without an incomplete last line."""
+        from pandas import read_csv
+
         with _reading(self.folder / PER_CLIENT):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
-        header, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
-        return header, {number: list(rows) for number, rows in groupby(lines, lambda line: line.partition(",")[0])}
+            found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
+            for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
+                whole = name in COLUMNS and name != "loss"
+                found[name] = found[name].replace("", "nan").astype(int if whole else float)
+            return found.assign(accuracy=found["correct"] / found["total"])
 
 
-def _numbers(row: Mapping[str, str]) -> dict[str, Any]:
-    """Return a line of per_client.csv with numbers, and its accuracy."""
-    found: dict[str, Any] = {key: int(text) if text.isdecimal() else text for key, text in row.items()}
-    rate = found["correct"] / found["total"] if found["total"] else math.nan
-    metrics = {key: float(text or math.nan) for key, text in row.items() if key not in COLUMNS}
-    return {**found, "loss": float(row["loss"]), **metrics, "accuracy": rate}
+class Runs(tuple[Run, ...]):
+    """Runs in order, as frames with a row per run, per round, or per client and round."""
+
+    def summary(self) -> DataFrame:
+        """Return a row per run: the settings in which the runs differ, and the result."""
+        from pandas import DataFrame
+
+        found = [run_settings(run) for run in self]
+        varied = dict.fromkeys(key for own in found for key in own if distinguishes(key, own, found))
+        return DataFrame(
+            {"method": run.method, **{key: own.get(key, "") for key in varied}, "seed": run.seed}
+            | {key: run.overview()[key] for key in RESULT}
+            for run, own in zip(self, found, strict=True)
+        )
+
+    def per_client(self) -> DataFrame:
+        """Return the rows of `Run.per_client` with the name of the run."""
+        return self._named(run.per_client() for run in self)
+
+    def metrics(self) -> DataFrame:
+        """Return the rows of `Run.metrics` with the name of the run."""
+        return self._named(run.metrics() for run in self)
+
+    def _named(self, frames: Iterable[DataFrame]) -> DataFrame:
+        from pandas import concat
+
+        found = concat([frame.assign(run=run.name) for run, frame in zip(self, frames, strict=True)], ignore_index=True)
+        found.insert(0, "run", found.pop("run"))
+        return found
+
+    def __repr__(self) -> str:
+        """Return `summary` as text."""
+        return self.summary().to_string(index=False, float_format=_short)
+
+    def _repr_html_(self) -> str:
+        return self.summary().to_html(index=False, float_format=_short)
+
+
+def _short(value: object) -> str:
+    """Return a value as people read it: four digits of a number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def incomplete(runs: Iterable[Run]) -> list[str]:
@@ -321,3 +345,10 @@ def settings_by_key(config: Mapping[str, Any], names: Mapping[str, str]) -> dict
     if found["local_epochs"] is None and found["local_steps"] is None:
         found["local_epochs"] = 1
     return {key: value for key, value in found.items() if not any(f"{key}.".startswith(f"{name}.") for name in IGNORED)}
+
+
+def distinguishes(name: str, key: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a setting differs between groups; a component's setting, between groups with that component."""
+    component = name.partition(".")[0]
+    peers = [k for k in keys if name == component or component not in COMPONENTS or k[component] == key[component]]
+    return any(name not in other or other[name] != key[name] for other in peers)

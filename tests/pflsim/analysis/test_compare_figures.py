@@ -10,7 +10,7 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
-from pflsim.analysis.compare.comparison import Comparison, Spread, common_target, compare
+from pflsim.analysis.compare.comparison import Comparison, Spread, compare
 from pflsim.analysis.compare.curves import accuracy, curve
 from pflsim.analysis.compare.paired import holm, interval, wilcoxon
 from pflsim.analysis.results import group_runs, read_run
@@ -75,15 +75,14 @@ def test_figures_over_seeds(folder: Path, choice: str) -> None:
             [rates(counts(METHODS[method], seed, 0))[place] for seed, place in zip(SEEDS, at, strict=True)], axis=1
         )
         assert row.rounds == tuple(place + 1 for place in at)
-        found = [row.stats[name] for name in ("mean", "worst_decile", "best_decile")]
+        found = [row.figures[name] for name in ("mean", "worst_decile", "best_decile")]
         expected = [sorted_rates.mean(1), sorted_rates[:, :2].mean(1), sorted_rates[:, -2:].mean(1)]  # ⌈11 / 10⌉ = 2
         for spread, values in zip(found, expected, strict=True):
             assert spread.mean == pytest.approx(values.mean(), abs=1e-12)
             assert spread.std == pytest.approx(values.std(ddof=1), abs=1e-12)
         a_round = 30 * METHODS[method] * CLIENTS
-        assert row.bytes_then is not None
-        assert row.bytes_then.values == tuple(a_round * (place + 1) for place in at)
-        assert row.bytes_total == Spread((a_round * ROUNDS,) * 3)
+        assert row.figures["bytes_until_round"].values == tuple(a_round * (place + 1) for place in at)
+        assert row.figures["bytes_total"] == Spread((a_round * ROUNDS,) * 3)
 
 
 def test_the_round_is_chosen_by_validation_where_all_have_it(folder: Path, tmp_path: Path) -> None:
@@ -104,18 +103,18 @@ def test_rounds_and_bytes_to_a_target(folder: Path) -> None:
         first = [int(reached.argmax()) + 1 for reached in reaching if reached.any()]
         assert row.reached == len(first)
         if len(first) < len(SEEDS):
-            assert row.rounds_to_target is None and row.bytes_to_target is None
+            assert "rounds_to_target" not in row.figures and "bytes_to_target" not in row.figures
         else:
-            assert row.rounds_to_target == Spread(tuple(first))
-            assert row.bytes_to_target == Spread(tuple(30 * method * CLIENTS * n for n in first))
+            assert row.figures["rounds_to_target"] == Spread(tuple(first))
+            assert row.figures["bytes_to_target"] == Spread(tuple(30 * method * CLIENTS * n for n in first))
 
 
 def test_the_target_is_what_every_run_reaches(folder: Path) -> None:
     best = min(rates(counts(m, s, 0)).mean(axis=1).max() for m in METHODS.values() for s in SEEDS)
     comparison = compared(folder)
     assert comparison.target == math.floor(best * 100) / 100
-    assert all(row.rounds_to_target is not None for row in comparison.rows)
-    assert any(row.rounds_to_target is None for row in compared(folder, target=comparison.target + 0.01).rows)
+    assert all("rounds_to_target" in row.figures for row in comparison.rows)
+    assert any("rounds_to_target" not in row.figures for row in compared(folder, target=comparison.target + 0.01).rows)
 
 
 @pytest.mark.parametrize(("right", "target"), [(29, 0.29), (57, 0.57), (58, 0.58), (100, 1.0), (0, 0.0)])
@@ -123,20 +122,20 @@ def test_a_target_of_whole_hundredths_is_reached(tmp_path: Path, right: int, tar
     """Rounding down must not lose a hundredth to the floating point: 0.29 · 100 is 28.999…"""
     comparison = compare(group_runs([made(tmp_path / "r", [[(right, 100)]])]))
     assert comparison.target == target
-    assert comparison.rows[0].rounds_to_target == Spread((1,))
+    assert comparison.rows[0].figures["rounds_to_target"] == Spread((1,))
 
 
 def test_a_mean_that_rounding_puts_below_the_target_reaches_it(tmp_path: Path) -> None:
     assert np.mean([0, 0, 0.3]) < 0.1
     row = compare(group_runs([made(tmp_path / "r", [[(0, 10), (0, 10), (3, 10)]])]), target=0.1).rows[0]
-    assert row.rounds_to_target == Spread((1,))
+    assert row.figures["rounds_to_target"] == Spread((1,))
 
 
 def test_runs_that_are_never_evaluated(tmp_path: Path) -> None:
     groups = group_runs([made(tmp_path / "r", [[(0, 0)]]), made(tmp_path / "s", [[(0, 0)]], method="local")])
     comparison = compare(groups)
-    assert common_target(groups) is None and comparison.target is None
-    assert comparison.rows[0].stats == {} and comparison.rows[0].rounds == ()
+    assert comparison.target is None
+    assert "mean" not in comparison.rows[0].figures and comparison.rows[0].rounds == ()
     (difference,) = comparison.differences
     assert (difference.pairs, difference.mean, difference.low, difference.p, difference.p_holm) == (0,) + (None,) * 4
 

@@ -9,7 +9,7 @@ import pytest
 from made_runs import made
 
 from pflsim.analysis.compare.comparison import Comparison, compare
-from pflsim.analysis.compare.formats import format_of, latex, render, text
+from pflsim.analysis.compare.formats import Format, drawn, format_of, render
 from pflsim.analysis.compare.tables import Table, numbers
 from pflsim.analysis.results import Run, group_runs
 from pflsim.errors import SettingsError
@@ -126,20 +126,10 @@ def test_latex(comparison: Comparison) -> None:
 
 def test_latex_escapes() -> None:
     table = Table("50% of a_b & c#1 $x$ {y} ~z", ("a_b", "n"), (("fed_avg x=50%&{~}\\", "-0.5"),), ("≥ 1 — 2–3 <i>",))
-    body = latex(table)
+    body = drawn([table], "latex")
     assert r"fed\_avg x=50\%\&\{\textasciitilde{}\}\textbackslash{} & $-$0.5" in body
     assert r"\caption{50\% of a\_b \& c\#1 \$x\$ \{y\} \textasciitilde{}z. " in body
     assert r"\ensuremath{<}i\ensuremath{>}" in body and "1 --- 2--3" in body
-
-
-def test_long_labels_are_broken() -> None:
-    rows = tuple((f"fedavg lr={lr} " + "method.something_long=12345", *["0.123"] * 8) for lr in (1, 2))
-    table = Table("t" * 60 + " " + "u" * 60, ("method", *["a figure"] * 8), rows, ("n " * 100,))
-    whole, wrapped = "fedavg lr=1 method.something_long=12345", "fedavg lr=1\n  method.something_long=12345"
-    for width, expected in ((119, whole), (118, wrapped), (109, wrapped)):
-        shown = re.sub(r" +0\.123.*", "", text(table, width))
-        assert max(map(len, text(table, width).splitlines())) <= width
-        assert shown.count(expected) == 1
 
 
 def test_differences_between_the_runs_are_below_the_table(runs: list[Run]) -> None:
@@ -167,14 +157,12 @@ def test_format_of_a_file() -> None:
         format_of(Path("a.pdf"))
 
 
-@pytest.mark.parametrize("width", [30, 50, 80])
-def test_columns_of_a_wide_table_continue_below(width: int) -> None:
-    """Every number is whole, and every block names its lines."""
-    names = [f"{n}" * 9 for n in range(6)]
-    wide = Table("t", ("method", *names), tuple((m, *(f"{m}{n}.123" for n in names)) for m in ("a", "bb")), ("n",))
-    lines = text(wide, width).splitlines()
-    assert max(map(len, lines)) <= width
-    words = [line.split() for line in lines]
-    assert [cell for line in words if line[:1] == ["bb"] for cell in line[1:]] == [f"bb{n}.123" for n in names]
-    blocks = sum(line[:1] == ["method"] for line in words)
-    assert blocks == sum(line[:1] == ["a"] for line in words) == {30: 6, 50: 3, 80: 2}[width]
+@pytest.mark.parametrize("kind", ["text", "markdown", "latex"])
+def test_every_row_of_a_wide_table_is_one_line(kind: Format) -> None:
+    label = "fedavg " + " ".join(f"method.setting{n}={n}" for n in range(9))
+    names = [f"figure\n{n}" for n in range(30)]
+    wide = Table(
+        "t", ("method", *names), tuple((m, *(f"{m}{n}.123" for n in range(30))) for m in (label, "bb")), ("n",)
+    )
+    rows = [line for line in drawn([wide], kind).splitlines() if ".123" in line]
+    assert [row.count(".123") for row in rows] == [30, 30] and "setting8=8" in rows[0]

@@ -111,4 +111,4 @@ def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path)
     (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 0, "seconds": 0.0}))  # as a start writes it
     groups = group_runs([read_run(folder)])
     assert list(incomplete(groups[0].runs)) == [f"{folder} is not complete: 3 of 8 rounds are done"]
-    assert row(groups[0], "last").seconds_total.mean == 6.0
+    assert row(groups[0], "last").figures["seconds_total"].mean == 6.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -30,7 +31,7 @@ class Columns(list[Any]):
 
 
 def frame(**columns: Any) -> Any:
-    return pytest.importorskip("pandas").DataFrame(columns)
+    return pandas.DataFrame(columns)
 
 
 @pytest.mark.parametrize(
