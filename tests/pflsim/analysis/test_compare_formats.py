@@ -161,8 +161,7 @@ def test_format_of_a_file() -> None:
 def test_every_row_of_a_wide_table_is_one_line(kind: Format) -> None:
     label = "fedavg " + " ".join(f"method.setting{n}={n}" for n in range(9))
     names = [f"figure\n{n}" for n in range(30)]
-    wide = Table(
-        "t", ("method", *names), tuple((m, *(f"{m}{n}.123" for n in range(30))) for m in (label, "bb")), ("n",)
-    )
+    cells = tuple((method, *(f"{n}.123" for n in range(30))) for method in (label, "bb"))
+    wide = Table("t", ("method", *names), cells, ("n",))
     rows = [line for line in drawn([wide], kind).splitlines() if ".123" in line]
     assert [row.count(".123") for row in rows] == [30, 30] and "setting8=8" in rows[0]
