@@ -90,6 +90,8 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
     model, classes = f"model={component_name(settings, 'model')}", dataset.num_classes
     x, y = torch.from_numpy(dataset.x[[0]]), torch.from_numpy(dataset.y[[0]])
     inputs, _ = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
+    if inputs.is_floating_point():
+        inputs = inputs.to(torch.get_default_dtype())  # that of the net
     found = []
     for variant in range(len(factory.models)):
         try:
