@@ -197,6 +197,19 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
+def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, seeds = optuna.samplers.TPESampler, list[int]()
+
+    def recorded(seed: int | None = None) -> optuna.samplers.TPESampler:
+        seeds.extend([] if seed is None else [seed])
+        return sampler(seed=seed)
+
+    monkeypatch.setattr(optuna.samplers, "TPESampler", recorded)
+    for run_seed in ("seed=0", "seed=1"):
+        assert study(run_seed, fake(), "method=local,fedavg", "--trials", "4", "--seeds", "1", run_seed) == 0
+    assert len(set(seeds)) == len(seeds) == 12  # the first trial of a method has the default values
+
+
 def test_a_finite_space_is_tried_once(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the points that Optuna does not suggest."""
     monkeypatch.setattr("pflsim.commands.tune_study.DRAWS", 1)
