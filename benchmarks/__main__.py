@@ -14,7 +14,7 @@ from benchmarks.report import put, tables
 from benchmarks.results import Results
 from benchmarks.supervise import run_module
 from benchmarks.targets import verdicts
-from pflsim.run_folder.environment import code, machine, versions
+from pflsim.records.environment import code, machine, versions
 
 PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "performance.json"
 DATASETS = ("FashionMNIST", "MNIST")

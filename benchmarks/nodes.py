@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.cases import ROOT
 from benchmarks.loopback import Cluster
 from benchmarks.report import put, table
-from pflsim.run_folder.environment import code
+from pflsim.records.environment import code
 
 PAGE, FIGURES = ROOT / "docs" / "cluster.md", ROOT / "docs" / "cluster.json"
 CLIENTS, FIRST, LAST = 100, 5, 15

@@ -22,7 +22,7 @@ def measure(case_name: str, way: str, rounds: int, root: str, quick: bool) -> di
     settings = settings_of(overrides(case, way, rounds + 1, root, quick))
     if way in ("plain", "plain1", "workers"):
         from benchmarks import plain, plain_ray
-        from ray_actors.prepare import prepare
+        from lightning_modules.prepare import prepare
 
         prepared = prepare(settings)
         return (

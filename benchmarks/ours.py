@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rounds import Round, check_steps, digest
+from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import Executor
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.accounting import round_traffic
-from pflsim.run_folder.folder import create_run_folder
-from pflsim.run_folder.tracking.memory import held_mb
-from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.records.accounting import round_traffic
+from pflsim.records.folder import create_run_folder
+from pflsim.records.tracking.memory import held_mb
+from pflsim.records.tracking.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord
-from ray_actors.prepare import prepare
 from ray_actors.run import Runner
 
 Result = TypeVar("Result")

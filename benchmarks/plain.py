@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.rounds import Round, check_steps, digest
+from lightning_modules.prepare import PreparedRun
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, shard
-from ray_actors.prepare import PreparedRun
 
 EVAL_BATCH = 64
 State = dict[str, Tensor]

@@ -14,10 +14,10 @@ import torch
 from benchmarks.cases import CORES
 from benchmarks.plain import evaluate, loaders, train_client
 from benchmarks.rounds import Round, check_steps, digest
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.prepare import PreparedRun
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
-from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.prepare import PreparedRun
 
 Arrays = list[np.ndarray]
 Fit = tuple[int, Arrays, tuple[int, int], tuple[int, int]]

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cases import OURS
-from pflsim.run_folder.files import write_atomically
+from pflsim.records.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.flops import forward_flops, step_flops
-from ray_actors.prepare import PreparedRun
+from lightning_modules.prepare import PreparedRun
 
 Round = dict[str, float]
 """Seconds of each stage and in total, and counts: steps, examples trained, examples evaluated, bytes."""

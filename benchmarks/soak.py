@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.cases import ROOT
 from benchmarks.report import table
-from pflsim.run_folder.environment import code
+from pflsim.records.environment import code
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- soak:begin -->", "<!-- soak:end -->"
@@ -297,7 +297,7 @@ def _kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Return the differences, to the bit, of the records and the last checkpoints of two runs; times are ignored."""
-    from pflsim.run_folder.checkpoint.meta import read_checkpoint
+    from pflsim.records.checkpoint.meta import read_checkpoint
 
     found = []
     if _lines(one) != _lines(other):

@@ -30,11 +30,11 @@ from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import load, snapshot
-from pflsim.run_folder.checkpoint.meta import BadCheckpoint, name_of
-from pflsim.run_folder.checkpoint.read import choose_checkpoint
-from pflsim.run_folder.checkpoint.state import restored
-from pflsim.run_folder.files import in_order, write_atomically
-from pflsim.run_folder.resume import saved_settings
+from pflsim.records.checkpoint.meta import BadCheckpoint, name_of
+from pflsim.records.checkpoint.read import choose_checkpoint
+from pflsim.records.checkpoint.state import restored
+from pflsim.records.files import in_order, write_atomically
+from pflsim.records.resume import saved_settings
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import exit_status

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
+from lightning_modules.prepare import PreparedRun
 from pflsim.errors import SettingsError
-from pflsim.run_folder.checkpoint.meta import Checkpoint
-from pflsim.run_folder.checkpoint.read import check_header, newest_checkpoint
-from pflsim.run_folder.checkpoint.state import plain
-from pflsim.run_folder.early_stopping import stalled_since, validation_scores
-from pflsim.run_folder.folder import is_complete
-from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.resume import saved_settings
-from pflsim.run_folder.tracking.records import read_records
-from ray_actors.prepare import PreparedRun
+from pflsim.records.checkpoint.meta import Checkpoint
+from pflsim.records.checkpoint.read import check_header, newest_checkpoint
+from pflsim.records.checkpoint.state import plain
+from pflsim.records.early_stopping import stalled_since, validation_scores
+from pflsim.records.folder import is_complete
+from pflsim.records.history import RoundMetrics
+from pflsim.records.resume import saved_settings
+from pflsim.records.tracking.records import read_records
 
 
 def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:

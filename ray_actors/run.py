@@ -9,7 +9,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from lightning_modules.hosts.devices import apply_cpu_fallback, visible_gpus, with_server_device
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
 from pflsim.config.components import COMPONENTS, own_modules
@@ -21,23 +25,19 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.checkpoint.meta import Checkpoint
-from pflsim.run_folder.early_stopping import validation_scores
-from pflsim.run_folder.environment import write_environment
-from pflsim.run_folder.folder import create_run_folder, run_lock, write_config
-from pflsim.run_folder.remote_copy.begin import new_remote_folder, resume_remote_copy
-from pflsim.run_folder.remote_copy.remote_copy import RemoteCopy
-from pflsim.run_folder.resume import fixed_settings, saved_settings
-from pflsim.run_folder.run_log import run_log
-from pflsim.run_folder.summary import Summary
-from pflsim.run_folder.tracking.hyperparameters import hyperparameters
-from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.records.checkpoint.meta import Checkpoint
+from pflsim.records.early_stopping import validation_scores
+from pflsim.records.environment import write_environment
+from pflsim.records.folder import create_run_folder, run_lock, write_config
+from pflsim.records.remote_copy.begin import new_remote_folder, resume_remote_copy
+from pflsim.records.remote_copy.remote_copy import RemoteCopy
+from pflsim.records.resume import fixed_settings, saved_settings
+from pflsim.records.run_log import run_log
+from pflsim.records.summary import Summary
+from pflsim.records.tracking.hyperparameters import hyperparameters
+from pflsim.records.tracking.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.threads import torch_threads
-from ray_actors.placement.devices import apply_cpu_fallback, visible_gpus, with_server_device
-from ray_actors.prepare import PreparedRun, prepare
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Runner:
 
         Args:
             folder: the run folder.
-            settings: of the run, as `pflsim.run_folder.resume` reads them.
+            settings: of the run, as `pflsim.records.resume` reads them.
 
         Raises:
             SettingsError: the folder is in use, or contains another run; nothing was changed.

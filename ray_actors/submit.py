@@ -20,7 +20,7 @@ from pflsim.config.installation import FOLDER, PACKAGES, program
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.environment import CODE, JOB, code
+from pflsim.records.environment import CODE, JOB, code
 from pflsim.terminal.exit_status import exit_status
 
 ADDRESS = "http://127.0.0.1:8265"

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from support import World, softmax
 
+from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.seeding import torch_generator
-from ray_actors.hosts.inline import InlineExecutor
 
 SIZES = (12, 7, 20, 9)
 """Training examples of the clients of `support.world`."""

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from support import Records, World, states
 
+from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.execution import FinetuneTask, NodeLost, ReplyTask, TrainTask
 from pflsim.engine.faults import FaultRecorder
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.run_folder.run_log import LOG, run_log
+from pflsim.records.run_log import LOG, run_log
 from pflsim.types import RoundRecord
-from ray_actors.hosts.inline import InlineExecutor
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
 PLAN = RunPlan(

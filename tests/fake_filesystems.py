@@ -10,7 +10,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pflsim.run_folder.remote_copy.remote_folder import RemoteFolder
+from pflsim.records.remote_copy.remote_folder import RemoteFolder
 
 Ask = Callable[[str, str], None]
 

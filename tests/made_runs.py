@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pflsim.analysis.results import Run, read_run
 from pflsim.config.settings import Settings
-from pflsim.run_folder.folder import write_config
-from pflsim.run_folder.metrics import Model, Phase
-from pflsim.run_folder.summary import RunMeta
-from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.records.folder import write_config
+from pflsim.records.metrics import Model, Phase
+from pflsim.records.summary import RunMeta
+from pflsim.records.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
 
 Counts = Sequence[tuple[int, int]]

@@ -17,6 +17,8 @@ from torch.fx import GraphModule
 import pflsim
 from lightning_modules.base import ClientModule
 from lightning_modules.export import export_program
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.analysis.results.run import Run
@@ -26,13 +28,11 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
-from pflsim.run_folder.metrics import Scope
-from pflsim.run_folder.resume import saved_settings
+from pflsim.records.metrics import Scope
+from pflsim.records.resume import saved_settings
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
-from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.hosts.inline import InlineExecutor
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 """All method files, found on disk."""
@@ -77,7 +77,7 @@ RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
 
 @dataclass(frozen=True)
 class World:
-    """Data, recipe, server rule and federation, as `ray_actors.prepare` makes them of settings."""
+    """Data, recipe, server rule and federation, as `lightning_modules.prepare` makes them of settings."""
 
     dataset: Dataset
     partition: Partition

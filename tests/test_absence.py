@@ -17,18 +17,21 @@ import pytest
 import torch
 from support import METHOD_PARAMS, softmax, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loop import train
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.run_folder.checkpoint.state import plain as plain_state
+from pflsim.records.checkpoint.state import plain as plain_state
 from pflsim.seeding import coin, seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
@@ -36,9 +39,6 @@ from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.threads import torch_threads
-from ray_actors.prepare import PreparedRun, prepare
 
 SMALL = ["data=digits", "clients=5", "rounds=6", "batch_size=32", "model.hidden=[8]", "lr=0.05", "lockstep=false"]
 ALL = tuple(range(5))

@@ -14,6 +14,9 @@ from documents import ROOT, write_files
 from torch.optim import SGD
 
 from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.contract import checks
+from lightning_modules.contract.checks import Broken, Make
+from lightning_modules.contract.command import maker
 from lightning_modules.phases import Schedule
 from pflsim import cli
 from pflsim.config.compose import CONFIGS
@@ -22,9 +25,6 @@ from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedavg import FedAvg
-from ray_actors.contract import checks
-from ray_actors.contract.checks import Broken, Make
-from ray_actors.contract.command import maker
 
 SEEN: list[int] = []
 """What a client remembers in its module, where the simulator does not look."""

@@ -26,24 +26,24 @@ from support import (
 )
 
 import pflsim
-from pflsim.config.compose import CONFIGS
-from pflsim.engine.simulation import Simulation
-from ray_actors.contract.checks import (
+from lightning_modules.contract.checks import (
     CHECKS,
     SMALL,
     Make,
     Skipped,
-    actors_equal_inline,
     batch_norm_works,
     counted,
     lockstep_equals_loop,
 )
-from ray_actors.contract.command import maker
+from lightning_modules.contract.command import maker
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.prepare import PreparedRun
+from pflsim.config.compose import CONFIGS
+from pflsim.engine.simulation import Simulation
+from ray_actors.actors_equal import actors_equal_inline
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import PreparedRun
 
 SLOW = {batch_norm_works, lockstep_equals_loop}
 """Checks that run in `make test-slow` only; tests/test_lockstep.py has some of lockstep for `make test`."""

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pflsim import cli
 from pflsim.messages import Uplink
-from pflsim.run_folder.diagnostics import Diagnostics, read_diagnostics
+from pflsim.records.diagnostics import Diagnostics, read_diagnostics
 
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip

@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_modules import prototypes
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.server_host import ServerHost
+from lightning_modules.prepare import prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import ReplyTask
 from pflsim.fusion.attentive import mix, squared_distances
 from pflsim.fusion.blocks import COLUMNS, products_on
 from pflsim.fusion.mixing_weights import mixing_gradient
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.server_host import ServerHost
-from ray_actors.prepare import prepare
 
 GPU = torch.device("cuda:0")
 READS_VALUES = {"fedala", "fedas", "ifca", "pfedpm", "r_pfedpm"}

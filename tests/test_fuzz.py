@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from support import Records
 
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.checks import check
 from pflsim.config.components import COMPONENTS, settings_of, targets_of
 from pflsim.config.compose import CONFIGS, composed, composing, parse, plain
@@ -30,8 +32,6 @@ from pflsim.config.plain import settings_from
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -234,7 +234,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         ("model.variants", [{"hidden": 3}], r"model.variants\[0\]: model.hidden=3: expected a list"),
         ("model.variants", [{"_target_": "os.abort"}], r"model.variants\[0\].* outside the standard library"),
         ("partition._target_", "pflsim.data.splits.official", "partition._target_=.* -> list"),
-        ("data._target_", "pflsim.run_folder.files.os.abort", "data._target_=pflsim.run_folder.files.os.abort"),
+        ("data._target_", "pflsim.records.files.os.abort", "data._target_=pflsim.records.files.os.abort"),
     ],
 )
 def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, says: str) -> None:

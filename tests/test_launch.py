@@ -17,8 +17,8 @@ from pflsim.commands import sweep
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import create_run_folder
-from pflsim.run_folder.resume import run_folder
+from pflsim.records.folder import create_run_folder
+from pflsim.records.resume import run_folder
 
 NUMBERS = itertools.count()
 COMPONENTS = """

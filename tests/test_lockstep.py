@@ -17,10 +17,13 @@ from support import METHOD_PARAMS, METHODS, FxProgram, Records, same, slow_excep
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts import client_host
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.program import Program
 from lightning_modules.lockstep.training import Stack
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
@@ -28,10 +31,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.hosts import client_host
-from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import PreparedRun, prepare
 
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]

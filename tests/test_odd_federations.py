@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from support import METHOD_PARAMS, RUN_PARAMS, Records, dataset
 
+from lightning_modules import prepare as preparing
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.prepare import prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
@@ -19,9 +22,6 @@ from pflsim.data.federated import Partition
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.types import EvalRow
-from ray_actors import prepare as preparing
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
 NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]

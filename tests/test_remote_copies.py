@@ -18,7 +18,7 @@ from test_resume import SMALL, agree, left, stop_after
 from lightning_modules.base import ClientModule
 from pflsim import cli
 from pflsim.errors import SettingsError
-from pflsim.run_folder.remote_copy.begin import download
+from pflsim.records.remote_copy.begin import download
 
 pytestmark = pytest.mark.slow
 

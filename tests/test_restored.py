@@ -11,10 +11,10 @@ import torch
 from support import METHOD_PARAMS, slow_except
 from test_contract import inline, job
 
+from lightning_modules.contract.checks import tensors_of
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
-from pflsim.run_folder.checkpoint.state import plain, restored
-from ray_actors.contract.checks import tensors_of
+from pflsim.records.checkpoint.state import plain, restored
 
 
 def through_a_file(state: Any) -> Any:

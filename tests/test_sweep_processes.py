@@ -25,9 +25,9 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
-from pflsim.run_folder import environment
-from pflsim.run_folder.folder import create_run_folder, last_run
-from pflsim.run_folder.tracking.hyperparameters import hyperparameters
+from pflsim.records import environment
+from pflsim.records.folder import create_run_folder, last_run
+from pflsim.records.tracking.hyperparameters import hyperparameters
 from pflsim.terminal.processes import Ended, in_processes
 
 SMALL = ["executor=inline", "method=fedavg", "clients=3", "rounds=2", "model.hidden=[4]", "batch_size=50"]

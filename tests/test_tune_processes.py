@@ -21,7 +21,7 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import LOCK, is_complete, run_lock
+from pflsim.records.folder import LOCK, is_complete, run_lock
 
 SMALL = (
     "method=fedavg",

@@ -98,8 +98,8 @@ def run_part(part: int, device: str, only: str, out: Path, shard: int, shards: i
     import torch
 
     from benchmarks.gpu_check.runs import Skipped
-    from pflsim.run_folder.environment import code, machine, versions
-    from ray_actors.hosts.gpu import claim_device
+    from lightning_modules.hosts.gpu import claim_device
+    from pflsim.records.environment import code, machine, versions
 
     if device != "cpu" and not torch.cuda.is_available():
         write(out, row(device, part, "start", False, "torch sees no GPU", 0))

@@ -24,12 +24,12 @@ from benchmarks.gpu_check.runs import (
 )
 from benchmarks.gpu_check.workers import workers
 from benchmarks.plain import Loader, PlainLoop, State, average, train_client
+from lightning_modules.hosts.gpu import claim_device
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.prepare import PreparedRun
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
-from ray_actors.hosts.gpu import claim_device
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun
 
 NETS = {"mlp": "model=mlp", "cnn": "model=cnn"}
 AIMS = {("mlp", 100): 0.12, ("cnn", 100): 0.5}

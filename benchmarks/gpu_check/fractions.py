@@ -17,10 +17,10 @@ import pflsim
 from benchmarks.data import random_images
 from benchmarks.gpu_check.runs import Check, Skipped, bits, made, seconds_of
 from benchmarks.gpu_check.workers import workers
+from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.server_host import ServerHost
 from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.server_host import ServerHost
 
 NETS = {"mlp": "model=mlp", "cnn": "model=cnn"}
 

@@ -13,15 +13,15 @@ import torch
 
 from benchmarks.cases import ROOT
 from benchmarks.gpu_check.runs import NETS, Check, bits, made, outcome, started, train_round
-from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.failure_policy import FailurePolicy
-from ray_actors.hosts.failures import Failure
-from ray_actors.hosts.gpu import claim_device
-from ray_actors.hosts.inline import InlineExecutor
+from lightning_modules.hosts.client_errors import in_words
+from lightning_modules.hosts.failure_policy import FailurePolicy
+from lightning_modules.hosts.failures import Failure
+from lightning_modules.hosts.gpu import claim_device
+from lightning_modules.hosts.inline import InlineExecutor
 
 OUT_OF_RANGE = """
 import torch
-from ray_actors.hosts.failures import kind_of
+from lightning_modules.hosts.failures import kind_of
 x = torch.zeros(4, device={device!r})
 try:
     x.index_select(0, torch.tensor([9], device={device!r}))

@@ -31,9 +31,9 @@ from benchmarks.gpu_check.runs import (
     outcome,
     started,
 )
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep
 from pflsim.errors import RunError
-from ray_actors.hosts.inline import InlineExecutor
 
 STEPS = ("local_steps=2",)
 LOOP, STACK = "lockstep=false", "lockstep_clients=6"

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import settings_of
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.messages import Message
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 SIX = ("pfedcfr", "fedfcd", "pfedla", "heurpfedla", "fedalp", "pfedpm")

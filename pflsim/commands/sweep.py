@@ -97,7 +97,7 @@ def parallel_runs(runs: Sequence[Settings]) -> int:
         return 1 if one else int(asked)
     import psutil
 
-    from pflsim.run_folder.environment import usable_cpus
+    from pflsim.records.environment import usable_cpus
 
     if any(run.placement.gpus or run.data.get("download") for run in runs):
         return 1

@@ -21,7 +21,7 @@ from pflsim.config.installation import program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.folder import CONFIG, is_complete, run_lock
+from pflsim.records.folder import CONFIG, is_complete, run_lock
 from pflsim.terminal.exit_status import exit_status
 from pflsim.terminal.processes import in_processes
 
@@ -115,7 +115,7 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
 
 def _run(study: Study) -> None:
     """Run the trials, then the chosen values with the other seeds; print and write the tables."""
-    from pflsim.run_folder.files import write_atomically
+    from pflsim.records.files import write_atomically
     from pflsim.terminal.result import result_line
 
     study.write()
@@ -159,7 +159,7 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
 
 def check_first_runs(methods: Sequence[Method]) -> None:
     """Load the data and build the models of all methods, so that a mistake which only these show costs no trial."""
-    prepare = importlib.import_module("ray_actors.prepare").prepare
+    prepare = importlib.import_module("lightning_modules.prepare").prepare
     for method in methods:
         try:
             prepare(method.settings({}))

@@ -20,9 +20,9 @@ from pflsim.commands.tune_methods import Method, distribution, is_discrete, sett
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.run_folder.files import write_atomically
-from pflsim.run_folder.folder import LOCK
-from pflsim.run_folder.resume import fixed_settings
+from pflsim.records.files import write_atomically
+from pflsim.records.folder import LOCK
+from pflsim.records.resume import fixed_settings
 from pflsim.seeding import seed_for
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"

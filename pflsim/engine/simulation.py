@@ -18,9 +18,9 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
-from pflsim.run_folder.early_stopping import stalled_since
-from pflsim.run_folder.metrics import validation_score
-from pflsim.run_folder.trace import write_message, write_server
+from pflsim.records.early_stopping import stalled_since
+from pflsim.records.metrics import validation_score
+from pflsim.records.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
-from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.metrics import Model, Scope
-from pflsim.run_folder.summary import RunMeta, Summary
+from pflsim.records.history import RoundMetrics
+from pflsim.records.metrics import Model, Scope
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
 from pflsim.terminal.live import Live, Status
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command

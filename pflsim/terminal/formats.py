@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-from pflsim.run_folder.summary import Choice
+from pflsim.records.summary import Choice
 
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 NONE = "—"

@@ -6,16 +6,16 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
+from lightning_modules.hosts.devices import uses_gpus, visible_gpus
+from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
 from ray_actors.cluster.joined import JoinedRay
 from ray_actors.cluster.local import LocalRay
 from ray_actors.executor.dry_run import Footprint, choose_actors_per_gpu, max_actors_per_gpu
-from ray_actors.placement.devices import uses_gpus, visible_gpus
 from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout, lay_out
 from ray_actors.placement.nodes import POLL_INTERVAL_S
-from ray_actors.prepare import PreparedRun
 
 
 @dataclass(frozen=True, slots=True)

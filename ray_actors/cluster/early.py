@@ -12,7 +12,7 @@ import psutil
 import ray
 
 from pflsim.config.settings import Placement, Settings
-from pflsim.run_folder.environment import usable_cpus
+from pflsim.records.environment import usable_cpus
 from ray_actors.cluster import launcher
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.placement.actor_spec import ActorSpec, share

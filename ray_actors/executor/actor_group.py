@@ -11,12 +11,12 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import RayTaskError
 
+from lightning_modules.hosts.failure_policy import FailurePolicy
 from pflsim.engine.execution import NodeLost
 from pflsim.errors import RunError
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import DEATHS, POLL_INTERVAL_S, check_lost, how_it_died, is_alive, wait_for_memory
 from ray_actors.executor.fingerprint import RuntimeFingerprint, runtime_fingerprint
-from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.placement.layout import Layout
 from ray_actors.placement.nodes import addresses, alive_ids
 

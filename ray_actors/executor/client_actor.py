@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ray_actors.executor.remote_actor import RemoteActor, zero_copy
 
 if TYPE_CHECKING:
+    from lightning_modules.hosts.client_factory import ClientFactory
     from pflsim.data.dataset import Dataset
     from pflsim.data.federated import Partition
     from pflsim.engine.execution import ClientTask, EvalRequest
     from ray_actors.executor.fingerprint import RuntimeFingerprint
-    from ray_actors.hosts.client_factory import ClientFactory
 
 
 class RemoteHost(RemoteActor):
@@ -28,7 +28,7 @@ class RemoteHost(RemoteActor):
 
     def __init__(self) -> None:
         importlib.import_module("lightning_modules.light")  # before anything imports Lightning
-        importlib.import_module("ray_actors.hosts.client_host")
+        importlib.import_module("lightning_modules.hosts.client_host")
 
     def build(
         self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]
@@ -36,9 +36,9 @@ class RemoteHost(RemoteActor):
         """Build the host of these clients in place of any earlier one."""
         import torch
 
+        from lightning_modules.hosts.client_errors import in_words
+        from lightning_modules.hosts.client_host import ClientHost
         from ray_actors.executor.fingerprint import runtime_fingerprint
-        from ray_actors.hosts.client_errors import in_words
-        from ray_actors.hosts.client_host import ClientHost
 
         try:
             self.host = ClientHost(factory, dataset, partition, clients)
@@ -65,8 +65,8 @@ class RemoteHost(RemoteActor):
             The outcome by client: a `Failure`, a list of `EvalRow`, or a report and its note on values that are not
             finite. Then the uplinks as one object. Then, if the task changes states, the K new states.
         """
-        from ray_actors.hosts.client_host import Reply
-        from ray_actors.hosts.failures import run_groups
+        from lightning_modules.hosts.client_host import Reply
+        from lightning_modules.hosts.failures import run_groups
 
         clients = [client for group in groups for client in group]
         messages, states = messages_and_states[: -len(clients)], messages_and_states[-len(clients) :]

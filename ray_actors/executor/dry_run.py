@@ -12,21 +12,21 @@ import ray
 import torch
 from ray.exceptions import RayError, RayTaskError
 
+from lightning_modules.hosts.client_errors import in_words
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.gpu import CONTEXT_MB
+from lightning_modules.hosts.server_host import ServerHost
+from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import Placement
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import FORWARD_BATCH, Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import RunError, SettingsError
-from pflsim.run_folder.resume import fixed_settings
+from pflsim.records.resume import fixed_settings
 from pflsim.servers.base import Federation, ServerRule
 from ray_actors.executor.remote_actor import RemoteActor
-from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.client_factory import ClientFactory
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.gpu import CONTEXT_MB
-from ray_actors.hosts.server_host import ServerHost
 from ray_actors.placement.layout import Supply
-from ray_actors.prepare import PreparedRun
 
 USABLE_FRACTION = 0.9
 """Of a GPU's memory; the rest is for fragmentation and for what the dry run does not measure."""

@@ -12,12 +12,12 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
+from lightning_modules.hosts.failure_policy import FailurePolicy
+from lightning_modules.hosts.failures import Failure
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost
 from pflsim.errors import ClientError
 from ray_actors.executor.actor_group import MAX_RECONNECTS, ActorGroup
 from ray_actors.executor.deaths import DEATHS, check_lost, how_it_died, wait_for_memory
-from ray_actors.hosts.failure_policy import FailurePolicy
-from ray_actors.hosts.failures import Failure
 
 Groups = Sequence[tuple[int, ...]]
 

@@ -14,6 +14,8 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayTaskError
 
+from lightning_modules.hosts.base_executor import BaseExecutor
+from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from pflsim.config.on_client_error import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -21,7 +23,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.run_folder.checkpoint.state import plain
+from pflsim.records.checkpoint.state import plain
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.executor.actor_group import ActorGroup
@@ -30,8 +32,6 @@ from ray_actors.executor.deaths import check_lost
 from ray_actors.executor.host_calls import Groups, HostCall, HostCalls
 from ray_actors.executor.server_handle import ServerActor
 from ray_actors.executor.zero_copy import ZeroCopyMessage
-from ray_actors.hosts.base_executor import BaseExecutor
-from ray_actors.hosts.client_factory import ClientFactory, InitialStates
 from ray_actors.placement.elastic import ElasticLayout
 from ray_actors.placement.layout import Layout
 from ray_actors.placement.nodes import whereabouts

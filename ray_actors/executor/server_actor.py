@@ -26,7 +26,7 @@ class RemoteServer(RemoteActor):
     """A server actor; `build` can be called again for the next run. What its methods return outlives its process."""
 
     def __init__(self) -> None:
-        importlib.import_module("ray_actors.hosts.server_host")
+        importlib.import_module("lightning_modules.hosts.server_host")
 
     def build(
         self, rule: ServerRule[Any], federation: Federation, threads: int, device: str, state: Any = None
@@ -40,7 +40,7 @@ class RemoteServer(RemoteActor):
             device: see `ServerHost`.
             state: a state that `fuse` or `restore` returned; None: the initial one.
         """
-        from ray_actors.hosts.server_host import ServerHost
+        from lightning_modules.hosts.server_host import ServerHost
 
         self.host = ServerHost(rule, federation, threads, device)
         if state is not None:
@@ -71,8 +71,8 @@ class RemoteServer(RemoteActor):
             For each client the index of its message and the size in bytes. Then each message once, followed by None up
             to the number of clients.
         """
+        from lightning_modules.hosts.server_host import identity
         from pflsim.messages import payload_bytes
-        from ray_actors.hosts.server_host import identity
 
         indices: dict[tuple[int | None, ...], int] = {}
         sent: dict[int, tuple[int, int]] = {}

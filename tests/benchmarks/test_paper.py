@@ -16,10 +16,10 @@ from pflsim.analysis.results import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
 from pflsim.errors import SettingsError
-from pflsim.run_folder.folder import write_config
-from pflsim.run_folder.metrics import Model, Phase
-from pflsim.run_folder.summary import RunMeta
-from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.records.folder import write_config
+from pflsim.records.metrics import Model, Phase
+from pflsim.records.summary import RunMeta
+from pflsim.records.tracking.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord
 
 NAME = "pfedcfr_table2_mnist"

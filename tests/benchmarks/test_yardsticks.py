@@ -13,12 +13,12 @@ from torch import Tensor
 from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.threads import torch_threads
-from ray_actors.prepare import PreparedRun, prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

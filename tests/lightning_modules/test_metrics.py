@@ -12,6 +12,7 @@ from support import rounds, softmax, world
 from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_f1_score
 
 from lightning_modules.evaluation import confusion, totals
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.metrics import METRICS, metrics_of
 from pflsim.config.settings import Eval
@@ -19,7 +20,6 @@ from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest
 from pflsim.servers.fedavg import FedAvg as FedAvgRule
 from pflsim.types import EvalRow
-from ray_actors.hosts.inline import InlineExecutor
 
 NAMES = ("balanced_accuracy", "macro_f1", "nll", "ece")
 

@@ -16,10 +16,10 @@ from support import check_loaded
 import pflsim
 from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.cli import main
 from pflsim.errors import SettingsError
-from pflsim.run_folder.resume import saved_settings
-from ray_actors.prepare import PreparedRun, prepare
+from pflsim.records.resume import saved_settings
 
 NUMBERS = itertools.count()
 MINE = """

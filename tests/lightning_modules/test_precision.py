@@ -9,12 +9,12 @@ import torch
 from support import METHODS, Records, slow_except, states
 from torch.nn import functional
 
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 SMALL = ["executor=inline", "data=digits", "clients=5", "rounds=2", "batch_size=8", "model.hidden=[8]"]
 

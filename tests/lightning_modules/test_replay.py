@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import replay
 from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.prepare import prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.simulation import Simulation
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]
 MLP = "model.hidden=[8]"

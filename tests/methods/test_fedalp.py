@@ -11,9 +11,12 @@ from support import World, rounds, world
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.hosts.server_host import identity
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import EvalRequest, TrainTask
@@ -24,9 +27,6 @@ from pflsim.servers.base import ServerRule
 from pflsim.servers.fedalp import FedALP as Server
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.types import Tensors
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.server_host import identity
-from ray_actors.prepare import PreparedRun, prepare
 
 TRAINING = Training(lr=0.1, batch_size=4, local_epochs=2)
 WARMUP = 5

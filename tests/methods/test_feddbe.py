@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import World, dataset, rounds, same, softmax, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddbe import FedDBE
 from lightning_modules.nets.cnn import Cnn, MapCnn
@@ -21,7 +22,6 @@ from pflsim.messages import Message
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.feddbe import FedDBE as Server
-from ray_actors.hosts.inline import InlineExecutor
 
 ALL = (0, 1, 2, 3)
 SIZES = (12, 7, 20, 9)

@@ -16,11 +16,13 @@ from safetensors.numpy import load_file
 from support import Records, World, dataset, plan, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
@@ -32,8 +34,6 @@ from pflsim.params import load
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 ON = {"feature_alignment": True, "decision_fusion": True}
 OFF = dict.fromkeys(ON, False)

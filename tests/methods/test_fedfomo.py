@@ -13,9 +13,11 @@ import torch
 from safetensors.numpy import load_file
 from support import Records, World, plan, rounds, same, states, world
 
+from lightning_modules.hosts import client_host
 from lightning_modules.losses import mean_loss
 from lightning_modules.methods.fedfomo import FedFomo
 from lightning_modules.methods.local import Local
+from lightning_modules.model_checks import check_validation
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
@@ -27,8 +29,6 @@ from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.servers.fedfomo import FedFomo as Server
 from pflsim.servers.fedfomo import State, candidates
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.hosts import client_host
-from ray_actors.model_checks import check_validation
 
 MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
 Arrays = dict[str, np.ndarray]

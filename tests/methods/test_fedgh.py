@@ -13,11 +13,13 @@ import torch
 from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 from torch import nn
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
 from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
@@ -27,8 +29,6 @@ from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedgh import FedGH as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 HEAD = ("net.head.weight", "net.head.bias")
 ALL = (0, 1, 2, 3)

@@ -13,9 +13,11 @@ import pytest
 import torch
 from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
@@ -25,8 +27,6 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 LR, LAM = 0.3, 2.5
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)

@@ -11,9 +11,11 @@ import pytest
 import torch
 from support import World, rounds, same, softmax, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.fedtgp import FedTGP
 from lightning_modules.methods.local import Local
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import EvalRequest, TrainTask
@@ -24,8 +26,6 @@ from pflsim.servers.fedtgp import FedTGP as Server
 from pflsim.servers.fedtgp import adaptive_margin
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 ALL = (0, 1, 2, 3)
 LR, EPOCHS, BATCH = 0.05, 3, 4

@@ -13,8 +13,10 @@ import pytest
 import torch
 from support import World, dataset, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.gpfl import GPFL, ConditionalValve
 from lightning_modules.nets.cnn import MapCnn
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Examples, Partition, Shard
@@ -22,8 +24,6 @@ from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import PreparedRun, prepare
 
 LR, LAM, MU = 0.2, 0.7, 0.3
 LABELS = np.array([0, 2, 2, 0, 1, 0, 0, 2])

@@ -11,10 +11,12 @@ import torch
 from support import World, rounds, softmax, states, trained_states, world
 from torch import nn
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.l2gd import L2GD
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
+from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.engine.execution import EvalRequest, TrainTask
@@ -23,8 +25,6 @@ from pflsim.messages import Message, Uplink
 from pflsim.seeding import coin
 from pflsim.servers.l2gd import L2GD as Server
 from pflsim.servers.local import Local as LocalServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 ALL = (0, 1, 2, 3)
 TRAINING = Training(lr=0.1, batch_size=4)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from support import World, rounds, same, softmax, states, trained_states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.hosts.server_host import ServerHost
 from lightning_modules.methods.fedamp import FedAMP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedprox import FedProx
@@ -28,8 +30,6 @@ from pflsim.servers.fesem import FeSEM as FeSEMServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedme import PFedMe as PFedMeServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.hosts.server_host import ServerHost
 
 TRAINING = Training(lr=0.1, batch_size=4)
 

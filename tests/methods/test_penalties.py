@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from lightning_modules.prepare import prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.errors import SettingsError
-from ray_actors.prepare import prepare
 
 
 def refusal(*overrides: str) -> str:

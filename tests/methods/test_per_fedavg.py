@@ -19,6 +19,7 @@ from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation
 from lightning_modules.losses import cross_entropy
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.per_fedavg import PerFedAvg
+from lightning_modules.model_checks import check_batches
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
@@ -27,7 +28,6 @@ from pflsim.engine.execution import EvalRequest
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
-from ray_actors.model_checks import check_batches
 
 ALPHA, BETA, DELTA = 0.4, 0.3, 1e-2
 KEYS = ["net.head.weight", "net.head.bias"]

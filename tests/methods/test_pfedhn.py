@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import World, rounds, states, world
 
+from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.methods.pfedhn import PFedHN
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
@@ -21,7 +22,6 @@ from pflsim.messages import Uplink
 from pflsim.servers import pfedhn
 from pflsim.servers.pfedhn import PFedHN as Server
 from pflsim.servers.pfedhn import State
-from ray_actors.hosts.threads import torch_threads
 
 PLAIN = {"hn_momentum": 0.0, "hn_weight_decay": 0.0}
 

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from support import Records, World, plan, rounds, same, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.heurpfedla import HeurpFedLA
 from lightning_modules.methods.local import Local
@@ -35,7 +36,6 @@ from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedla import PFedLA as Server
 from pflsim.types import ClientInfo, Unit
-from ray_actors.hosts.inline import InlineExecutor
 
 SIZES = (9, 9, 9, 9)
 BODY, HEAD = (16 * 5 + 5) * 4, (5 * 3 + 3) * 4  # bytes of the units of support's net

@@ -12,11 +12,13 @@ import pytest
 import torch
 from support import World, dataset, dropout_mlp, partition, rounds, same, states, world
 
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.relation import RelationModule
+from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Partition
@@ -25,8 +27,6 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
 ALL = (0, 1, 2, 3)

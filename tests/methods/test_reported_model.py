@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_modules.prepare import prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from ray_actors.prepare import prepare
 
 REPORTED = {
     # the server's model; the phase is that of the personal results

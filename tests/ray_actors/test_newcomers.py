@@ -17,6 +17,7 @@ from support import World, rounds, same, states, world
 from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -30,6 +31,7 @@ from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
+from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim import cli
 from pflsim.config.compose import CONFIGS, composed, composing, plain
@@ -49,8 +51,6 @@ from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from pflsim.servers.pfedla import PFedLA as PFedLAServer
 from pflsim.servers.pfedme import PFedMe as PFedMeServer
 from pflsim.servers.pfedpm import PFedPM as PFedPMServer
-from ray_actors.hosts.inline import InlineExecutor
-from ray_actors.prepare import prepare
 
 
 def fewer(w: World, clients: int) -> World:

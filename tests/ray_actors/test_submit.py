@@ -21,7 +21,7 @@ from benchmarks.loopback import RAY, Cluster
 from pflsim import cli
 from pflsim.config.installation import FOLDER, PACKAGES
 from pflsim.errors import SettingsError
-from pflsim.run_folder.environment import code
+from pflsim.records.environment import code
 from ray_actors import submit
 from ray_actors.submit import dashboard, files_to_send
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_modules.hosts import failures
+from lightning_modules.hosts.threads import torch_threads
 from pflsim.config.compose import CONFIGS, composed, composing, plain
-from ray_actors.hosts import failures
-from ray_actors.hosts.threads import torch_threads
 from ray_actors.run import Runner
 
 

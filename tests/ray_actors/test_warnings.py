@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from support import METHOD_PARAMS
 
+from lightning_modules.prepare import prepare
 from pflsim import cli
 from pflsim.analysis.report.page import page
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
-from pflsim.run_folder.summary import RunMeta
-from pflsim.run_folder.tracking.tracker import Tracker
+from pflsim.records.summary import RunMeta
+from pflsim.records.tracking.tracker import Tracker
 from pflsim.types import RoundRecord, TrainReport
-from ray_actors.prepare import prepare
 
 SMALL = ["clients=3", "rounds=2", "executor=inline", "progress=quiet", "batch_size=50"]
 

@@ -91,7 +91,7 @@ def print_comparisons(folders: Sequence[Path]) -> None:
     from pflsim.analysis.compare.comparison import compare_sets
     from pflsim.analysis.compare.formats import render
     from pflsim.analysis.results import read_run
-    from pflsim.run_folder.folder import is_complete
+    from pflsim.records.folder import is_complete
 
     complete = [folder for folder in folders if is_complete(folder)]
     if len(complete) < 2:

@@ -15,7 +15,7 @@ from pflsim.analysis.compare.comparison import Comparison, both_ways
 from pflsim.analysis.compare.tables import title
 from pflsim.analysis.results import Group, Run
 from pflsim.figures.curves import Curve, draw_curves
-from pflsim.run_folder.history import RoundMetrics
+from pflsim.records.history import RoundMetrics
 from pflsim.terminal.formats import byte_unit
 
 Against = Literal["rounds", "bytes", "seconds"]

@@ -10,7 +10,7 @@ import numpy as np
 from pflsim.analysis.results import ClientCounts, Group, Run
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.run_folder.summary import Choice
+from pflsim.records.summary import Choice
 
 CONFIDENCE = 0.95
 RESAMPLES = 9999

@@ -10,7 +10,7 @@ from pflsim.analysis.compare.comparison import Comparison, Row, Spread
 from pflsim.analysis.compare.paired import Difference
 from pflsim.analysis.results.run import incomplete, run_settings
 from pflsim.config.names import written
-from pflsim.run_folder.summary import Choice
+from pflsim.records.summary import Choice
 from pflsim.terminal.formats import NONE, byte_unit, plural
 
 CHOSEN: dict[Choice, str] = {

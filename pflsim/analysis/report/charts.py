@@ -15,9 +15,9 @@ from pflsim.data.picture import partition_figure
 from pflsim.figures.curves import Curve, draw_curves
 from pflsim.figures.heatmaps import by_kind, draw_heatmaps
 from pflsim.figures.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
-from pflsim.run_folder.diagnostics import read_diagnostics
-from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.summary import Choice
+from pflsim.records.diagnostics import read_diagnostics
+from pflsim.records.history import RoundMetrics
+from pflsim.records.summary import Choice
 from pflsim.terminal.formats import plural
 from pflsim.types import Split
 

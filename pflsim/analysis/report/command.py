@@ -9,7 +9,7 @@ from pathlib import Path
 from pflsim.analysis.results import find_runs
 from pflsim.config.installation import program
 from pflsim.errors import SettingsError
-from pflsim.run_folder.files import write_atomically
+from pflsim.records.files import write_atomically
 from pflsim.terminal.exit_status import exit_status
 
 NAME = "report.html"

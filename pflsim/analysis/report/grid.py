@@ -9,7 +9,7 @@ from statistics import fmean
 from pflsim.analysis.compare.comparison import Row, row
 from pflsim.analysis.results import Group
 from pflsim.config.names import written
-from pflsim.run_folder.summary import Choice
+from pflsim.records.summary import Choice
 
 MAX_GROUPS = 6
 """More groups than that, with several of a method, are shown as a grid."""

@@ -18,12 +18,12 @@ from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
-from pflsim.run_folder.accounting import Traffic
-from pflsim.run_folder.folder import CONFIG, check_no_links
-from pflsim.run_folder.history import RoundMetrics, read_history, to_line
-from pflsim.run_folder.metrics import AccuracyStats, Model, Phase, Scope
-from pflsim.run_folder.summary import Choice, chosen_round
-from pflsim.run_folder.tracking.per_client import COLUMNS
+from pflsim.records.accounting import Traffic
+from pflsim.records.folder import CONFIG, check_no_links
+from pflsim.records.history import RoundMetrics, read_history, to_line
+from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope
+from pflsim.records.summary import Choice, chosen_round
+from pflsim.records.tracking.per_client import COLUMNS
 from pflsim.types import SPLITS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pflsim.analysis.compare.formats import Format, drawn, format_of, render
 from pflsim.analysis.compare.tables import Table, numbers
 from pflsim.analysis.results import Run, group_runs
 from pflsim.errors import SettingsError
-from pflsim.run_folder.summary import Choice
+from pflsim.records.summary import Choice
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from made_runs import make_run
 
 from pflsim.analysis.report.command import main
-from pflsim.run_folder.diagnostics import Diagnostics, write_diagnostics
+from pflsim.records.diagnostics import Diagnostics, write_diagnostics
 from pflsim.types import Axis, Matrix
 
 TESTS = 20

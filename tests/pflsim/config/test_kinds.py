@@ -10,6 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
+from lightning_modules.components import MakesClient, MakesNet, MakesRule
 from pflsim.config.components import resolve
 from pflsim.config.signatures import signature_of
 from pflsim.data.dataset import Dataset, Loader, check_dataset
@@ -18,7 +19,6 @@ from pflsim.data.federated import Partition
 from pflsim.data.partitions import iid
 from pflsim.data.splits import official
 from pflsim.errors import SettingsError
-from ray_actors.components import MakesClient, MakesNet, MakesRule
 
 NUMBERS = itertools.count()
 MINE = '''
@@ -120,7 +120,7 @@ def test_nothing_of_python_itself_is_a_component(target: str) -> None:
         resolve(target, Loader)
 
 
-@pytest.mark.parametrize("target", ["torch.hub.load", "ray_actors.prepare.torch.hub.load", "numpy.fromfile"])
+@pytest.mark.parametrize("target", ["torch.hub.load", "lightning_modules.prepare.torch.hub.load", "numpy.fromfile"])
 def test_functions_of_libraries_are_no_components(target: str) -> None:
     with pytest.raises(SettingsError, match="_target_="):
         resolve(target, Loader)

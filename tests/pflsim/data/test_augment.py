@@ -10,8 +10,10 @@ import pytest
 import torch
 from support import World, dataset, same, trained_states, world
 
+from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedproto import FedProto
+from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
@@ -22,8 +24,6 @@ from pflsim.errors import SettingsError
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedpm import PFedPM as PrototypeServer
-from ray_actors.placement.stacks import stacks
-from ray_actors.prepare import prepare
 
 IMAGES = dataset(shape=(2, 8, 16))
 

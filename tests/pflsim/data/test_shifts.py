@@ -15,7 +15,9 @@ import yaml
 from support import World, dataset, rounds, states, world
 
 import pflsim
+from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
@@ -28,11 +30,9 @@ from pflsim.data.federated import Shard, class_counts, shard
 from pflsim.data.record import write_partition
 from pflsim.data.shifts import Shift
 from pflsim.errors import SettingsError
-from pflsim.run_folder.checkpoint.meta import _digest
+from pflsim.records.checkpoint.meta import _digest
 from pflsim.seeding import numpy_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from ray_actors.placement.stacks import stacks
-from ray_actors.prepare import PreparedRun, prepare
 
 SQUARE, WIDE = dataset(shape=(2, 6, 6)), dataset(shape=(1, 5, 8))
 RULES = (shifts.rotation, shifts.noise, shifts.permuted_labels)

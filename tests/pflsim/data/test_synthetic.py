@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
 from pflsim.errors import SettingsError
-from ray_actors.prepare import prepare
 
 
 def of(data: Dataset, client: int) -> tuple[np.ndarray, np.ndarray]:

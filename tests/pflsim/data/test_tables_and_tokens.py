@@ -11,6 +11,7 @@ from sklearn.datasets import load_breast_cancer, load_wine
 from support import check_loaded
 
 import pflsim
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.content import row_digests
 from pflsim.data.dataset import Dataset, check_dataset
@@ -19,7 +20,6 @@ from pflsim.data.sources import npz
 from pflsim.data.sources.own import as_dataset
 from pflsim.data.sources.scikit_learn import breast_cancer, wine
 from pflsim.errors import SettingsError
-from ray_actors.prepare import PreparedRun, prepare
 
 
 def archive(tmp_path: Path, x: np.ndarray, y: np.ndarray | None = None) -> str:

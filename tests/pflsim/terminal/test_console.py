@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from pflsim.run_folder.accounting import Traffic
-from pflsim.run_folder.history import RoundMetrics
-from pflsim.run_folder.metrics import AccuracyStats, Scope
-from pflsim.run_folder.summary import RunMeta, Summary
+from pflsim.records.accounting import Traffic
+from pflsim.records.history import RoundMetrics
+from pflsim.records.metrics import AccuracyStats, Scope
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
 from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import resume_command, tensorboard_command

@@ -17,8 +17,10 @@ from fake_gpus import Pretended
 from ray._private.state import actors
 from support import dropout_mlp, world
 
+from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
+from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
@@ -30,11 +32,9 @@ from ray_actors.cluster.local import LocalRay
 from ray_actors.executor import dry_run
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.dry_run import Footprint, Trial, choose_actors_per_gpu, max_actors_per_gpu, measure, trials
-from ray_actors.hosts.client_host import ClientHost
 from ray_actors.placement import elastic as elastic
 from ray_actors.placement.actor_spec import Node
 from ray_actors.placement.layout import Layout, Supply
-from ray_actors.prepare import PreparedRun, prepare
 
 pytestmark = pytest.mark.slow
 

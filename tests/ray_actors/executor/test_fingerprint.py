@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lightning_modules.hosts.failure_policy import FailurePolicy
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import RunError
@@ -17,7 +18,6 @@ from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor import fingerprint
 from ray_actors.executor.actor_group import ActorGroup
 from ray_actors.executor.fingerprint import PACKAGES, RuntimeFingerprint, code_digest
-from ray_actors.hosts.failure_policy import FailurePolicy
 from ray_actors.placement.actor_spec import ActorSpec
 from ray_actors.placement.layout import Layout
 

@@ -10,7 +10,9 @@ import pytest
 from support import Records, rounds, same, states
 
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.prototypes import class_means
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.data.federated import Shard
@@ -22,9 +24,7 @@ from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.hosts.inline import InlineExecutor
 from ray_actors.placement.layout import Layout
-from ray_actors.prepare import PreparedRun, prepare
 
 
 class Means(ClientModule):
@@ -70,7 +70,7 @@ def job(*overrides: str) -> PreparedRun:
 
 def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRun:
     """A job of the client above with the counting rule."""
-    monkeypatch.setattr("ray_actors.prepare.bind_method", lambda *a, **k: (client, Counting))
+    monkeypatch.setattr("lightning_modules.prepare.bind_method", lambda *a, **k: (client, Counting))
     return job(*overrides)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,28 +15,28 @@ import torch
 from fake_gpus import Shown
 from support import rounds, same, states, world
 
+from lightning_modules import prepare
 from lightning_modules.base import Batch, Terms
+from lightning_modules.hosts import devices, gpu
+from lightning_modules.hosts.client_errors import in_words
+from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.devices import apply_cpu_fallback, with_cpus_only, with_server_device
+from lightning_modules.hosts.failure_policy import FailurePolicy
+from lightning_modules.hosts.gpu import claim_device, memory_fraction
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Message
-from pflsim.run_folder.checkpoint.read import newest_checkpoint
-from pflsim.run_folder.resume import changed, saved_settings
+from pflsim.records.checkpoint.read import newest_checkpoint
+from pflsim.records.resume import changed, saved_settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from ray_actors import prepare, run
+from ray_actors import run
 from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.client_actor import RemoteHost
 from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.hosts import gpu
-from ray_actors.hosts.client_errors import in_words
-from ray_actors.hosts.client_host import ClientHost
-from ray_actors.hosts.failure_policy import FailurePolicy
-from ray_actors.hosts.gpu import claim_device, memory_fraction
-from ray_actors.placement import devices
-from ray_actors.placement.devices import apply_cpu_fallback, with_cpus_only, with_server_device
 from ray_actors.placement.layout import Supply, lay_out
 
 GIB = 2**30
@@ -88,7 +89,7 @@ def test_a_host_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_torch_sees_no_gpu_the_node_is_named() -> None:
-    with pytest.raises(RuntimeError, match=rf"torch sees none on node {ray.util.get_node_ip_address()} "):
+    with pytest.raises(RuntimeError, match=rf"torch sees none on node {platform.node()} "):
         claim_device("cuda:0", 1.0)
 
 
@@ -119,7 +120,7 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*parts: Any) -> None:
         raise torch.cuda.OutOfMemoryError(FULL)
 
-    monkeypatch.setattr("ray_actors.hosts.client_host.ClientHost", full)
+    monkeypatch.setattr("lightning_modules.hosts.client_host.ClientHost", full)
     with pytest.raises(RuntimeError, match="out of memory on the GPU .*lower placement.actors_per_gpu"):
         RemoteHost().build(made.factory, made.dataset, made.partition, [1])
 

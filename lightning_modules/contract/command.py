@@ -1,0 +1,135 @@
+"""Check a method: run small federations with it, and print a line for every property that a method must have.
+
+METHOD is one of
+
+  mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
+  mine.moon.Moon   a client class with FedAvg, or with the rule of method.server=mine.moon.MoonServer
+  moon             the name of a YAML file, for example with --config-dir mine/configs
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
+from lightning_modules.prepare import PreparedRun, prepare
+from pflsim.config.components import resolve
+from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.help import groups_in
+from pflsim.config.installation import program
+from pflsim.config.names import nearest
+from pflsim.config.own_code import place_of
+from pflsim.config.signatures import find_source
+from pflsim.errors import RunError, SettingsError
+from pflsim.servers.base import ServerRule
+from pflsim.terminal.exit_status import exit_status
+
+FEDAVG = "pflsim.servers.fedavg.FedAvg"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 if all checks succeed, 1 if one fails, 2 if the method or a setting does not exist.
+    """
+    given = _options(arguments)
+    folders = [CONFIGS, *(Path(folder).absolute() for folder in given.config_dir)]
+    return exit_status(lambda: _check(given.method, given.overrides, folders, given.ray))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"{program()} check-method", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("method", metavar="METHOD", help="a module, a client class or the name of a YAML file")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as method.mu=1")
+    parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="folder of configs")
+    parser.add_argument("--ray", action="store_true", help="also compare with Ray actors (takes longer)")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _check(method: str, overrides: Sequence[str], folders: Sequence[Path], ray: bool) -> int:
+    make, checks = maker(method, overrides, folders), CHECKS
+    if ray:
+        checks = (*checks, importlib.import_module("ray_actors.actors_equal").equal_on_ray)
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        stack.callback(logging.disable, logging.NOTSET)
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)  # what fails is printed
+        make()  # raises SettingsError
+        if not _passes(checks[0], make):
+            print("the other checks need rounds that run")
+            return 1
+        failed = [check for check in checks[1:] if not _passes(check, make)]
+    print(f"{len(failed)} of {len(checks)} checks failed" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def _passes(check: Callable[[Make], None], make: Make) -> bool:
+    """Run a check, print its line, and return whether it did not fail."""
+    word, why = "ok", ""
+    try:
+        check(make)
+    except Skipped as skipped:
+        word, why = "skipped", f": {skipped}"
+    except Exception as error:
+        known = isinstance(error, Broken | RunError | SettingsError)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        word, why = "FAILED", f"\n{'':9}{text}{place_of(error)}"
+    print(f"{word:<9}{(check.__doc__ or '').splitlines()[0].rstrip('.')}{why}", flush=True)
+    return word != "FAILED"
+
+
+def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Make:
+    """Return a function that prepares a small run of a method with further settings."""
+    named, methods = method.removeprefix("method="), groups_in(folders)["method"]
+    own = named not in methods
+    texts = {text.partition("=")[0]: text for text in overrides}
+    server = texts.pop("method.server", "").partition("=")[2]
+    client, server = _targets(named, server, methods) if own else ("", server)
+
+    def make(*more: str) -> PreparedRun:
+        chosen: dict[str, str] = {"method": "method=fedavg" if own else f"method={named}"}
+        for text in (*SMALL, *texts.values(), *more):
+            key = text.partition("=")[0]
+            chosen = {k: t for k, t in chosen.items() if not k.startswith(f"{key}.")} | {key: text}
+        sides = {"client": client, "server": server}
+        chosen |= {side: f"method.{side}._target_={target}" for side, target in sides.items() if target}
+        with composing(folders):
+            settings = plain(composed([*chosen.values()], folders))
+        if own:  # errors then use the name in the target
+            settings = replace(settings, names={k: v for k, v in settings.names.items() if k != "method"})
+        return prepare(settings)
+
+    return make
+
+
+def _targets(name: str, server: str, methods: Sequence[str]) -> tuple[str, str]:
+    """Return the client's and the server's target of a module, or of a client class and a rule."""
+    source = find_source(name)
+    if source is None and "." not in name:
+        raise SettingsError(f"{name}: there is no method of that name, and no module; {nearest(name, methods)}")
+    if source is None:
+        return name, server or FEDAVG
+    names = [f"{name}.{node.name}" for node in source.tree.body if isinstance(node, ast.ClassDef)]
+    found: dict[str, Any] = {target: resolve(target) for target in names}
+    clients = [target for target, cls in found.items() if issubclass(cls, ClientModule)]
+    rules = [server] if server else [target for target, cls in found.items() if issubclass(cls, ServerRule)]
+    if len(clients) != 1 or len(rules) > 1:
+        classes = ", ".join([*clients, *rules]) or "none"
+        raise SettingsError(
+            f"{name} must have one subclass of ClientModule and at most one of ServerRule; found {classes}; name them: "
+            f"check-method {name}.CLIENT method.server={name}.SERVER"
+        )
+    return clients[0], (rules or [FEDAVG])[0]

@@ -1,0 +1,109 @@
+"""What the inline executor and the Ray executor have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.failure_policy import FailurePolicy
+from pflsim.config.on_client_error import OnError
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, Sent, Trained
+from pflsim.engine.faults import FaultRecorder
+from pflsim.types import EvalRow, Tensors
+
+Handle = TypeVar("Handle")
+
+
+class BaseExecutor(ABC, Generic[Handle]):
+    """Implements the parts of `pflsim.engine.execution.Executor` that do not depend on where the hosts run.
+
+    Args:
+        factory: builds the clients.
+        on_error: the setting on_client_error.
+
+    Attributes:
+        server: the server, whose attribute `state` is the state after the last fusion.
+        states: the private states of all clients whose state is not the initial one.
+    """
+
+    server: Any
+    states: dict[int, Any]
+
+    def __init__(self, factory: ClientFactory, on_error: OnError):
+        self.factory = factory
+        self.faults = FaultRecorder()
+        self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.faults)
+        self.clients_done: Callable[[int], None] = lambda clients: None
+        self._before: tuple[Any, dict[int, Any]] | None = None
+
+    @abstractmethod
+    def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
+        """Have the clients in `sent` do a task."""
+
+    @abstractmethod
+    def _fetched(self, states: Mapping[int, Any]) -> Iterator[tuple[int, Tensors]]:
+        """Yield each client's id and state."""
+
+    @abstractmethod
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
+        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
+
+    @abstractmethod
+    def _fuse(self, trained: Trained[Handle], matrices: bool) -> RoundDiagnostics:
+        """Change the server's state, and nothing else."""
+
+    @abstractmethod
+    def _global_message(self) -> Handle | None:
+        """Return the global model, or None if the method has none."""
+
+    @abstractmethod
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Handle | None]) -> dict[int, list[EvalRow]]:
+        """Evaluate clients with these messages; returns the rows by client."""
+
+    def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
+        """Have the server fuse the uplinks, and store the clients' new states."""
+        before = self.server.state
+        diagnostics = self._fuse(trained, matrices)
+        self._store(before, trained)
+        return diagnostics
+
+    def store(self, trained: Trained[Handle]) -> None:
+        """Store the clients' new states without a fusion."""
+        self._store(self.server.state, trained)
+
+    def _store(self, server: Any, trained: Trained[Handle]) -> None:
+        self._before = server, dict(self.states)
+        self.states.update(trained.states)
+
+    def rollback(self) -> None:
+        """Restore the states before the last `fuse` or `store`, unless it was committed."""
+        if self._before is not None:
+            self.server.state, states = self._before
+            self.states.clear()
+            self.states.update(states)
+            self._before = None
+
+    def commit(self) -> None:
+        """Drop the states before the last `fuse` or `store`."""
+        self._before = None
+
+    def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
+        """Evaluate a model; rows are in the order of the client ids."""
+        rows = self._evaluate(request, self._messages(request, sent))
+        return [row for client in sorted(rows) for row in rows[client]]
+
+    def _messages(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> Mapping[int, Handle | None]:
+        """Return the message of each client for an evaluation; no clients if there is no global model to evaluate."""
+        if request.model == "global":
+            message = self._global_message()
+            return {} if message is None else dict.fromkeys(request.clients, message)
+        if request.phase == "received":
+            return (self.send(request.clients) if sent is None else sent).downlinks
+        return dict.fromkeys(request.clients)
+
+    def adapted_states(self, request: EvalRequest) -> Iterator[tuple[int, Tensors]]:
+        """Adapt a model to its clients' examples; yields the tensors that differ from the private states."""
+        return self._fetched(self.run(AdaptTask(request), Sent(self._messages(request), {})).states)

@@ -1,0 +1,328 @@
+"""The host of some clients: a plain class, which the Ray executor runs inside an actor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lightning_modules.base import ClientModule
+from lightning_modules.evaluation import confusion, totals
+from lightning_modules.hosts.attributes import unchanged_attributes
+from lightning_modules.hosts.client_errors import client_errors
+from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
+from lightning_modules.hosts.gpu import claim_device
+from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.lockstep.client_training import ClientTraining
+from lightning_modules.lockstep.training import Lockstep
+from lightning_modules.lockstep.values import bind_state, clone_state, restored_state
+from lightning_modules.loop import train
+from lightning_modules.metrics import metrics_of
+from pflsim.data.augment import CropFlip
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Examples, Partition, Shard, StackedShards, shard, stacked_shards
+from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
+from pflsim.messages import Message, Uplink, payload_bytes
+from pflsim.params import load, snapshot
+from pflsim.seeding import seeded_global, torch_generator
+from pflsim.types import EvalRow, Split, Tensors, TrainReport
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The result of a client's task.
+
+    Args:
+        report: steps, losses and times.
+        uplink: the message to the server; None after fine-tuning.
+        state: the new private state; None if the task does not change it.
+        nonfinite: which values are not finite, if such values are kept.
+    """
+
+    report: TrainReport
+    uplink: Uplink | None = None
+    state: Tensors | None = None
+    nonfinite: str = ""
+
+
+class ClientHost:
+    """Holds the data and the private states of some clients, and does their tasks.
+
+    All clients use the same module in turn (one for each variant of the model). The result of a task depends on the
+    client's state, its data, its message and (seed, client, round) only, so it does not depend on which clients share
+    a host.
+
+    Args:
+        factory: builds the module.
+        dataset: the data set; the clients' rows are copied.
+        partition: the rows of each client.
+        clients: the ids of this host's clients.
+
+    Attributes:
+        states: the private state of each client, from which its next task starts. Tasks do not change it.
+        always_check: whether attributes are checked in every round; else in each client's first round on this host.
+    """
+
+    always_check = False
+
+    def __init__(self, factory: ClientFactory, dataset: Dataset, partition: Partition, clients: Sequence[int]):
+        self.factory, self.clients = factory, tuple(clients)
+        self.device = claim_device(factory.device, factory.gpu_share, factory.training.precision)
+        with torch_threads(factory.threads):
+            self.modules = {v: factory.build(v) for v in sorted({factory.variant_of(c) for c in clients})}
+            self.states: dict[int, Tensors] = InitialStates(factory, self.modules)
+        for module in self.modules.values():
+            module.to(self.device)
+            if self.device.type == "cpu" and module.net.channels_last:  # convolutions are faster there
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module: ClientModule = next(iter(self.modules.values()))
+        self.shards = {c: shard(dataset, partition, c).to(self.device) for c in clients}
+        self.stacked_shards: dict[int, StackedShards] = {}
+        for stack in factory.stacks:
+            if stack[0] in self.shards:
+                stacked, shards = stacked_shards([self.shards[client] for client in stack])
+                self.shards.update({own.client: own for own in shards})
+                self.stacked_shards.update(dict.fromkeys(stack, stacked))
+        self._first_rounds: dict[int, int] = {}
+        self._upload: tuple[Message, Message] | None = None
+        """The newest message, and its copy on the device."""
+        self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
+
+    def run(self, task: ClientTask | EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, Any]:
+        """Do a task for some clients of this host, one client group (see `ClientFactory.client_groups`) after another.
+
+        Args:
+            task: what to do.
+            messages: each client's message: a downlink, the global weights to evaluate a global model, or None.
+
+        Returns:
+            By client a `Reply`, or a list of `EvalRow` for an `EvalRequest`.
+
+        Raises:
+            ClientError: the task failed for a client; no state has changed.
+        """
+        self._upload = None  # its values may have changed
+        if isinstance(task, EvalRequest):
+            return self._evaluate(task, messages)
+        if not isinstance(task, TrainTask):
+            do: Any = {ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt}[type(task)]
+            return {client: do(task, client, message) for client, message in messages.items()}
+        replies: dict[int, Reply] = {}
+        for group in self.factory.client_groups(messages):
+            if group[0] in self.stacked_shards:
+                with restored_state(self.modules[self.factory.variant_of(group[0])]):
+                    replies.update(self._train_in_lockstep(task, group, messages))
+            else:
+                replies[group[0]] = self._train(task, group[0], messages[group[0]])
+        return {client: replies[client] for client in messages}
+
+    def _train(self, task: TrainTask, client: int, downlink: Message | None) -> Reply:
+        start = time.perf_counter()
+        with self._client(task, client, "train") as own:
+            self._receive(own, downlink)
+            examples, work = self._augmented(own.train, task, client), task.work.get(client, 1.0)
+            steps, losses = train(self.module, examples, self._order(task, client), work)
+            self.module.eval()
+            self.module.steps_taken = steps
+            uplink = self.module.reply(own)
+            state = snapshot(self.module.state_dict())
+        up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
+        report = TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
+        return Reply(report, uplink, state)
+
+    def _train_in_lockstep(
+        self, task: TrainTask, clients: Sequence[int], messages: Mapping[int, Message | None]
+    ) -> dict[int, Reply]:
+        """Train clients of one stack together."""
+        start, first = time.perf_counter(), clients[0]
+        trainings: dict[int, ClientTraining] = {}
+        replies: dict[int, Reply] = {}
+        for client in clients:
+            with self._client(task, client, "train", "receiving") as own:
+                self._receive(own, messages[client])
+                stacked, work = self.stacked_shards[client], task.work.get(client, 1.0)
+                trainings[client] = ClientTraining(
+                    clone_state(self.module), self._augmented(stacked.examples, task, client), stacked.first[client],
+                    len(own.train), self._order(task, client), self.module.stages(), work=work,
+                )  # fmt: skip
+        with (
+            client_errors(first, task.round_number, _lockstep_phase(clients), tuple(clients)),
+            torch_threads(self.factory.threads),
+            seeded_global(self.factory.seed, "lockstep", first, task.round_number),
+            self._unchanged_attributes(first, task.round_number, buffers=False),  # lockstep replaces buffers
+        ):
+            self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
+        for client, training in trainings.items():
+            with self._client(task, client, "reply", "reply", training.values) as own:
+                self.module.eval()
+                self.module.steps_taken = training.taken
+                uplink = self.module.reply(own)
+                state = snapshot(self.module.state_dict())
+            report = TrainReport(client, own.num_examples, training.taken, training.losses, payload_bytes(uplink))
+            replies[client] = Reply(report, uplink, state)
+        seconds, steps = time.perf_counter() - start, sum(training.taken for training in trainings.values())
+        for client, reply in replies.items():
+            share = reply.report.steps / steps if steps else 1 / len(replies)
+            report = replace(reply.report, seconds=seconds * share, gpu_bytes=self._gpu_bytes())
+            replies[client] = replace(reply, report=report)
+        return replies
+
+    def _finetune(self, task: FinetuneTask, client: int, downlink: Message | None) -> Reply:
+        with self._client(task, client, "train") as own:
+            self._receive(own, downlink, joining=True)
+            with _one_epoch(self.module):
+                examples, order = self._augmented(own.train, task, client), self._order(task, client)
+                steps = sum(train(self.module, examples, order)[0] for _ in range(task.epochs))
+            self.module.eval()
+            self.module.steps_taken = steps
+            self.module.reply(own)  # a method may change its state when it replies
+            state = snapshot(self.module.state_dict())
+        return Reply(TrainReport(client, own.num_examples, 0), state=state)
+
+    def _reply(self, task: ReplyTask, client: int, message: Message | None) -> Reply:
+        with self._client(task, client, "open") as own:
+            self.module.eval()
+            uplink = self.module.reply(own)
+        return Reply(TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink)), uplink)
+
+    def _adapt(self, task: AdaptTask, client: int, message: Message | None) -> Reply:
+        with self.module_for(task.request, client, message) as module:
+            own = self.states[client]
+            changed = {k: v for k, v in module.state_dict().items() if not torch.equal(v.cpu(), own[k])}
+            return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
+
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, list[EvalRow]]:
+        counted: list[tuple[int, Split, torch.Tensor, list[torch.Tensor]]] = []
+        names = self.factory.metrics
+        for client, message in messages.items():
+            with self.module_for(request, client, message) as module, module.autocast():
+                predict = module.predict_global if request.model == "global" else module.predict
+                for split in request.splits:
+                    outcomes: list[torch.Tensor] = []
+                    wanted = outcomes if names or (request.confusion and split == "test") else None
+                    examples = self.shards[client].split(split)
+                    total = totals(predict, examples, self.factory.eval_batch_size, wanted)
+                    counted.append((client, split, total, outcomes))
+        rows: dict[int, list[EvalRow]] = {client: [] for client in messages}
+        found = torch.stack([total for _, _, total, _ in counted]).tolist() if counted else []  # one copy from a GPU
+        for (client, split, _, outcomes), (correct, loss) in zip(counted, found, strict=True):
+            number = len(self.shards[client].split(split))
+            pairs = confusion(outcomes) if request.confusion and split == "test" else ()
+            values = metrics_of(names, outcomes, loss)
+            row = EvalRow(client, split, request.model, request.phase, int(correct), number, loss, pairs, values)
+            rows[client].append(row)
+        return rows
+
+    @contextmanager
+    def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:
+        """Provide the module with the values of the requested model, in evaluation mode.
+
+        Args:
+            request: which model.
+            client: one of this host's.
+            message: see `run`.
+        """
+        with self._client(request, client, "evaluate") as own:
+            if request.model == "global":
+                assert message is not None
+                load(self.module, self._uploaded(message).weights)
+                self._recalibrate(own)
+            else:
+                if request.phase == "received":
+                    self._receive(own, message, request.joining)
+                self.module.before_evaluation(own)
+            self.module.eval()
+            yield self.module
+
+    @contextmanager
+    def _client(
+        self,
+        task: ClientTask | EvalRequest,
+        client: int,
+        stream: str,
+        phase: str | None = None,
+        values: dict[str, torch.Tensor] | None = None,
+    ) -> Iterator[Shard]:
+        """Give the module a client's state and random numbers inside the block, and name the client in its errors.
+
+        It is an error if an attribute changes that is not part of the state, see `_unchanged_attributes`.
+
+        Args:
+            task: what the client does.
+            client: its id.
+            stream: purpose of the random stream.
+            phase: named in errors; None: the task's name.
+            values: the module's values; None: those of the client's private state.
+        """
+        with (
+            client_errors(client, task.round_number, phase or task.name),
+            torch_threads(self.factory.threads),
+            seeded_global(self.factory.seed, stream, client, task.round_number),
+        ):
+            if values is None:
+                self.module = self.modules[self.factory.variant_of(client)]
+                self.module.clear_anchors()
+                self.module.load_state_dict(dict(self.states[client]))
+                self.module.round_number, self.module.steps_taken = task.round_number, 0
+            else:
+                bind_state(self.module, values)
+            with self._unchanged_attributes(client, task.round_number):
+                yield self.shards[client]
+
+    def _unchanged_attributes(self, client: int, number: int, buffers: bool = True) -> AbstractContextManager[None]:
+        """Check the module's attributes in the block; the check takes a tenth of a round's time."""
+        due = self.always_check or self._first_rounds.setdefault(client, number) == number
+        return unchanged_attributes(self.module, buffers) if due else nullcontext()
+
+    def _order(self, task: TrainTask | FinetuneTask, client: int) -> torch.Generator:
+        """Return the generator that decides the order of a client's examples."""
+        return torch_generator(self.factory.seed, "batches", client, task.round_number)
+
+    def _augmented(self, examples: Examples, task: TrainTask | FinetuneTask, client: int) -> Examples:
+        """Return examples for local training, which draw the client's random variants of the round."""
+        if self.factory.augment == "none":
+            return examples
+        height, width = examples.x.shape[2:]
+        generator = torch_generator(self.factory.seed, "augment", client, task.round_number)
+        return replace(examples, augment=CropFlip((height, width), generator))
+
+    def _receive(self, own: Shard, downlink: Message | None, joining: bool = False) -> None:
+        assert downlink is not None
+        receive = self.module.join if joining else self.module.receive
+        receive(self._uploaded(downlink))
+        self.module.before_training(own)
+        if self.module.replaces_body(downlink):
+            self._recalibrate(own)
+
+    def _uploaded(self, message: Message) -> Message:
+        """Return a message on the device; one that clients share is copied once."""
+        if self._upload is None or self._upload[0] is not message:
+            self._upload = message, message.to(self.device, extra=not self.module.extra_on_cpu)
+        return self._upload[1]
+
+    def _recalibrate(self, own: Shard) -> None:
+        if self.factory.training.buffers == "recalibrate":
+            self.module.recalibrate(own.train)
+
+    def _gpu_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+
+def _lockstep_phase(clients: Sequence[int]) -> str:
+    others = ", ".join(map(str, clients[1:]))
+    return f"local training in lockstep with clients {others}" if others else "local training"
+
+
+@contextmanager
+def _one_epoch(module: ClientModule) -> Iterator[None]:
+    """Set the length of local training to one epoch inside the block."""
+    before = module.training_settings
+    module.training_settings = replace(before, local_epochs=1, local_steps=None)
+    try:
+        yield
+    finally:
+        module.training_settings = before

@@ -1,0 +1,102 @@
+"""What happens after a failure: another try, a round without the client, or the end of the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from lightning_modules.hosts.failures import Failure
+from pflsim.config.on_client_error import OnError
+from pflsim.engine.faults import FaultRecorder
+from pflsim.errors import ClientError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FailurePolicy:
+    """Applies the settings `on_client_error` and `on_nonfinite`, and logs every failure.
+
+    Args:
+        on_error: the setting on_client_error.
+        on_nonfinite: the setting on_nonfinite: abort, drop or keep.
+        faults: records the clients that failed.
+    """
+
+    on_error: OnError
+    on_nonfinite: str
+    faults: FaultRecorder
+    _logged_traces: set[str] = field(init=False, default_factory=set)
+
+    def retry(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
+        """Return the clients of the group that shall do the task again; the round continues without all others.
+
+        Args:
+            failure: what happened.
+            tries: how often the group's task was retried already.
+            before: the failure of the last try. There is no further try if a client raises the same error again.
+
+        Raises:
+            ClientError: the policy is to end the run.
+        """
+        error, suspects = failure.error, failure.error.suspects
+        text = f"{error} [{failure.where}]" if failure.where else str(error)
+        if failure.kind == "nonfinite":
+            if self.on_nonfinite == "abort":
+                raise _final(failure, "set on_nonfinite=drop to continue without it") from error
+            logger.warning(f"{text}; dropped from this round")
+            self.faults.add(suspects, "nonfinite")
+            return ()
+        if failure.kind == "state":
+            raise error
+        if self.on_error.rule == "drop":
+            self.log(f"{text}; the round goes on without {_clients(suspects)}", failure.trace)
+            self.faults.add(suspects, "error")
+            return tuple(client for client in failure.group if client not in suspects)
+        repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
+        if tries < self.on_error.tries and not repeated:
+            self.log(f"{text}; retry {tries + 1} of {self.on_error.tries}", failure.trace)
+            return failure.group
+        self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
+        raise _final(failure, "set on_client_error=drop to continue without it") from error
+
+    def divide(self, failure: Failure) -> bool:
+        """Return whether a call of several groups that failed as a whole is repeated group by group, and log it."""
+        if self.on_error.rule != "drop":
+            return False
+        self.log(f"{failure.error}; retrying its clients one at a time", failure.trace)
+        return True
+
+    def record_kept(self, nonfinite: Mapping[int, str]) -> None:
+        """Log in one line which clients' values are not finite but were kept.
+
+        Args:
+            nonfinite: by client, which values.
+        """
+        if nonfinite:
+            first = min(nonfinite)
+            logger.warning(
+                f"values that are not finite were fused (on_nonfinite=keep): {_clients(nonfinite)}; client {first}: "
+                f"{nonfinite[first]}"
+            )
+            self.faults.add(nonfinite, "nonfinite")
+
+    def log(self, text: str, trace: str) -> None:
+        """Log a failure, with its traceback unless the same one was logged before."""
+        if trace and trace not in self._logged_traces:
+            self._logged_traces.add(trace)
+            text = f"{text}\n{trace.rstrip()}"
+        logger.warning(text)
+
+
+def _clients(clients: Iterable[int]) -> str:
+    ids = sorted(clients)
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+
+
+def _final(failure: Failure, advice: str) -> ClientError:
+    """Return the error that ends the run, with the actor and an advice."""
+    error = failure.error
+    reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
+    return ClientError(error.client, error.round_number, error.phase, f"{reason} ({advice})", error.suspects)

@@ -1,0 +1,151 @@
+"""The executor that runs everything in this process, for debugging and for tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from lightning_modules.hosts.base_executor import BaseExecutor
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.client_host import ClientHost, Reply
+from lightning_modules.hosts.failures import Failure, run_groups
+from lightning_modules.hosts.server_host import ServerHost
+from pflsim.config.on_client_error import OnError
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.engine.diagnostics import RoundDiagnostics
+from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
+from pflsim.errors import ServerError
+from pflsim.messages import Message, Uplink, payload_bytes
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import EvalRow, Tensors
+
+logger = logging.getLogger(__name__)
+Messages = Message | Sequence[Uplink]
+
+
+class InlineExecutor(BaseExecutor[Messages]):
+    """One host with all clients, and the server. A handle is the message itself, or a list of uplinks.
+
+    Args:
+        factory, dataset, partition: see `ClientHost`.
+        rule, federation: see `ServerHost`.
+        on_error: the setting on_client_error.
+        server_device: see `ServerHost`.
+    """
+
+    def __init__(
+        self,
+        factory: ClientFactory,
+        dataset: Dataset,
+        partition: Partition,
+        rule: ServerRule,
+        federation: Federation,
+        on_error: OnError | None = None,
+        server_device: str = "cpu",
+    ):
+        super().__init__(factory, on_error or OnError("abort"))
+        self._arguments = dataset, partition, rule, federation
+        self._server_device = server_device
+
+    def start(self) -> None:
+        """Build the server and the host."""
+        dataset, partition, rule, federation = self._arguments
+        self.server = ServerHost(rule, federation, self.factory.threads, self._server_device)
+        self.host = ClientHost(self.factory, dataset, partition, range(partition.clients))
+        self.states = self.host.states
+        self._before = None
+
+    def refresh(self) -> None:
+        """Do nothing: no nodes join."""
+
+    def recover(self) -> bool:
+        """Return True: no state is lost."""
+        return True
+
+    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Messages]:
+        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
+        with self._server_errors("send"):
+            messages = self.server.downlinks(clients, joining)
+        return Sent(messages, {client: payload_bytes(message) for client, message in messages.items()})
+
+    def run(self, task: ClientTask, sent: Sent[Messages]) -> Trained[Messages]:
+        """Have the clients in `sent` do a task, one client group after another."""
+        results: dict[int, Reply] = self._results(task, sent.downlinks)
+        replies = [results[client] for client in sorted(results)]
+        self.failure_policy.record_kept({r.report.client: r.nonfinite for r in replies if r.nonfinite})
+        uplinks = [reply.uplink for reply in replies if reply.uplink is not None]
+        states = {reply.report.client: reply.state for reply in replies if reply.state is not None}
+        return Trained([uplinks], tuple(reply.report for reply in replies), states)
+
+    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Messages | None]) -> dict[int, list[EvalRow]]:
+        return self._results(request, messages)
+
+    def _results(self, task: ClientTask | EvalRequest, messages: Mapping[int, Any]) -> dict[int, Any]:
+        """Return the results of the clients that succeed, after retries where the failure policy asks for them."""
+        results: dict[int, Any] = {}
+        groups = self.factory.task_groups(task, messages)
+        pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
+        while pending:
+            group, tries, before = pending.pop(0)
+            found = run_groups(self.host, task, [group], messages)
+            succeeded = {client: result for client, result in found.items() if not isinstance(result, Failure)}
+            results.update(succeeded)
+            self.clients_done(len(succeeded))
+            for failure in dict.fromkeys(result for result in found.values() if isinstance(result, Failure)):
+                if failure.kind == "device":
+                    raise failure.error  # only a new process can use the GPU again
+                if again := self.failure_policy.retry(failure, tries, before):
+                    pending.append((again, tries + 1, failure))
+        return results
+
+    def _fuse(self, trained: Trained[Messages], matrices: bool) -> RoundDiagnostics:
+        uplinks: Any = trained.uplinks
+        with self._server_errors("fuse"):
+            return self.server.fuse(*uplinks, matrices=matrices)
+
+    def _global_message(self) -> Message | None:
+        with self._server_errors("send_global"):
+            return self.server.global_message()
+
+    def downlink(self, handle: Messages) -> Message:
+        """Return the message itself."""
+        assert isinstance(handle, Message)
+        return handle
+
+    def uplinks(self, handle: Messages) -> Sequence[Uplink]:
+        """Return the uplinks themselves."""
+        assert not isinstance(handle, Message)
+        return handle
+
+    def server_numbers(self) -> Tensors:
+        """Return the server rule's own numbers."""
+        return self.server.numbers()
+
+    def server_state(self) -> object:
+        """Return the server rule's state as plain containers and tensors."""
+        return self.server.saved_state()
+
+    def client_states(self) -> Iterator[tuple[int, Tensors]]:
+        """Yield every client's id and private state."""
+        yield from ((client, self.host.states[client]) for client in self.host.clients)
+
+    def _fetched(self, states: Mapping[int, Any]) -> Iterator[tuple[int, Tensors]]:
+        yield from states.items()
+
+    def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
+        """Load the states of a checkpoint."""
+        self.server.restore(server)
+        self.host.states.update(clients)
+
+    @contextmanager
+    def _server_errors(self, method: str) -> Iterator[None]:
+        """Log an error of the server inside the block, and raise it as a `ServerError`."""
+        try:
+            yield
+        except Exception as error:
+            text = f"the server failed in {method}: {type(error).__name__}: {error}"
+            logger.warning(text, exc_info=True)
+            raise ServerError(text) from error

@@ -1,0 +1,251 @@
+"""Checks of the models against the method, the data and the memory of this machine, before any actor starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import get_args
+
+import torch
+
+from lightning_modules.base import ClientModule
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.lockstep.tracing import TracedStep
+from lightning_modules.nets.net import Net, evaluating
+from lightning_modules.nets.own import OwnNet
+from pflsim.config.component_names import component_name
+from pflsim.config.memory import check_room
+from pflsim.config.own_code import place_of
+from pflsim.config.settings import Settings
+from pflsim.config.validate import Bounds
+from pflsim.data.dataset import Dataset, Kind
+from pflsim.data.federated import Examples, Partition
+from pflsim.errors import SettingsError
+from pflsim.params import NET, NOTHING, Selector
+from pflsim.records.metrics import Model, Phase
+from pflsim.seeding import seeded_global
+
+INSTEAD: Mapping[Kind, str] = {
+    "images": "use model=mlp or model=cnn",
+    "tables": "use model=tabular_mlp",
+    "token sequences": "use model=text_transformer, or store a table as float32",
+}
+"""What to do if a model does not take a kind of inputs."""
+
+
+def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings) -> tuple[partial[Net], ...]:
+    """Return models, with the vocabulary filled in if the data are token sequences.
+
+    Raises:
+        SettingsError: a model does not take the data's kind of inputs, or its vocabulary is too small.
+    """
+    found = []
+    for model in models:
+        kinds = getattr(model.func, "inputs", Net.inputs)
+        if dataset.kind not in kinds:
+            raise SettingsError(
+                f"model={component_name(settings, 'model')} takes {' or '.join(kinds)}, but "
+                f"data={component_name(settings, 'data')} has {dataset.kind}; {INSTEAD[dataset.kind]}"
+            )
+        if dataset.tokens is not None:
+            size = model.keywords.get("vocabulary") or dataset.tokens
+            Bounds(dataset.tokens)("model.vocabulary", size)
+            model = partial(model, vocabulary=size)
+        found.append(model)
+    return tuple(found)
+
+
+def check_sizes(factory: ClientFactory, settings: Settings) -> None:
+    """Check that the models fit into memory, before any of them is built.
+
+    Raises:
+        SettingsError: the state of one client needs more memory than is free; inline, the states of all clients do.
+    """
+    total = 0
+    for variant in range(len(factory.models)):
+        try:
+            with torch.device("meta"):
+                module = factory.build(variant)
+        except SettingsError:
+            raise
+        except Exception:  # a model that reads its values cannot be built without them
+            continue
+        size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
+        name = f"{component_name(settings, 'method')} with model={component_name(settings, 'model')}: a client's state"
+        check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
+        total += size * (settings.clients // len(factory.models))
+    if settings.executor == "inline":
+        check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
+
+
+def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings) -> list[ClientModule]:
+    """Build a client of each variant of the model, and run its net on one example.
+
+    Raises:
+        SettingsError: this fails, or the net does not give features and scores of the right shapes.
+    """
+    model, classes = f"model={component_name(settings, 'model')}", dataset.num_classes
+    x, y = torch.from_numpy(dataset.x[[0]]), torch.from_numpy(dataset.y[[0]])
+    inputs, _ = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
+    if inputs.is_floating_point():
+        inputs = inputs.to(torch.get_default_dtype())  # that of the net
+    found = []
+    for variant in range(len(factory.models)):
+        try:
+            module = factory.build(variant)
+            net = module.net
+            with evaluating(net), torch.no_grad(), seeded_global(factory.seed, "trial"):
+                features = net.body(inputs.clone())
+                scores = net.head(features)
+            shapes = [*features.shape], [*scores.shape]
+        except SettingsError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise SettingsError(
+                f"building a client of {component_name(settings, 'method')} with {model} fails: "
+                f"{type(error).__name__}: {reason}{place_of(error)}"
+            ) from error
+        if shapes != ([1, *net.feature_shape], [1, classes]):
+            raise SettingsError(
+                f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
+                f"{[1, *net.feature_shape]} and [1, {classes}], for data of {classes} classes"
+            )
+        frozen = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
+        if frozen:
+            raise SettingsError(f"{model}: {frozen[0]} has requires_grad=False; make constants buffers")
+        found.append(module)
+    return found
+
+
+def in_lockstep(
+    factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset, settings: Settings
+) -> tuple[ClientFactory, tuple[str, ...]]:
+    """Return the factory, without stacks if a model that is not of this project cannot be stacked, and the warnings.
+
+    Raises:
+        SettingsError: lockstep=true, but a model cannot be stacked.
+    """
+    clients = min(2, max(map(len, factory.stacks), default=0))
+    for module in variants if clients else ():
+        if not isinstance(module.net, OwnNet) and type(module.net).__module__.startswith("lightning_modules."):
+            continue
+        client = ClientModule(deepcopy(module.net).train(), factory.training)
+        values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
+        stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
+        labels = torch.zeros(clients, factory.training.batch_size, dtype=torch.int64)
+        kind = torch.float32 if dataset.tokens is None else torch.int64
+        batch = torch.zeros(*labels.shape, *dataset.input_shape, dtype=kind), labels
+        try:
+            TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
+        except Exception as error:
+            problem = f"model={component_name(settings, 'model')}: {error}".partition("\n")[0].partition("; set ")[0]
+            if settings.lockstep is True:
+                raise SettingsError(f"lockstep=true: {problem}") from error
+            return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
+    return factory, ()
+
+
+def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
+    """Check that models of different architectures agree in what the method shares or compares.
+
+    Args:
+        method: its name.
+        variants: modules; client i < len(variants) has variant i.
+
+    Raises:
+        SettingsError: shared tensors, shared submodules or features differ; the message names the client.
+    """
+    first = variants[0]
+    for client, module in enumerate(variants):
+        if module.compares_features and module.net.feature_shape != first.net.feature_shape:
+            raise SettingsError(
+                f"{method} compares features, so all clients need the same feature shape: client 0 has "
+                f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
+            )
+        for here, there in zip_longest(_architecture(first), _architecture(module)):
+            if here != there:
+                raise SettingsError(
+                    f"{method} averages {', '.join(first.shared.under)}, which must be the same for all clients: "
+                    f"{here} at client 0, but {there} at client {client}; change model.variants, or use a method that "
+                    "exchanges prototypes"
+                )
+
+
+def _architecture(module: ClientModule) -> list[str]:
+    """Return lines that describe what a module shares; shapes alone would miss a stride, for example."""
+    parts = dict(module.named_modules())
+    shown = [line.strip() for name in module.shared.under if name in parts for line in repr(parts[name]).splitlines()]
+    return [*(f"{key} has shape {tuple(value.shape)}" for key, value in module.shared_tensors().items()), *shown]
+
+
+def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
+    """Check what the method reports, and that every phase has parameters to train.
+
+    Raises:
+        SettingsError: a class attribute is wrong, or a phase has no parameters, for example that of the body if the
+            model has only a head.
+    """
+    module = variants[0]
+    for name, value, expected in (
+        ("reported_model", module.reported_model, get_args(Model)),
+        ("reported_phase", module.reported_phase, get_args(Phase)),
+    ):
+        if value not in expected:
+            raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
+    for client, module in enumerate(variants):
+        for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
+            if not phase.trainable.parameters(module):
+                raise SettingsError(
+                    f"{method} trains {', '.join(phase.trainable.under)} in phase {phase.name}, but there the model of "
+                    f"client {client} has no parameters; use another model, for example with more in model.hidden"
+                )
+            module.make_step(phase)  # refuses wrong options of the optimiser
+
+
+def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str, ...]:
+    """Return a warning if the method shares a part of the model, and this part has no parameters, or all of them."""
+    for module in variants:
+        shared, everything = {*module.shared_parameters(), *module.shared_buffers()}, Selector(("",))
+        part = "a part of the model, but here this part has no parameters, so"
+        if not shared and type(module).shared != NOTHING:
+            return (f"{method} shares {part} each client trains alone, as in Local",)
+        travels = everything.buffers(module) if module.training_settings.buffers == "aggregate" else ()
+        if module.shared != NET and shared and shared.issuperset((*everything.parameters(module), *travels)):
+            return (f"{method} does not share {part} all parameters are shared, as in FedAvg",)
+    return ()
+
+
+def check_batches(module: ClientModule, partition: Partition, batch_size: int) -> None:
+    """Check that batches are large enough for the model.
+
+    Raises:
+        SettingsError: the batch size or a client's shard is too small; the message names the client.
+    """
+    least = module.smallest_batch
+    if batch_size < least:
+        raise SettingsError(f"batch_size={batch_size}: a model with batch normalisation needs at least {least}")
+    short = [client for client, rows in enumerate(partition.train) if len(rows) < least]
+    if short:
+        raise SettingsError(
+            f"client {short[0]} has {len(partition.train[short[0]])} training examples, but a model with batch "
+            f"normalisation needs at least {least}; use fewer clients, split.validation=0, or a model without it"
+        )
+
+
+def check_validation(method: str, module: ClientModule, partition: Partition) -> None:
+    """Check that every client has validation examples, if the method uses them.
+
+    Raises:
+        SettingsError: a client has none; the message names the client.
+    """
+    without = [client for client, rows in enumerate(partition.val) if not len(rows)]
+    if module.needs_validation and without:
+        raise SettingsError(
+            f"{method} needs validation examples at every client, but client {without[0]} has none (so do "
+            f"{len(without)} of {partition.clients} clients); set split.validation above 0, and give each client at "
+            "least two training examples"
+        )

@@ -1,0 +1,256 @@
+"""Builds everything that a run needs from its settings, and checks the settings before any actor starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from lightning_modules.base import ClientModule
+from lightning_modules.components import MakesClient, MakesNet, MakesRule
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.devices import client_device
+from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.lockstep.stacks import stacks
+from lightning_modules.model_checks import (
+    build_variants,
+    check_batches,
+    check_phases,
+    check_sizes,
+    check_validation,
+    check_variants,
+    fitted,
+    in_lockstep,
+    sharing_warnings,
+)
+from lightning_modules.nets.own import bind_models
+from lightning_modules.training import Training
+from pflsim.config.component_names import component_name, record_names
+from pflsim.config.components import bind_method
+from pflsim.config.on_client_error import OnError
+from pflsim.config.own_code import own_errors
+from pflsim.config.settings import Settings
+from pflsim.data.content import partition_hash
+from pflsim.data.dataset import Dataset, dataset_warnings
+from pflsim.data.federate import load_federation
+from pflsim.data.federated import Partition
+from pflsim.engine.plan import RunPlan
+from pflsim.errors import SettingsError
+from pflsim.records.resume import fixed_settings
+from pflsim.records.summary import RunMeta
+from pflsim.seeding import cohort, sample_faults
+from pflsim.servers.base import Federation, ServerRule
+from pflsim.types import Split
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that is ready to start.
+
+    Args:
+        settings: as given.
+        dataset: the examples.
+        partition: the examples of each client.
+        factory: builds clients, for the hosts.
+        rule, federation: for the server.
+        plan: for the round loop.
+        meta: describes the run in its records.
+        batches_per_round: mini-batches per round of each client, for the placement.
+        warnings: what the user should know about the data and the model.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    partition: Partition
+    factory: ClientFactory
+    rule: ServerRule[Any]
+    federation: Federation
+    plan: RunPlan
+    meta: RunMeta
+    batches_per_round: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def on_error(self) -> OnError:
+        """The setting `on_client_error`."""
+        return OnError.of(self.settings.on_client_error)
+
+
+def prepare(settings: Settings) -> PreparedRun:
+    """Load and partition the data, build the modules and the server rule, and draw the cohorts.
+
+    Raises:
+        SettingsError: the settings cannot be run. Nothing was started or written.
+    """
+    make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
+    models = bind_models(settings.model, kind=MakesNet)
+    dataset, partition = load_federation(settings)
+    models = fitted(models, dataset, settings)
+    _check_inputs(settings, dataset, models)
+    factory = _factory(settings, make_client, models, dataset)
+    check_sizes(factory, settings)
+    with torch_threads(factory.threads):
+        variants = build_variants(factory, dataset, settings)
+    module, method = variants[0], component_name(settings, "method")
+    check_variants(method, variants)
+    check_phases(method, variants)
+    check_batches(module, partition, settings.batch_size)
+    check_validation(method, module, partition)
+    with own_errors(f"the server rule of {method}"):
+        rule: ServerRule[Any] = make_rule()
+        federation = module.federation([len(rows) for rows in partition.train[: _training_clients(settings)]])
+        rule.init(federation)
+    if 0 in settings.trace.rounds and not rule.initial_round:
+        raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
+    meta = _meta(settings, dataset, partition, module)
+    sizes = [len(rows) for rows in partition.train]
+    found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
+    factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
+    return PreparedRun(
+        settings,
+        dataset,
+        partition,
+        factory,
+        rule,
+        federation,
+        _plan(settings, partition, module, meta, rule),
+        meta,
+        tuple(_batches(factory.training, examples) for examples in sizes),
+        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
+    )
+
+
+def _check_inputs(settings: Settings, dataset: Dataset, models: Sequence[MakesNet]) -> None:
+    if settings.augment != "none" and dataset.kind != "images":
+        raise SettingsError(
+            f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
+            "leave augment out"
+        )
+    if len(models) > settings.clients:
+        raise SettingsError(
+            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
+            "fewer variants or more clients"
+        )
+
+
+def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet], dataset: Dataset) -> ClientFactory:
+    return ClientFactory(
+        client=client,
+        models=tuple(models),
+        training=Training.of(settings),
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        seed=settings.seed,
+        init=cast(Any, settings.init),
+        device=client_device(settings),
+        threads=settings.placement.threads,
+        eval_batch_size=settings.eval.batch_size,
+        augment=settings.augment,
+        metrics=_metrics(settings),
+        on_nonfinite=cast(Any, settings.on_nonfinite),
+    )
+
+
+def _batches(training: Training, examples: int) -> int:
+    """Return the mini-batches per round of a client."""
+    return training.local_steps or training.local_epochs * -(-examples // training.batch_size)
+
+
+def _metrics(settings: Settings) -> tuple[str, ...]:
+    """Return the metrics besides accuracy, each once."""
+    return tuple(dict.fromkeys(settings.eval.metrics))
+
+
+def _training_clients(settings: Settings) -> int:
+    """Return how many clients train; the clients after these are held out."""
+    return settings.clients - settings.eval.holdout_clients
+
+
+def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
+    names = record_names(settings)
+    return RunMeta(
+        method=component_name(settings, "method"),
+        data=_data_name(settings, dataset),
+        partition=", ".join(filter(None, (names["partition_name"], names["shift_name"]))),
+        partition_hash=partition_hash(dataset, partition),
+        model=component_name(settings, "model"),
+        clients=settings.clients,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        reported_model=module.reported_model,
+        reported_phase=module.reported_phase,
+        evaluated_on=cast(Any, settings.eval.on),
+        metrics=_metrics(settings),
+        newcomers=settings.eval.holdout_clients,
+        finetune_epochs=settings.eval.finetune_epochs,
+        classes=module.net.num_classes,
+        patience=settings.stop.patience,
+        precision=module.training_settings.precision,
+    )
+
+
+def _data_name(settings: Settings, dataset: Dataset) -> str:
+    """Return the name of the data set in records: of the file or folder, for formats that hold any data."""
+    name = component_name(settings, "data")
+    return dataset.name if name in ("npz", "image_folder") else name
+
+
+def _plan(
+    settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]
+) -> RunPlan:
+    splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
+    if settings.stop.patience is not None and not any(
+        len(rows) for rows in partition.val[: _training_clients(settings)]
+    ):
+        raise SettingsError(
+            f"stop.patience={settings.stop.patience} needs validation examples, and no client has any: set "
+            "split.validation above 0"
+        )
+    cohorts = tuple(_cohort(settings, t, rule) for t in range(1, settings.rounds + 1))
+    return RunPlan(
+        method=meta.method,
+        cohorts=cohorts,
+        clients=_training_clients(settings),
+        splits=splits,
+        reported_phase=module.reported_phase,
+        received=settings.eval.received,
+        eval_every=settings.eval.every,
+        eval_all=settings.eval.on == "all",
+        trace_rounds=tuple(settings.trace.rounds),
+        checkpoint_every=settings.checkpoint.every,
+        checkpoint_seconds=60 * settings.checkpoint.minutes,
+        checkpoint_keep=settings.checkpoint.keep,
+        header={
+            "data": component_name(settings, "data"),  # a moved file may have another name
+            "model": meta.model,
+            "partition_hash": meta.partition_hash,
+            "seed": meta.seed,
+            "settings": fixed_settings(settings),
+        },
+        initial_round=rule.initial_round,
+        units=tuple(u.name for u in module.layout(rule.unit)),
+        newcomers=tuple(range(_training_clients(settings), settings.clients)),
+        finetune_epochs=settings.eval.finetune_epochs,
+        reported_model=module.reported_model,
+        absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
+        stragglers=_sample_faults(settings, "straggler", settings.faults.straggler, cohorts),
+        straggler_work=settings.faults.straggler_work,
+        diagnostics_every=settings.tracking.diagnostics_every,
+        classes=module.net.num_classes,
+        patience=settings.stop.patience,
+        adapts=module.adapts(module.reported_model),
+    )
+
+
+def _sample_faults(
+    settings: Settings, kind: str, p: float, cohorts: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the clients with a fault in each round; empty if faults are off."""
+    rounds = enumerate(cohorts, start=1)
+    return tuple(sample_faults(settings.seed, kind, t, clients, p) for t, clients in rounds) if p > 0 else ()
+
+
+def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
+    if rule.full_participation(round_number, settings.rounds):
+        return tuple(range(_training_clients(settings)))
+    return cohort(settings.seed, round_number, _training_clients(settings), settings.fraction)

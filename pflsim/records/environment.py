@@ -1,0 +1,157 @@
+"""environment.json: package versions, the commit of the code, and the hardware. It names no machine and no person."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from pflsim.config.signatures import find_source
+from pflsim.records.files import write_atomically
+
+PACKAGES = (
+    *("pflsim", "torch", "torchvision", "lightning", "ray", "numpy", "scipy", "scikit-learn", "torchmetrics"),
+    *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
+)
+JOB = "PFLSIM_JOB"
+"""The environment variable of a submitted job with the command that submits a job: `pflsim submit`."""
+PACKAGE = Path(__file__).resolve().parents[1]
+CODE = "PFLSIM_CODE"
+"""The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""
+
+
+def versions() -> dict[str, str | None]:
+    """Return the installed versions by package name; None if a package is not installed.
+
+    Versions come from package metadata, without importing anything. If torch is already imported, its `__version__` is
+    used, which includes the build (e.g. 2.14.1+cpu).
+    """
+    found = {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
+    if "torch" in sys.modules:
+        found["torch"] = str(sys.modules["torch"].__version__)
+    return found
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Return a package's version; kept, because every checkpoint records all of them."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:
+    """Return the commit of the package's repository, and whether it has uncommitted changes (new files included).
+
+    Both are None if the package is not under version control, e.g. when installed from a wheel.
+    """
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        try:
+            said = json.loads(os.environ[CODE])
+            return {"commit": said["commit"], "dirty": said["dirty"]}
+        except (ValueError, KeyError, TypeError):
+            return {"commit": None, "dirty": None}
+    commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def machine() -> dict[str, object]:
+    """Return the operating system, the processors, the memory in MB (10⁶ bytes), NVIDIA GPUs and their software."""
+    return {
+        "platform": platform.platform(),
+        "architecture": platform.machine(),
+        "processor": processor(),
+        "cpus": os.cpu_count(),
+        "cpus_usable": usable_cpus(),
+        "memory_mb": round(psutil.virtual_memory().total / 1e6),
+        "gpus": gpu_names(),
+        **gpu_software(),
+    }
+
+
+def processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of the processor, and the instruction set that PyTorch uses if it is imported.
+
+    Matrix products of AVX2 and AVX512 differ in the last bits.
+    """
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(names, platform.processor() or platform.machine())
+    torch = sys.modules.get("torch")
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if torch else name
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use; macOS only knows those of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Return the names of the machine's NVIDIA GPUs. Reads the driver's files and does not initialise CUDA."""
+    names = []
+    for path in sorted(root.glob("*/information")):
+        with suppress(OSError):
+            lines = path.read_text().splitlines()
+            names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names
+
+
+def gpu_software(driver: Path = Path("/sys/module/nvidia/version")) -> dict[str, object]:
+    """Return the versions of driver, CUDA and cuDNN; empty without a driver."""
+    try:
+        found: dict[str, object] = {"driver": driver.read_text().strip()}
+    except OSError:
+        return {}
+    if torch := sys.modules.get("torch"):
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return found
+
+
+def environment() -> dict[str, object]:
+    """Return versions, code, machine and the command line."""
+    return {"versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
+
+
+def write_environment(folder: Path, name: str = "environment.json", modules: Mapping[str, Path] | None = None) -> None:
+    """Write environment.json to a run folder.
+
+    Args:
+        folder: the run folder.
+        name: of the file; resumed sessions have their own.
+        modules: the user's own modules and their files, which are recorded relative to the folder.
+    """
+    own = {module: os.path.relpath(path, folder) for module, path in (modules or {}).items()}
+    content = {**environment(), **({"own_modules": own} if own else {})}
+    write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def missing_modules(folder: Path) -> str:
+    """Return a hint where a run found the own modules that are not found now; empty if there are none."""
+    try:
+        own: Mapping[str, str] = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["own_modules"]
+        missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    places = ", ".join(f"{name} was {path}" for name, path in missing.items())
+    gone = not all(path.exists() for path in missing.values())
+    advice = "this file is gone" if gone else "use that folder as working directory or PYTHONPATH"
+    return f"; when the run was made, {places}: {advice}" if missing else ""

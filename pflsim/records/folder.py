@@ -1,0 +1,179 @@
+"""Creates, names, locks and finds run folders."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pflsim.config.names import written
+from pflsim.errors import SettingsError
+from pflsim.records.files import write_atomically
+
+CONFIG = "config.yaml"
+LOCK = ".lock"
+NAME = re.compile(r"(\d{8}-\d{6})-.+-s-?\d+(?:-(\d+))?")
+"""Matches default names: groups are the time, and the number of a repeated name."""
+MAX_PART, MAX_NAME = 40, 160
+"""Characters of one part, and of all parts, of a default name."""
+
+
+def create_run_folder(
+    method: str,
+    data: str,
+    seed: int,
+    run_dir: str | Path | None = None,
+    root: str | Path = "runs",
+    now: datetime | None = None,
+    swept: Mapping[str, Any] | None = None,
+) -> Path:
+    """Create a run folder that no simultaneous run can use.
+
+    Args:
+        method: the method's name, part of the default name.
+        data: the data set's name, part of the default name.
+        seed: the run's seed, part of the default name.
+        run_dir: the folder, which must be new or empty. None: <date-time>-<method>-<data>-<swept>-s<seed> below
+            `root`, in portable characters, with a suffix -2, -3, … if the name exists.
+        root: the parent of folders with default names.
+        now: the time in the name; None: the current time.
+        swept: the settings that vary in the sweep of the run, part of the default name.
+
+    Raises:
+        SettingsError: the folder is not empty, or cannot be created.
+    """
+    try:
+        if run_dir is not None:
+            return _claim(Path(os.path.expanduser(run_dir)))
+        Path(root).mkdir(parents=True, exist_ok=True)
+        others = {key: value for key, value in (swept or {}).items() if key not in ("method", "data", "seed")}
+        parts = [method, data, *(f"{key.rpartition('.')[2]}={written(value)}" for key, value in others.items())]
+        name = "-".join(re.sub(r"[^A-Za-z0-9._=]+", "_", part)[:MAX_PART] for part in parts)[:MAX_NAME]
+        return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{name}-s{seed}")
+    except OSError as error:
+        path = error.filename or run_dir or root
+        raise SettingsError(f"run folder {path} cannot be created: {error.strerror}; choose another run_dir") from error
+
+
+def first_free(folder: Path) -> Path:
+    """Create and claim `folder`, or the first of `folder`-2, `folder`-3, … that does not exist."""
+    name, number = folder, 1
+    while True:
+        try:
+            name.mkdir()
+            return _claim(name)
+        except FileExistsError:
+            number += 1
+            name = folder.with_name(f"{folder.name}-{number}")
+
+
+def _claim(folder: Path) -> Path:
+    """Claim an empty folder by creating its config.yaml, which succeeds for one process only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if any(folder.iterdir()):
+            raise FileExistsError
+        (folder / CONFIG).open("x").close()
+    except FileExistsError:
+        raise SettingsError(
+            f"run_dir={folder} is not empty, and runs do not overwrite files; choose a new folder or remove this one"
+        ) from None
+    return folder
+
+
+def write_config(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the resolved settings (plain mappings, lists and scalars) to config.yaml."""
+    import yaml
+
+    write_atomically(folder / CONFIG, yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Lock a run folder against other processes until the context or the process ends.
+
+    Does nothing on file systems without locks.
+
+    Raises:
+        SettingsError: another process holds the lock, or the lock file cannot be opened.
+    """
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise SettingsError(f"run folder {folder} cannot be written to: {error.strerror}") from error
+    with os.fdopen(handle):  # releases the lock; the file stays, since another process may be opening it
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise SettingsError(f"run folder {folder} is in use by another process") from None
+        yield
+
+
+def check_no_links(folder: Path) -> None:
+    """Refuse a run folder with symbolic links, which lead a command elsewhere, or with pipes, which make it wait.
+
+    Raises:
+        SettingsError: names the first of these.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in sorted((*folders, *files)):
+            path = Path(parent, name)
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                kind = "a symbolic link" if path.is_symlink() else "not a regular file"
+                raise SettingsError(f"{path} is {kind}; a run folder contains regular files and folders only")
+
+
+def runs(root: str | Path = "runs") -> list[Path]:
+    """Return the run folders below `root` with a default name and a config.yaml, in the order of their start."""
+    found: list[tuple[str, int, Path]] = []
+    for folder in Path(root).glob("*"):
+        name = NAME.fullmatch(folder.name)
+        if name and os.path.isfile(folder / CONFIG) and os.path.getsize(folder / CONFIG):
+            found.append((name[1], int(name[2] or 1), folder))
+    return [folder for _, _, folder in sorted(found)]
+
+
+def last_run(root: str | Path = "runs") -> Path:
+    """Return the run folder below `root` that was started last.
+
+    Raises:
+        SettingsError: there are no run folders with default names.
+    """
+    found = runs(root)
+    if found:
+        return found[-1]
+    others = sorted(path.parent for path in Path(root).glob(f"*/{CONFIG}"))
+    advice = f" with a default name; give the folder, for example resume={others[-1]}" if others else ""
+    raise SettingsError(f"there is no run folder in {root}{advice}")
+
+
+def stopped_round(folder: Path) -> int | None:
+    """Return the round in which a complete run stopped early, according to summary.json; None if it did not."""
+    try:
+        stopped = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["stopped_early"]["round"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return stopped if is_complete(folder, stopped) else None
+
+
+def is_complete(folder: Path, rounds: int | None = None) -> bool:
+    """Return whether summary.json of a run folder says that the run is complete.
+
+    Args:
+        folder: the run folder.
+        rounds: the number of rounds that must be done, with the states after the last one saved; None: any.
+    """
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        done = rounds is None or (summary["rounds"] == rounds and summary.get("states_saved", True) is True)
+        return summary["complete"] is True and done
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False

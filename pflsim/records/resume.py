@@ -1,0 +1,158 @@
+"""Resume a run: find its folder and combine its settings with new ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pflsim.config.plain import dotted, settings_from
+from pflsim.config.settings import Settings
+from pflsim.config.urls import check_no_password, is_url
+from pflsim.errors import SettingsError
+from pflsim.records.environment import missing_modules
+from pflsim.records.folder import CONFIG, last_run
+
+CHANGEABLE = (
+    *(
+        "placement",
+        "checkpoint",
+        "executor",
+        "ray_address",
+        "on_client_error",
+        "on_nonfinite",
+        "progress",
+        "sweep",
+        "tracking",
+        "stop",
+    ),
+    *("data.root", "data.path", "run_dir"),
+)
+"""Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
+other data at a new path. `stop` decides when the run ends; `ray_actors.resume` checks that it would not have ended
+before."""
+EXTENSION = "rounds"
+"""The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
+FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device", "placement.cpu_actors")
+"""Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
+FIXED_WITH_CPU_ACTORS = tuple(
+    f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor")
+)
+"""Exceptions if `placement.cpu_actors` is set: these settings decide which clients are on CPUs."""
+
+
+def run_folder(asked: str, root: Path = Path("runs")) -> Path:
+    """Return the folder of the run that `resume=` names: a folder, `last`, or a URL, which is downloaded.
+
+    Raises:
+        SettingsError: there is no run.
+    """
+    if not asked:
+        raise SettingsError("resume= is empty: expected a run folder, a URL or last")
+    if is_url(asked):
+        from pflsim.records.remote_copy.begin import download
+
+        return download(asked, root)
+    folder = last_run(root) if asked == "last" else Path(os.path.expanduser(asked))
+    if not (folder / CONFIG).is_file():
+        what = f"{folder} is not a run folder, because {CONFIG} is missing" if folder.is_dir() else "no such folder"
+        raise SettingsError(f"resume={asked}: {what}; expected a run folder, a URL or last")
+    return folder
+
+
+def saved_settings(folder: Path) -> Settings:
+    """Read the settings of a run from its config.yaml.
+
+    Raises:
+        SettingsError: it cannot be read, or does not contain valid settings.
+    """
+    import yaml
+
+    path = folder / CONFIG
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+    if not isinstance(content, Mapping):
+        raise SettingsError(f"{path} does not contain the settings of a run")
+    try:
+        return settings_from(content)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}{missing_modules(folder)}") from error
+
+
+def fixed_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that define a run, by dotted key. A checkpoint stores them to detect differences."""
+    kept = _kept(settings)
+    return {key: value for key, value in dotted(asdict(settings)).items() if key in kept or not _is_free(key)}
+
+
+def _kept(settings: Settings) -> tuple[str, ...]:
+    """Return the settings of the placement that define the run."""
+    if settings.placement.cpu_actors:
+        return FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS
+    return tuple(key for key in FIXED_PLACEMENT if key != "placement.cpu_actors")
+
+
+def _is_free(key: str) -> bool:
+    return key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names")
+
+
+def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:
+    """Return the saved settings with new values.
+
+    Args:
+        settings: the saved settings.
+        given: settings with the new values.
+        keys: the dotted keys whose values are taken from `given`.
+
+    Raises:
+        SettingsError: one of these settings cannot change, because it defines the run.
+    """
+    before = settings
+    for key in keys:
+        if key not in (*CHANGEABLE, EXTENSION) and key.partition(".")[0] not in CHANGEABLE:
+            raise SettingsError(
+                f"{key} defines the run and cannot change when it is resumed; settings that can change: "
+                f"{', '.join((EXTENSION, *CHANGEABLE))}"
+            )
+        settings = _with(settings, given, key.split("."))
+    for key in FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS if before.placement.cpu_actors else FIXED_PLACEMENT:
+        value = attrgetter(key)
+        if key in keys and value(given) != value(before):
+            raise SettingsError(f"{key} may change the last bits of a result and cannot change when a run is resumed")
+        settings = _with(settings, before, key.split("."))
+    if "run_dir" in keys and given.run_dir is not None and not is_url(given.run_dir):
+        raise SettingsError(f"run_dir={given.run_dir}: a resumed run stays in its folder; expected a URL or null")
+    on_gpus = [bool(s.placement.gpus) for s in (before, settings)]
+    if settings.placement.device == "auto" and on_gpus[0] != on_gpus[1]:
+        raise SettingsError(
+            f"placement.gpus={settings.placement.gpus} would change the device and so the last bits of a result; "
+            f"keep placement.gpus={before.placement.gpus}"
+        )
+    return settings
+
+
+def check_destination(settings: Settings, folder: Path, keys: Collection[str]) -> None:
+    """Refuse to copy a run to a URL that only its config.yaml names, because the folder may be somebody else's.
+
+    Raises:
+        SettingsError: `run_dir` is a URL, and not one of the keys on the command line.
+    """
+    if is_url(settings.run_dir) and "run_dir" not in keys:
+        check_no_password(str(settings.run_dir), "run_dir")
+        raise SettingsError(
+            f"{folder / CONFIG} has a remote copy: give run_dir={settings.run_dir} to continue it, or run_dir=null"
+        )
+
+
+def _with(settings: Any, given: Any, path: Sequence[str]) -> Any:
+    """Return a copy of the settings with one value, or one group of values, from `given`."""
+    name, rest = path[0], path[1:]
+    if isinstance(settings, Mapping):
+        return {**settings, name: given[name]}
+    value = getattr(given, name)
+    return replace(settings, **{name: _with(getattr(settings, name), value, rest) if rest else value})

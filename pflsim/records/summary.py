@@ -1,0 +1,208 @@
+"""summary.json: the results of a run, computed from its settings, metrics.jsonl, and the results of newcomers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pflsim.records.accounting import Traffic
+from pflsim.records.early_stopping import stalled_since, validation_scores
+from pflsim.records.files import write_atomically
+from pflsim.records.history import RoundMetrics, finite
+from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
+from pflsim.types import NewcomerRecord, Precision
+
+Choice = Literal["last", "best_val", "best_test_oracle"]
+"""How to choose the round whose accuracy is reported: the last evaluated one; the first one with the best mean
+validation accuracy; or, as in the papers' tables, the first one with the best mean test accuracy. The last of these is
+chosen by the test data, so it is optimistically biased; do not use it as the main result."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeta:
+    """The attributes of a run in its summary.
+
+    Args:
+        method, data, partition, model: names of the components.
+        partition_hash: hash of every client's examples. Runs with the same hash can be compared client by client.
+        clients: N.
+        rounds: the number of planned rounds.
+        seed: the run's seed.
+        reported_model: the model whose accuracy the method reports.
+        reported_phase: the phase in which the personal model is reported.
+        evaluated_on: the clients that are evaluated.
+        metrics: names of the metrics besides accuracy.
+        newcomers: the number of clients that join after the last round. Only their own results include them.
+        finetune_epochs: the epochs that newcomers train.
+        classes: C.
+        patience: of early stopping; None: the run does all rounds.
+        precision: of convolutions and matrix products.
+    """
+
+    method: str
+    data: str
+    partition: str
+    partition_hash: str
+    model: str
+    clients: int
+    rounds: int
+    seed: int
+    reported_model: Model = "personal"
+    reported_phase: Phase = "trained"
+    evaluated_on: Literal["all", "participants"] = "all"
+    metrics: tuple[str, ...] = ()
+    newcomers: int = 0
+    finetune_epochs: int = 1
+    classes: int = 2
+    patience: int | None = None
+    precision: Precision = "ieee"
+
+    def phase(self, model: Model) -> Phase:
+        """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
+        return self.reported_phase if model == "personal" else "received"
+
+    @property
+    def reported(self) -> Scope:
+        """The scope that the method reports: the reported model on test data."""
+        return Scope(self.reported_model, "test", self.phase(self.reported_model))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The test accuracy over clients in one round."""
+
+    round: int
+    stats: AccuracyStats
+
+
+@dataclass(frozen=True, slots=True)
+class NewcomerFigures:
+    """The test accuracy over the clients that joined after the last round, as received and after fine-tuning.
+
+    `down_bytes` sums their downlinks, which the traffic of the run does not include.
+    """
+
+    received: AccuracyStats | None
+    trained: AccuracyStats | None
+    down_bytes: int
+
+
+def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
+    """Compute the results of newcomers."""
+    received, trained = (
+        accuracy_stats([row for row in rows if row.split == "test"]) for rows in (record.received, record.trained)
+    )
+    return NewcomerFigures(received, trained, sum(record.down_bytes.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The results of a run.
+
+    Args:
+        meta: attributes of the run.
+        history: the metrics of the rounds so far, if any.
+        complete: whether the run did everything that was planned.
+        states_saved: whether a complete run has a checkpoint of its last round; its disk may have been full.
+        seconds: wall seconds of all sessions.
+        peak_rss_mb: the peak memory of any session, in MB (10⁶ bytes).
+        newcomers: results of newcomers; None if there are none yet.
+        resumed_after: the round after which each resumed session continued.
+        actor_restarts: the number of actors that died and were replaced.
+        warnings: what makes the results doubtful.
+    """
+
+    meta: RunMeta
+    history: list[RoundMetrics]
+    complete: bool
+    seconds: float
+    peak_rss_mb: float
+    newcomers: NewcomerFigures | None = None
+    resumed_after: tuple[int, ...] = ()
+    actor_restarts: int = 0
+    states_saved: bool = True
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        """The number of finished rounds."""
+        return self.history[-1].round if self.history else 0  # not len(history), which counts the initial round
+
+    @property
+    def stopped_early(self) -> str:
+        """Why the run ended before the last planned round; empty if it did not."""
+        best = stalled_since(validation_scores(self.history, self.meta.reported), self.meta.patience)
+        if best is None or self.rounds >= self.meta.rounds:
+            return ""
+        return f"no better mean validation accuracy than in round {best} (stop.patience={self.meta.patience})"
+
+    @property
+    def traffic(self) -> Traffic:
+        """The traffic of all rounds."""
+        return self.history[-1].traffic_total if self.history else Traffic()
+
+    def figures(self, model: Model) -> dict[Choice, Figure | None]:
+        """Return the test accuracy of one model in the chosen rounds; None if there is no such round."""
+        scope = Scope(model, "test", self.meta.phase(model))
+        rounds = {choice: chosen_round(self.history, model, scope.phase, choice) for choice in get_args(Choice)}
+        return {choice: line and Figure(line.round, line.accuracy[scope]) for choice, line in rounds.items()}
+
+
+def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, choice: Choice) -> RoundMetrics | None:
+    """Return the round of a choice for one model; None if there is no such round."""
+    test, validation = Scope(model, "test", phase), Scope(model, "val", phase)
+    tested = [line for line in history if test in line.accuracy]
+    if choice == "last":
+        return tested[-1] if tested else None
+    scope = validation if choice == "best_val" else test
+    return max((line for line in tested if scope in line.accuracy), key=lambda x: x.accuracy[scope].mean, default=None)
+
+
+def to_dict(summary: Summary) -> dict[str, object]:
+    """Return the content of summary.json."""
+    meta = summary.meta
+    phases = {model: meta.phase(model) for model in get_args(Model)}
+    return {
+        "complete": summary.complete,
+        **({} if summary.states_saved else {"states_saved": False}),
+        **{name: getattr(meta, name) for name in ("method", "data", "partition", "partition_hash", "model", "clients")},
+        "rounds": summary.rounds,
+        "rounds_planned": meta.rounds,
+        **({"stopped_early": {"round": summary.rounds, "reason": reason}} if (reason := summary.stopped_early) else {}),
+        "seed": meta.seed,
+        "precision": meta.precision,
+        "seconds": round(summary.seconds, 3),
+        "reported_model": meta.reported_model,
+        "reported_phase": phases[meta.reported_model],
+        "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
+        "accuracy": {model: _figures(summary, model) for model in get_args(Model)},
+        "traffic": asdict(summary.traffic),
+        "peak_rss_mb": round(summary.peak_rss_mb, 1),
+        **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
+        **({"actor_restarts": summary.actor_restarts} if summary.actor_restarts else {}),
+        **({"warnings": list(summary.warnings)} if summary.warnings else {}),
+        **_newcomers(summary),
+    }
+
+
+def _newcomers(summary: Summary) -> dict[str, object]:
+    """Return the entry of the newcomers; empty if the run has none."""
+    meta, found = summary.meta, summary.newcomers
+    if not meta.newcomers:
+        return {}
+    figures = {name: getattr(found, name, None) for name in ("received", "trained", "down_bytes")}
+    values = {name: each.values() if isinstance(each, AccuracyStats) else each for name, each in figures.items()}
+    return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **values}}
+
+
+def _figures(summary: Summary, model: Model) -> dict[str, dict[str, float] | None]:
+    return {choice: f and {"round": f.round, **f.stats.values()} for choice, f in summary.figures(model).items()}
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """Write summary.json to a run folder atomically."""
+    content = json.dumps(finite(to_dict(summary)), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(folder / "summary.json", content + "\n")

@@ -1,0 +1,182 @@
+"""The tracker, which writes the records of a run. It runs on the driver."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pflsim.records.accounting import Traffic
+from pflsim.records.diagnostics import Diagnostics, write_diagnostics
+from pflsim.records.history import RoundMetrics, round_metrics, to_line
+from pflsim.records.metrics import rows_by_scope
+from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
+from pflsim.records.tracking.loggers import Loggers, RunLogger
+from pflsim.records.tracking.memory import MemorySampler
+from pflsim.records.tracking.per_client import COLUMNS, newcomer_rows, round_rows
+from pflsim.records.tracking.scalars import Scalars, client_scalars, memory_scalars
+from pflsim.records.tracking.sessions import resumed
+from pflsim.records.tracking.tensorboard import TensorBoard
+from pflsim.types import NewcomerRecord, RoundRecord
+
+logger = logging.getLogger(__name__)
+EXPLODES = "training explodes"
+MAX_LOSS = 100.0
+"""A training cross-entropy above this multiple of that of random guesses gets a warning."""
+
+
+class Tracker:
+    """Writes metrics.jsonl, per_client.csv, diagnostics.safetensors, summary.json and the event file of a run.
+
+    As a context manager, it closes itself on exit; the run is complete unless an exception was raised. `history` holds
+    the content of metrics.jsonl.
+
+    Args:
+        folder: the run folder. It must not contain these files, except when the run is resumed.
+        meta: the attributes of the run.
+        resume_after: resume the run after this round. Removes records of later rounds and of newcomers.
+        hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab and the loggers.
+        per_client: whether to log scalars of every client.
+        loggers: functions that create further loggers, by name. They get the scalars of TensorBoard.
+
+    Raises:
+        SettingsError: records of the run to resume are missing. No file was changed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        meta: RunMeta,
+        *,
+        resume_after: int | None = None,
+        hyperparameters: Mapping[str, float | str] | None = None,
+        per_client: bool = False,
+        loggers: Mapping[str, Callable[[], RunLogger]] | None = None,
+    ):
+        resumes = resume_after is not None
+        self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)
+        self.folder, self.meta, self.history = folder, meta, self._earlier.history
+        self.memory = MemorySampler()
+        self._start = time.perf_counter()
+        self.rates: dict[int, float] = {}
+        """Each client's test accuracy in its last evaluation of the reported model."""
+        self.restarts = 0
+        """The number of actors replaced in this session."""
+        self.warnings = self._earlier.warnings
+        """What makes the results doubtful, in all sessions."""
+        self._summary: Summary | None = None
+        self._newcomers: NewcomerFigures | None = None
+        write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
+        mode = "a" if resumes else "x"
+        self._lines = (folder / "metrics.jsonl").open(mode, encoding="utf-8")
+        self._per_client = (folder / "per_client.csv").open(mode, newline="", encoding="utf-8")
+        if not resumes:
+            self._write_rows([(*COLUMNS, *meta.metrics)])
+        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters)
+        self._scalars, self._of_clients = Scalars(meta.reported), per_client
+        self._loggers = Loggers(loggers or {})
+        self._loggers.hyperparameters(hyperparameters or {})
+        for metrics in self.history:  # a resumed run logs its earlier rounds again
+            self._loggers.scalars(self._scalars(metrics), metrics.round)
+
+    def round(self, record: RoundRecord) -> RoundMetrics:
+        """Write the records of a round, flush the files, and return the round's metrics.
+
+        Raises:
+            ValueError: the round is not later than the previous one.
+        """
+        if self.history and record.round <= self.history[-1].round:
+            raise ValueError(f"round {record.round} comes after round {self.history[-1].round}")
+        metrics = round_metrics(record, self.history[-1].traffic_total if self.history else Traffic())
+        self._lines.write(to_line(metrics) + "\n")
+        self._lines.flush()
+        self._write_rows(round_rows(record, self.meta.metrics))
+        if record.diagnostics:
+            write_diagnostics(self.folder, Diagnostics(record.round, record.diagnostics))
+        scalars = self._scalars(metrics) | memory_scalars(record, self.memory.sample())
+        scalars |= client_scalars(record) if self._of_clients else {}
+        self._tensorboard.write(record, scalars)
+        self._loggers.scalars(scalars, record.round)
+        if rows := rows_by_scope(record.evaluations).get(self.meta.reported):
+            self.rates = {row.client: row.correct / row.total for row in rows}
+        self.history.append(metrics)
+        guesses = math.log(max(self.meta.classes, 2))
+        worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
+        if worst and not any(warning.startswith(EXPLODES) for warning in self.warnings):
+            loss = f"cross-entropy is {worst[0]:.3g} in round {record.round}, and {guesses:.3g} for random guesses"
+            self.warn(f"{EXPLODES}: the {loss}; use a smaller lr")
+        return metrics
+
+    def warn(self, warning: str) -> None:
+        """Log a warning and save it in summary.json, once per run."""
+        if warning not in self.warnings:
+            logger.warning(warning)
+            self.warnings += (warning,)
+            with suppress(OSError):  # e.g. a full disk; `close` writes it again
+                write_summary(self.folder, self._summarised(complete=False))
+
+    def sync(self) -> None:
+        """Fsync metrics.jsonl and per_client.csv. A checkpoint is usable only together with these records."""
+        for file in (self._lines, self._per_client):
+            os.fsync(file.fileno())
+
+    def restarted(self, restarts: int) -> None:
+        """Set the number of actors replaced so far, and save it in summary.json."""
+        self.restarts = restarts
+        if self._summary is None:
+            with suppress(OSError):  # e.g. a full disk; `close` writes it again
+                write_summary(self.folder, self._summarised(complete=False))
+
+    def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
+        """Write and return the results of newcomers. No other metric includes them."""
+        self._newcomers = newcomer_figures(record)
+        self._write_rows(newcomer_rows(record, self.meta.metrics))
+        self._tensorboard.write_newcomers(self._newcomers, record.round)
+        return self._newcomers
+
+    def close(self, complete: bool, states_saved: bool = True) -> Summary:
+        """Write summary.json, close the files and return the summary. Further calls only return the summary.
+
+        Args:
+            complete: whether the run did everything that was planned.
+            states_saved: whether a complete run has a checkpoint of its last round.
+        """
+        if self._summary is None:
+            self.memory.sample(force=True)
+            self._summary = replace(self._summarised(complete), states_saved=states_saved)
+            with ExitStack() as stack:  # closes the files even if the disk is full
+                for file in (self._per_client, self._lines):
+                    stack.callback(file.close)
+                stack.callback(self._loggers.close, complete)
+                stack.callback(self._tensorboard.close, complete)
+                write_summary(self.folder, self._summary)
+        return self._summary
+
+    def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        csv.writer(self._per_client, lineterminator="\n").writerows(rows)
+        self._per_client.flush()
+
+    def _summarised(self, complete: bool) -> Summary:
+        earlier = self._earlier
+        return replace(
+            earlier,
+            complete=complete,
+            seconds=earlier.seconds + time.perf_counter() - self._start,
+            peak_rss_mb=max(earlier.peak_rss_mb, self.memory.peak_mb),
+            newcomers=self._newcomers,
+            actor_restarts=earlier.actor_restarts + self.restarts,
+            warnings=self.warnings,
+        )
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(complete=kind is None)

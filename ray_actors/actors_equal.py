@@ -1,0 +1,38 @@
+"""The check of `check-method --ray`: results on Ray actors equal those in one process."""
+
+from __future__ import annotations
+
+from lightning_modules.contract.checks import Make, equal, inline, require, require_equal, rounds, start, states
+from ray_actors.cluster import launcher
+from ray_actors.executor.actor_pool import ActorPool
+from ray_actors.executor.ray_executor import RayExecutor
+from ray_actors.placement.layout import Layout
+
+
+def equal_on_ray(make: Make) -> None:
+    """Results on Ray actors equal those in one process, to the bit."""
+    folder, pool = launcher.start(cpus=2, gpus=0, store_mb=100), ActorPool()
+    try:
+        actors_equal_inline(make, pool)
+    finally:
+        pool.close()
+        launcher.stop(folder)
+
+
+def actors_equal_inline(make: Make, pool: ActorPool) -> None:
+    """Results on Ray actors equal those in one process, to the bit.
+
+    Args:
+        make: prepares the run.
+        pool: of the actors.
+    """
+    made = make()
+    layout = Layout.even(((0, 3), (1, 2)), 1, 0)
+    actors = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
+    start(actors, made)
+    alone = inline(made)
+    for executor in (actors, alone):
+        for t, cohort in ((1, (0, 1, 3)), (2, (0, 2, 3))):
+            rounds(executor, (t,), cohort)
+    require_equal(states(alone), states(actors), "a client's state differs on an actor")
+    require(equal(alone.server_state(), actors.server_state()), "the server's state differs on an actor")

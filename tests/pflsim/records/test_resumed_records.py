@@ -1,0 +1,337 @@
+"""A tracker that takes a run up leaves what one would have left that was never interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from pflsim.errors import SettingsError
+from pflsim.records.diagnostics import Diagnostics, read_diagnostics, write_diagnostics
+from pflsim.records.history import from_line, read_history, to_line
+from pflsim.records.metrics import Model, Phase
+from pflsim.records.summary import RunMeta
+from pflsim.records.tracking.records import read_records
+from pflsim.records.tracking.tracker import Tracker
+from pflsim.types import Axis, EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord, Split, TrainReport
+
+META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 5, 0, newcomers=1)
+EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+SPLITS: tuple[Split, ...] = ("val", "test")
+LAST = 5
+
+
+def record(number: int) -> RoundRecord:
+    """Round 0 is initial; 3 is not evaluated; a client of round 2 has no test examples; 4 has neither traffic nor
+    evaluations.
+    """
+    draw = random.Random(number)
+    cohort = () if number == 4 else tuple(range(6)) if number == 0 else tuple(sorted(draw.sample(range(6), 3)))
+    reports = tuple(TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort)
+    rows = tuple(
+        EvalRow(c, split, model, phase, draw.randint(0, 9), 0 if (number, c) == (2, 1) else 9 + c, draw.random())
+        for c in range(6)
+        for split in SPLITS
+        for model, phase in EVALUATED
+    )
+    faults: dict[int, Fault] = {1: {5: "dropout", 3: "error"}, 3: {0: "straggler", 4: "dropout"}}.get(number, {})  # type: ignore[assignment]
+    down = {} if number == 0 else {c: 200 + c for c in cohort}
+    return RoundRecord(number, cohort, reports, down, rows if number in (1, 2, 5) else (), {"train": 2.0}, faults)
+
+
+JOINED = NewcomerRecord(
+    LAST,
+    {6: 300},
+    (EvalRow(6, "test", "personal", "received", 1, 10, 2.0),),
+    (EvalRow(6, "test", "personal", "trained", 8, 10, 1.0),),
+)
+
+
+def go(tracker: Tracker, numbers: Sequence[int], newcomers: bool = False, complete: bool = True) -> Any:
+    for number in numbers:
+        tracker.round(record(number))
+    if newcomers:
+        tracker.newcomers(JOINED)
+    return tracker.close(complete)
+
+
+def start(folder: Path, last: int = LAST, **options: Any) -> Path:
+    """A run from round 0 to `last`."""
+    folder.mkdir()
+    go(Tracker(folder, META), range(last + 1), **options)
+    return folder
+
+
+def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every curve but those of the clock and the memory: steps and values, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    own = [tag for tag in events.Tags()["scalars"] if tag != "memory/held_mb"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in own}
+
+
+def files(folder: Path) -> tuple[str, bytes, dict[str, Any]]:
+    summary = json.loads((folder / "summary.json").read_text())
+    for name in ("seconds", "peak_rss_mb", "resumed_after"):
+        summary.pop(name, None)
+    return (folder / "metrics.jsonl").read_text(), (folder / "per_client.csv").read_bytes(), summary
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted."""
+    return start(tmp_path_factory.mktemp("whole") / "run", newcomers=True)
+
+
+def torn(folder: Path) -> None:
+    """What a kill in the middle of writing leaves."""
+    for name, text in (("metrics.jsonl", '{"round": 6, "coh'), ("per_client.csv", "6,1,test,pers")):
+        with (folder / name).open("a") as file:
+            file.write(text)
+    for path in folder.glob("*tfevents*"):
+        with path.open("ab") as file:
+            file.write(b"\x18\x00\x00\x00\x00\x00\x00\x00half")
+    (folder / "summary.json").unlink()
+
+
+def nothing(folder: Path) -> None:
+    del folder
+
+
+@pytest.mark.parametrize("after", range(LAST + 1))
+@pytest.mark.parametrize("ended", [nothing, torn])
+def test_it_is_as_if_nothing_had_happened(whole: Path, tmp_path: Path, after: int, ended: Callable[..., None]) -> None:
+    """After any round of a run that had come to its end, or was killed while it wrote."""
+    folder = start(tmp_path / "run", newcomers=True)
+    ended(folder)
+    tracker = Tracker(folder, META, resume_after=after)
+    assert [metrics.round for metrics in tracker.history] == list(range(after + 1))
+    assert tracker.history == read_history(whole)[: after + 1]
+    assert [metrics.round for metrics in read_history(folder)] == list(range(after + 1))
+    go(tracker, range(after + 1, LAST + 1), newcomers=True)
+    assert files(folder) == files(whole)
+    assert curves(folder) == curves(whole)
+
+
+@pytest.mark.parametrize(("after", "kept"), [(2, None), (3, 3), (4, 3)])
+def test_matrices_of_rounds_that_are_gone_go_too(tmp_path: Path, after: int, kept: int | None) -> None:
+    folder = start(tmp_path / "run", 4, complete=False)
+    matrix = Matrix("alpha", "weights", Axis("receiver"), Axis("sender"), np.zeros((2, 2), np.float32))
+    write_diagnostics(folder, Diagnostics(3, (matrix,)))
+    Tracker(folder, META, resume_after=after).close(complete=False)
+    found = read_diagnostics(folder)
+    assert (found and found.round) == kept
+
+
+def test_again_and_again(whole: Path, tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", 3, complete=False)
+    go(Tracker(folder, META, resume_after=2), [3, 4], complete=False)
+    go(Tracker(folder, META, resume_after=1), [2], complete=False)
+    go(Tracker(folder, META, resume_after=2), [3, 4, 5], newcomers=True)
+    assert files(folder) == files(whole)
+    assert curves(folder) == curves(whole)
+    assert json.loads((folder / "summary.json").read_text())["resumed_after"] == [2, 1, 2]
+    assert "resumed_after" not in json.loads((whole / "summary.json").read_text())
+
+
+def test_seconds_add_up_and_memory_is_the_most(tmp_path: Path) -> None:
+    """Rounds take 2 s by their lines. The first session says 100 s for rounds 0 to 2; the second is killed after 3 and
+    4; the third takes over after 3.
+    """
+    folder = start(tmp_path / "run", 2, complete=False)
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 100.0, "peak_rss_mb": 1e6}))
+    killed = Tracker(folder, META, resume_after=2)
+    between = json.loads(path.read_text())
+    assert (between["complete"], between["rounds"], between["resumed_after"]) == (False, 2, [2])
+    for number in (3, 4):
+        killed.round(record(number))
+    for file in (killed._lines, killed._per_client, killed._tensorboard):
+        file.close()
+    summary = go(Tracker(folder, META, resume_after=3), [4, 5])
+    assert 104.0 <= summary.seconds < 110.0
+    assert summary.peak_rss_mb == 1e6
+    assert summary.resumed_after == (2, 3)
+    assert json.loads(path.read_text())["seconds"] == round(summary.seconds, 3)
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"complete": fal'])
+def test_without_a_summary_the_lines_tell_the_seconds(tmp_path: Path, content: str | None) -> None:
+    """Lost rounds took their time too: 6 lines of 2 s."""
+    folder = start(tmp_path / "run")
+    (folder / "summary.json").unlink() if content is None else (folder / "summary.json").write_text(content)
+    assert 12.0 <= go(Tracker(folder, META, resume_after=1), []).seconds < 18.0
+
+
+def drop_line(name: str, number: int) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(lines[:number] + lines[number + 1 :]))
+
+    return apply
+
+
+def change(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return apply
+
+
+def cut_after(name: str, text: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = (folder / name).read_text()
+        (folder / name).write_text(content[: content.index(text) + len(text)])
+
+    return apply
+
+
+HEADER = "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
+ROWS, LINES = "per_client.csv", "metrics.jsonl"
+WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no lines": (lambda f: (f / LINES).unlink(), "the run cannot resume: .*metrics.jsonl cannot be read"),
+    "no rows": (lambda f: (f / ROWS).unlink(), "the run cannot resume: .*per_client.csv cannot be read"),
+    "empty rows": (lambda f: (f / ROWS).write_text(""), f"does not begin with the line {HEADER}"),
+    "old columns": (change(ROWS, ",fault", ""), f"does not begin with the line {HEADER}"),
+    "no header": (drop_line(ROWS, 0), f"does not begin with the line {HEADER}"),
+    "lines lost": (cut_after(LINES, '{"round": 3'), "complete up to round 2 only$"),
+    "line missing": (drop_line(LINES, 2), r"complete up to round 1 only \(line 3 of metrics.jsonl is of round 3\)"),
+    "first missing": (lambda f: [drop_line(LINES, 0)(f) for _ in "01"], r"up to round 0 only \(line 1 .* of round 2\)"),
+    "bad line": (
+        change(LINES, '{"round": 2,', '{"round": 2'),
+        r"round 1 only \(line 3 of metrics.jsonl cannot be read\)",
+    ),
+    "a row lost": (drop_line(ROWS, 40), r"round 1 only \(per_client.csv does not match round 2\)"),
+    "rows lost": (cut_after(ROWS, "\n2,0,test,"), r"round 1 only \(per_client.csv does not match round 2\)"),
+    "other bytes": (
+        change(ROWS, ",0.0,100,0,", ",0.0,101,0,"),
+        r"round 0 only \(per_client.csv does not match round 0\)",
+    ),
+    "no fault": (change(ROWS, "dropout", ""), r"round 0 only \(.* does not match round 1: line \d+ cannot be read\)"),
+    "no fault, one line": (change(ROWS, "straggler", ""), r"2 only \(per_client.csv does not match round 3\)"),
+    "bad row": (
+        change(ROWS, "\n2,0,", "\n2,zero,"),
+        r"round 1 only \(.* does not match round 2: line \d+ cannot be read\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_records_that_are_not_whole_are_refused_in_words_and_left_alone(tmp_path: Path, wrong: str) -> None:
+    act, message = WRONGS[wrong]
+    folder = start(tmp_path / "run")
+    act(folder)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(SettingsError, match=message):
+        Tracker(folder, META, resume_after=3)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_what_is_wrong_beyond_the_round_does_not_matter(whole: Path, tmp_path: Path) -> None:
+    folder = start(tmp_path / "run")
+    for name, text in ((LINES, '{"round": 4'), (ROWS, "\n5,3,")):
+        content = (folder / name).read_bytes()
+        at = content.index(text.encode()) + len(text)
+        (folder / name).write_bytes(content[:at] + b"\x00\xff\n" + content[at:])
+    assert read_records(folder).last == 3
+    go(Tracker(folder, META, resume_after=3), [4, 5], newcomers=True)
+    assert files(folder) == files(whole)
+
+
+def test_how_far_the_records_go(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", newcomers=True)
+    assert read_records(folder).last == LAST
+    drop_line(ROWS, len((folder / ROWS).read_text().splitlines()) - 4)(folder)  # the last but the newcomers' two
+    assert read_records(folder).last == LAST - 1
+    (folder / LINES).write_text("")
+    assert read_records(folder).last == 0 and read_records(folder).history == ()
+
+
+def test_a_run_that_was_ended_while_it_was_resumed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every rename or removal in turn: it can still be resumed."""
+    unlink, moved = Path.unlink, os.replace
+    for fails_at in range(1, 20):
+        folder = start(tmp_path / str(fails_at), newcomers=True)
+        calls = iter(range(1, 20))
+
+        def failing(function: Any, calls: Any = calls, fails_at: int = fails_at) -> Any:
+            def instead(*args: Any, **kwargs: Any) -> Any:
+                if next(calls) >= fails_at:
+                    raise KeyboardInterrupt
+                return function(*args, **kwargs)
+
+            return instead
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", failing(moved))
+            patch.setattr(Path, "unlink", failing(unlink))
+            try:
+                with Tracker(folder, META, resume_after=2):
+                    ended = False
+            except KeyboardInterrupt:
+                ended = True
+        go(Tracker(folder, META, resume_after=2), [3, 4, 5], newcomers=True)
+        assert files(folder) == files(whole)
+        assert curves(folder) == curves(whole)
+        if not ended:
+            assert fails_at > 4
+            return
+    raise AssertionError("it never ends")
+
+
+def test_faults_are_counted_by_kind_and_listed_by_client(whole: Path) -> None:
+    lines = [json.loads(text) for text in (whole / LINES).read_text().splitlines()]
+    both = {"dropout": 1, "straggler": 1}
+    assert [line["faults"] for line in lines] == [{}, {"dropout": 1, "error": 1}, {}, both, {}, {}]
+    assert list(lines[3]["faults"]) == list(both)
+    with (whole / ROWS).open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert {row["client"]: row["fault"] for row in table if row["round"] == "1"} == {
+        "0": "", "1": "", "2": "", "3": "error", "4": "", "5": "dropout",
+    }  # fmt: skip
+    assert not any(row["fault"] for row in table if row["round"] in "0245")
+
+
+def test_a_client_that_only_had_a_fault_has_a_line(tmp_path: Path) -> None:
+    tmp_path.joinpath("run").mkdir()
+    with Tracker(tmp_path / "run", META) as tracker:
+        tracker.round(RoundRecord(1, (1, 2), (), {2: 7}, (), {}, {2: "nonfinite", 1: "dropout"}))
+    text = (tmp_path / "run" / ROWS).read_text()
+    assert text == HEADER + "\n1,1,,,,0,0,0.0,0,0,dropout\n1,2,,,,0,0,0.0,0,7,nonfinite\n"
+    assert read_records(tmp_path / "run").last == 1
+
+
+def test_every_kind_of_fault() -> None:
+    kinds = get_args(Fault)
+    metrics = from_line(to_line(replace(from_line(to_line(EMPTY)), faults=dict.fromkeys(kinds, 2))))
+    assert metrics.faults == {"dropout": 2, "straggler": 2, "error": 2, "nonfinite": 2}
+
+
+EMPTY = from_line(
+    '{"round": 1, "cohort": 0, "losses": {}, "accuracy": {}, "traffic": {"up_bytes": 0, "down_bytes": 0, '
+    '"up_bytes_total": 0, "down_bytes_total": 0}, "seconds": {"total": 1.0}, "faults": {}, "drift": {}}'
+)
+
+
+def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SettingsError, match="the run cannot resume"):
+        Tracker(tmp_path / "run", META, resume_after=0)
+    with Tracker(tmp_path / "run", META) as tracker:
+        tracker.sync()
+    with Tracker(tmp_path / "run", META, resume_after=0) as tracker:
+        tracker.round(record(1))
+    assert [metrics.round for metrics in read_history(tmp_path / "run")] == [1]

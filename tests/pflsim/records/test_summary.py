@@ -1,0 +1,136 @@
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pflsim.records.accounting import Traffic
+from pflsim.records.files import write_atomically
+from pflsim.records.history import RoundMetrics
+from pflsim.records.metrics import AccuracyStats, Scope
+from pflsim.records.summary import RunMeta, Summary, to_dict, write_summary
+
+META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 5)
+TEST, VAL = Scope("personal", "test", "trained"), Scope("personal", "val", "trained")
+
+
+def stats(mean):
+    return AccuracyStats(10, mean, mean, 0.1, mean, mean - 0.1, mean + 0.1, 1.0)
+
+
+def line(number, test=None, val=None):
+    accuracy = {scope: stats(mean) for scope, mean in ((VAL, val), (TEST, test)) if mean is not None}
+    return RoundMetrics(number, 10, {}, accuracy, Traffic(1, 2), Traffic(number, 2 * number), {"total": 1.0})
+
+
+def test_each_round_that_matters_is_found_and_gives_its_test_numbers():
+    history = [line(1, 0.9, 0.1), line(2, 0.5, 0.8), line(3), line(4, 0.6, 0.8), line(5, 0.7, 0.2), line(6)]
+    figures = Summary(META, history, True, 1.0, 1.0).figures("personal")
+    assert figures["last"] is not None
+    assert figures["best_val"] is not None
+    assert figures["best_test_oracle"] is not None
+    assert (figures["last"].round, figures["last"].stats.mean) == (5, 0.7)
+    assert (figures["best_val"].round, figures["best_val"].stats.mean) == (2, 0.5)
+    assert (figures["best_test_oracle"].round, figures["best_test_oracle"].stats.mean) == (1, 0.9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1))
+def test_ties_go_to_the_first_round(pairs):
+    history = [line(n, test / 5, val / 5) for n, (test, val) in enumerate(pairs, start=1)]
+    figures = Summary(META, history, True, 1.0, 1.0).figures("personal")
+    assert figures["best_val"] is not None
+    assert figures["best_test_oracle"] is not None
+    tests, vals = [test for test, _ in pairs], [val for _, val in pairs]
+    assert figures["best_val"].round == vals.index(max(vals)) + 1
+    assert figures["best_val"].stats.mean == pairs[vals.index(max(vals))][0] / 5
+    assert figures["best_test_oracle"].round == tests.index(max(tests)) + 1
+
+
+def test_without_validation_or_a_global_model_the_places_are_null():
+    content = to_dict(Summary(META, [line(1, 0.5)], True, 3.0, 100.0))
+    accuracy = content["accuracy"]
+    assert isinstance(accuracy, dict)
+    assert accuracy["personal"]["best_val"] is None
+    assert accuracy["global"] == {"last": None, "best_val": None, "best_test_oracle": None}
+
+
+def test_the_phase_decides_which_personal_numbers_count():
+    both = {TEST: stats(0.5), Scope("personal", "test", "received"): stats(0.25)}
+    history = [RoundMetrics(1, 10, {}, both, Traffic(), Traffic(), {"total": 1.0})]
+    for meta, mean in ((META, 0.5), (replace(META, reported_phase="received"), 0.25)):
+        last = Summary(meta, history, True, 1.0, 1.0).figures("personal")["last"]
+        assert last is not None
+        assert last.stats.mean == mean
+
+
+def test_the_file_has_every_promised_field(tmp_path):
+    history = [line(1, 0.5, 0.5), line(2, 0.75, 0.25)]
+    write_summary(tmp_path, Summary(META, history, False, 12.5, 345.67))
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert content["accuracy"]["personal"]["last"] == {
+        "round": 2, "clients": 10, "mean": 0.75, "weighted_mean": 0.75, "std": 0.1, "median": 0.75,
+        "worst_decile": 0.65, "best_decile": 0.85, "loss": 1.0,
+    }  # fmt: skip
+    del content["accuracy"]
+    assert content == {
+        "complete": False, "method": "pfedcfr", "data": "digits", "partition": "label_lognormal",
+        "partition_hash": "abc", "model": "mlp", "clients": 10, "rounds": 2, "rounds_planned": 20, "seed": 5,
+            "precision": "ieee",
+        "seconds": 12.5, "reported_model": "personal", "reported_phase": "trained",
+        "accuracy_of": {"split": "test", "clients": "all", "phase": {"personal": "trained", "global": "received"}},
+        "traffic": {"up_bytes": 2, "down_bytes": 4}, "peak_rss_mb": 345.7,
+    }  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
+    broken = replace(stats(0.1), loss=math.nan)
+    history = [RoundMetrics(1, 1, {}, {TEST: broken}, Traffic(), Traffic(), {"total": 1.0})]
+    write_summary(tmp_path, Summary(META, history, True, 1.0, 1.0))
+    text = (tmp_path / "summary.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["accuracy"]["personal"]["last"]["loss"] is None
+
+
+def test_no_round_at_all_is_a_summary_too(tmp_path):
+    write_summary(tmp_path, Summary(META, [], False, 0.0, 1.0))
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert (content["rounds"], content["traffic"]) == (0, {"up_bytes": 0, "down_bytes": 0})
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fails):
+    path = tmp_path / "summary.json"
+    write_atomically(path, "old")
+
+    def fail(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, fails, fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new" * 1000)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path, monkeypatch):
+    path, seen = tmp_path / "summary.json", []
+    write_atomically(path, "old")
+    rename = os.replace
+
+    def look(source, target):
+        seen.append((path.read_text(), Path(source).read_text()))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", look)
+    write_atomically(path, "new")
+    assert seen == [("old", "new")]
+    assert path.read_text() == "new"
+
+
+def test_an_initial_round_is_no_round():
+    assert Summary(META, [line(0), line(1, 0.5), line(2, 0.6)], True, 3.0, 100.0).rounds == 2
+    assert Summary(META, [line(0)], False, 3.0, 100.0).rounds == 0

@@ -1,0 +1,417 @@
+import csv
+import json
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError
+from pflsim.records.accounting import Traffic
+from pflsim.records.diagnostics import read_diagnostics
+from pflsim.records.folder import create_run_folder, write_config
+from pflsim.records.history import from_line, read_history, round_metrics, to_line
+from pflsim.records.metrics import Model, Phase
+from pflsim.records.summary import RunMeta
+from pflsim.records.tracking.hyperparameters import hyperparameters
+from pflsim.records.tracking.tracker import Tracker
+from pflsim.types import Axis, EvalRow, Matrix, RoundRecord, Split, TrainReport
+
+META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
+
+
+EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+SPLITS: tuple[Split, ...] = ("val", "test")
+
+
+def record(number, evaluated=True, seconds=0.5, shuffle=None):
+    draw = random.Random(number)
+    cohort = tuple(sorted(draw.sample(range(6), 3)))
+    reports = [TrainReport(c, 10 + c, 5, {"ce": draw.random(), "prox": draw.random()}, 100 + c) for c in cohort]
+    rows = [
+        EvalRow(c, split, model, phase, draw.randint(0, 9), 9 + c, draw.random())
+        for c in range(6)
+        for split in SPLITS
+        for model, phase in EVALUATED
+    ]
+    if shuffle is not None:
+        shuffle.shuffle(reports)
+        shuffle.shuffle(rows)
+    down = {c: 200 + c for c in cohort}
+    times = {"downlink": 0.25, "train": seconds}
+    return RoundRecord(number, cohort, tuple(reports), down, tuple(rows) if evaluated else (), times)
+
+
+def track(folder, records, complete=True):
+    folder.mkdir()
+    tracker = Tracker(folder, META)
+    for entry in records:
+        tracker.round(entry)
+    return tracker.close(complete)
+
+
+def test_every_line_can_be_recomputed_from_per_client_csv(tmp_path):
+    records = [record(n, evaluated=n % 2 == 0) for n in range(1, 5)]
+    track(tmp_path / "run", records)
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    up_total = down_total = 0
+    for line, entry in zip(lines, records, strict=True):
+        mine = [row for row in table if int(row["round"]) == line["round"]]
+        per_client = {int(row["client"]): (int(row["up_bytes"]), int(row["down_bytes"])) for row in mine}
+        up, down = (sum(pair[side] for pair in per_client.values()) for side in (0, 1))
+        up_total, down_total = up_total + up, down_total + down
+        assert up == sum(report.up_bytes for report in entry.reports)
+        assert line["traffic"] == {
+            "up_bytes": up, "down_bytes": down, "up_bytes_total": up_total, "down_bytes_total": down_total,
+        }  # fmt: skip
+        assert set(line["accuracy"]) == ({"personal", "global"} if entry.evaluations else set())
+        for model, splits in line["accuracy"].items():
+            for split, phases in splits.items():
+                ((phase, stats),) = phases.items()
+                kept = [r for r in mine if (r["model"], r["split"], r["phase"]) == (model, split, phase)]
+                rates = np.array([int(r["correct"]) / int(r["total"]) for r in kept])
+                assert (stats["clients"], stats["mean"]) == (6, pytest.approx(rates.mean()))
+                assert stats["worst_decile"] == pytest.approx(rates.min())
+                loss = np.mean([float(r["loss"]) / int(r["total"]) for r in kept])
+                assert stats["loss"] == pytest.approx(loss)
+
+
+def test_a_round_in_figures(tmp_path):
+    track(tmp_path / "run", [record(1, evaluated=False)])
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    weights = np.array([report.num_examples for report in record(1).reports])
+    for name in ("ce", "prox"):
+        values = [report.losses[name] for report in record(1).reports]
+        assert line["losses"][name] == pytest.approx(np.average(values, weights=weights))
+    assert list(line["losses"]) == ["ce", "prox"]
+    assert (line["cohort"], line["accuracy"]) == (3, {})
+    assert line["seconds"] == {"downlink": 0.25, "train": 0.5, "total": 0.75}
+
+
+def test_an_unevaluated_client_with_traffic_has_one_line_with_empty_names(tmp_path):
+    track(tmp_path / "run", [record(1, evaluated=False)])
+    with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert ",".join(rows[0]) == "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
+    expected = [["1", str(c), "", "", "", "0", "0", "0.0", str(100 + c), str(200 + c), ""] for c in record(1).cohort]
+    assert rows[1:] == expected
+
+
+def test_all_but_the_seconds_is_the_same_in_any_order_and_at_any_speed(tmp_path):
+    track(tmp_path / "a", [record(n) for n in range(1, 4)])
+    track(tmp_path / "b", [record(n, seconds=9.0, shuffle=random.Random(n + 7)) for n in range(1, 4)])
+    texts = [(tmp_path / run / "per_client.csv").read_bytes() for run in "ab"]
+    assert texts[0] == texts[1]
+    lines = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in "ab"]
+    assert lines[0] != lines[1]
+    cut = [[text[: text.index(', "seconds"')] for text in run] for run in lines]
+    assert cut[0] == cut[1]
+
+
+def test_the_files_are_whole_after_every_round(tmp_path):
+    with Tracker(tmp_path, META) as tracker:
+        for number in (1, 2):
+            metrics = tracker.round(record(number))
+            assert read_history(tmp_path)[-1] == metrics
+            with (tmp_path / "per_client.csv").open(newline="") as file:
+                assert len(list(csv.DictReader(file))) == number * 24
+            assert json.loads((tmp_path / "summary.json").read_text())["complete"] is False
+    assert json.loads((tmp_path / "summary.json").read_text())["complete"] is True
+
+
+def test_an_interruption_leaves_an_incomplete_summary(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Tracker(tmp_path, META) as tracker:
+        tracker.round(record(1))
+        raise KeyboardInterrupt
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert (content["complete"], content["rounds"]) == (False, 1)
+    assert content["peak_rss_mb"] > 10
+    assert tracker.close(complete=True).complete is False
+
+
+def test_a_line_that_was_cut_off_is_not_read_and_numbers_come_back(tmp_path):
+    with Tracker(tmp_path, META) as tracker:
+        metrics = tracker.round(record(1))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "coh')
+    assert read_history(tmp_path) == [metrics]
+
+
+def test_nan_is_null_on_the_line_and_nan_again_when_read():
+    entry = record(1)
+    broken = TrainReport(entry.reports[0].client, 10, 1, {"ce": math.inf})
+    metrics = round_metrics(RoundRecord(1, (0,), (broken,), {}, (), {}), Traffic())
+    text = to_line(metrics)
+    assert json.loads(text)["losses"] == {"ce": None}
+    assert math.isnan(from_line(text).losses["ce"])
+
+
+def test_tensorboard_has_the_curves_and_none_per_client(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    summary = track(tmp_path / "run", [record(n, evaluated=n != 2) for n in (1, 2, 3)])
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    statistics = ("weighted_mean", "std", "median", "worst_decile", "best_decile")
+    scopes = [f"{model}/{split}/{phase}" for model, phase in EVALUATED for split in SPLITS]
+    expected = {f"{kind}/{scope}" for kind in ("accuracy", "evaluation_loss") for scope in scopes}
+    expected |= {f"accuracy_statistics/{scope}/{name}" for scope in scopes for name in statistics}
+    expected |= {"accuracy/best_by_validation/mean", "accuracy/best_by_validation/worst_decile"}
+    expected |= {"loss/ce", "loss/prox", "traffic/up_bytes_total", "traffic/down_bytes_total", "memory/held_mb"}
+    expected |= {"seconds/downlink", "seconds/train", "seconds/total"}
+    assert set(events.Tags()["scalars"]) == expected
+    curve = events.Scalars("accuracy/personal/test/trained")
+    assert [event.step for event in curve] == [1, 3]
+    last = summary.figures("personal")["last"]
+    assert last is not None
+    assert curve[-1].value == pytest.approx(last.stats.mean)
+    assert events.Scalars("traffic/up_bytes_total")[-1].value == summary.traffic.up_bytes
+
+
+def test_a_round_out_of_order_or_a_second_tracker_is_refused(tmp_path):
+    with Tracker(tmp_path, META) as tracker:
+        tracker.round(record(2))
+        with pytest.raises(ValueError, match="round 2 comes after round 2"):
+            tracker.round(record(2))
+        with pytest.raises(FileExistsError):
+            Tracker(tmp_path, META)
+
+
+def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path):
+    now = datetime(2025, 3, 4, 5, 6, 7)
+    made = [create_run_folder("pfedcfr", "my data/x", 3, root=tmp_path / "runs", now=now) for _ in range(3)]
+    name = "20250304-050607-pfedcfr-my_data_x-s3"
+    assert [folder.name for folder in made] == [name, f"{name}-2", f"{name}-3"]
+
+
+def test_simultaneous_runs_get_folders_of_their_own(tmp_path):
+    now = datetime(2025, 3, 4, 5, 6, 7)
+    with ThreadPoolExecutor(16) as pool:
+        jobs = [pool.submit(create_run_folder, "m", "d", 0, None, tmp_path, now) for _ in range(40)]
+    assert len({job.result() for job in jobs}) == 40
+
+
+def test_of_runs_that_find_one_run_dir_empty_at_the_same_time_one_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
+    assert create_run_folder("m", "d", 0, run_dir=tmp_path) == tmp_path
+    with pytest.raises(SettingsError, match="is not empty"):
+        create_run_folder("m", "d", 0, run_dir=tmp_path)
+
+
+def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "old.txt").write_text("precious")
+    with pytest.raises(SettingsError, match="is not empty"):
+        create_run_folder("m", "d", 0, run_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["old.txt"]
+
+
+def test_a_file_in_the_way_is_a_settings_error_that_names_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="file"):
+        create_run_folder("m", "d", 0, run_dir=tmp_path / "file")
+    with pytest.raises(SettingsError, match="file"):
+        create_run_folder("m", "d", 0, root=tmp_path / "file")
+
+
+def test_config_yaml_is_the_whole_settings(tmp_path):
+    settings = asdict(Settings(method={"_target_": "x.Y", "sigma": 1e6, "mu": 1e-5}, lr=1e-3))
+    folder = create_run_folder("m", "d", 0, run_dir=tmp_path / "new" / "run")
+    write_config(folder, settings)
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == settings
+
+
+def events_of(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0}).Reload()
+
+
+def test_histograms_of_the_clients_rates(tmp_path):
+    """In bins of equal width, whatever the rates; the same counts as by numpy."""
+    entry = record(1)
+    track(tmp_path / "run", [entry])
+    events = events_of(tmp_path / "run")
+    tag = "clients/personal/test/trained"
+    assert set(events.Tags()["histograms"]) == {f"clients/{m}/{s}/{p}" for m, p in EVALUATED for s in SPLITS}
+    (found,) = events.Histograms(tag)
+    rates = [r.correct / r.total for r in entry.evaluations if (r.model, r.split) == ("personal", "test")]
+    assert found.histogram_value.num == 6
+    assert found.histogram_value.sum == pytest.approx(sum(rates))
+    value, (expected, edges) = found.histogram_value, np.histogram(rates, np.linspace(0, 1, 31))
+    counted = {round(limit, 9): count for limit, count in zip(value.bucket_limit, value.bucket, strict=True) if count}
+    assert counted == {round(e, 9): n for e, n in zip(edges[1:].tolist(), expected.tolist(), strict=True) if n}
+
+
+def test_curves_of_clients_where_they_are_asked_for(tmp_path):
+    entry = replace(record(1), drift={2: 0.5, 4: 1.5})
+    with Tracker(tmp_path, META, per_client=True) as tracker:
+        tracker.round(entry)
+    scalars = events_of(tmp_path).Tags()["scalars"]
+    assert {tag for tag in scalars if tag.startswith("client/") and "drift" in tag} == {
+        "client/2/drift", "client/4/drift",
+    }  # fmt: skip
+    (own,) = [r for r in entry.evaluations if (r.client, r.model, r.split) == (3, "personal", "test")]
+    (point,) = events_of(tmp_path).Scalars("client/3/personal/test/trained")
+    assert point.value == pytest.approx(own.correct / own.total)
+
+
+def test_drift_and_memory_on_gpus(tmp_path):
+    entry = record(1)
+    reports = [replace(report, gpu_bytes=1_000_000 * report.client) for report in entry.reports]
+    with Tracker(tmp_path, META) as tracker:
+        metrics = tracker.round(replace(entry, reports=tuple(reports), drift={1: 1.0, 2: 2.0}))
+    assert metrics.drift == {"mean": 1.5, "max": 2.0}
+    assert read_history(tmp_path) == [metrics]
+    events = events_of(tmp_path)
+    assert (events.Scalars("drift/mean")[0].value, events.Scalars("drift/max")[0].value) == (1.5, 2.0)
+    assert events.Scalars("memory/gpu_peak_mb")[0].value == max(r.client for r in entry.reports)
+
+
+def test_hyper_parameters_lie_in_the_same_event_file(tmp_path):
+    known = hyperparameters(
+        {"lr": 0.1, "method.hidden": [1, 2], "seed": 3, "eval.every": 2, "lr_decay": None}, {"method": "fedavg"}
+    )
+    assert known == {"method": "fedavg", "lr": 0.1, "method.hidden": "[1,2]", "seed": 3}
+    with Tracker(tmp_path, META, hyperparameters=known) as tracker:
+        tracker.round(record(1))
+    assert len([*tmp_path.glob("*tfevents*")]) == 1
+    events = events_of(tmp_path)
+    assert set(events.PluginTagToContent("hparams")) == {
+        "_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info",
+    }  # fmt: skip
+    assert "final/accuracy" not in events.Tags()["scalars"]
+
+
+def test_hyper_parameters_with_their_default_are_left_out_and_booleans_are_words() -> None:
+    names = {"method": "fedprox", "model": "mlp", "placement": "default"}
+    fedprox = "lightning_modules.methods.fedprox.FedProx"
+    values = {
+        "batch_size": 20,
+        "momentum": 0.5,
+        "lr": 0.1,
+        "seed": 0,
+        "model._target_": "lightning_modules.nets.mlp.Mlp",
+    }
+    values |= {"model.hidden": [100], "method.client._target_": fedprox, "partition.balanced": True, "clients": 10}
+    assert hyperparameters(values, names) == {
+        "method": "fedprox", "model": "mlp", "momentum": 0.5, "lr": 0.1, "seed": 0, "partition.balanced": "true",
+    }  # fmt: skip
+    assert hyperparameters({**values, "model.hidden": [50]}, names)["model.hidden"] == "[50]"
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_best_round_by_validation_is_a_curve(tmp_path: Path, validated: bool) -> None:
+    """Its last point is what summary.json has."""
+    entries = [record(n, evaluated=n != 3) for n in range(1, 8)]
+    if not validated:
+        entries = [replace(e, evaluations=tuple(r for r in e.evaluations if r.split == "test")) for e in entries]
+    best = track(tmp_path / "run", entries).figures("personal")["best_val"]
+    events = events_of(tmp_path / "run")
+    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("accuracy/best_by_validation")}
+    if best is None:
+        assert not validated and not tags
+        return
+    for name in ("mean", "worst_decile"):
+        curve = events.Scalars(f"accuracy/best_by_validation/{name}")
+        assert [point.step for point in curve] == [1, 2, 4, 5, 6, 7]
+        assert curve[-1].value == pytest.approx(getattr(best.stats, name))
+
+
+def test_accuracy_comes_first_in_tensorboard(tmp_path: Path) -> None:
+    track(tmp_path / "run", [record(1)])
+    assert min(events_of(tmp_path / "run").Tags()["scalars"]).startswith("accuracy/best_by_validation/")
+
+
+class Kept:
+    """A logger that keeps what it gets, and fails in a call of our choice."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails, self.calls = fails, list[Any]()
+
+    def _called(self, name: str, *arguments: Any) -> None:
+        self.calls.append((name, *arguments))
+        if name == self.fails:
+            raise OSError("no network\nand more")
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        self._called("hyperparameters", params)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self._called("scalars", metrics, step)
+
+    def finalize(self, status: str) -> None:
+        self._called("close", status)
+
+
+def test_loggers_get_what_tensorboard_gets(tmp_path: Path) -> None:
+    kept = Kept()
+    with Tracker(
+        tmp_path, META, hyperparameters={"lr": 0.1}, per_client=True, loggers={"mine": lambda: kept}
+    ) as tracker:
+        tracker.round(replace(record(1), drift={2: 0.5}))
+    (first, (_, values, step), last) = kept.calls
+    assert (first, last) == (("hyperparameters", {"lr": 0.1}), ("close", "success"))
+    events = events_of(tmp_path)
+    assert step == 1 and values.keys() == set(events.Tags()["scalars"])
+    assert all(events.Scalars(tag)[0].value == pytest.approx(value) for tag, value in values.items())
+
+
+def test_a_resumed_run_logs_its_earlier_rounds_again(tmp_path: Path) -> None:
+    first, second = Kept(), Kept()
+    with Tracker(tmp_path, META, loggers={"mine": lambda: first}) as tracker:
+        for number in (1, 2, 3):
+            tracker.round(record(number))
+    with Tracker(tmp_path, META, resume_after=2, loggers={"mine": lambda: second}) as tracker:
+        tracker.round(record(3))
+    scalars = [[(s, v) for name, v, s in kept.calls[1:-1] if name == "scalars"] for kept in (first, second)]
+    own = [[(s, {k: x for k, x in v.items() if not k.startswith("memory")}) for s, v in each] for each in scalars]
+    assert own[0] == own[1] and [s for s, _ in own[1]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("fails", ["make", "hyperparameters", "scalars", "close"])
+def test_a_logger_that_fails_is_left_out_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    bad, good = Kept(fails), Kept()
+
+    def make() -> Kept:
+        return bad if fails != "make" else [][0]
+
+    with Tracker(tmp_path, META, loggers={"bad": make, "good": lambda: good}) as tracker:
+        for number in (1, 2):
+            tracker.round(record(number))
+    (warning,) = caplog.messages
+    assert "bad" in warning and "\n" not in warning and "more" not in warning
+    assert [name for name, *_ in good.calls] == ["hyperparameters", "scalars", "scalars", "close"]
+    assert [name for name, *_ in bad.calls].count(fails) == (fails != "make")
+
+
+def test_the_best_and_worst_clients_are_those_that_were_evaluated_last(tmp_path):
+    with Tracker(tmp_path, META) as tracker:
+        tracker.round(record(1))
+        tracker.round(record(2, evaluated=False))
+        rows = record(1).evaluations
+        assert tracker.rates == {
+            r.client: r.correct / r.total for r in rows if (r.model, r.split) == ("personal", "test")
+        }
+
+
+def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path):
+    matrices = [Matrix("psi", "Weights", Axis("group"), Axis("layer"), np.eye(3, dtype=np.float32) * n) for n in (1, 2)]
+    with Tracker(tmp_path, META) as tracker:
+        for number, matrix in enumerate(matrices, start=1):
+            tracker.round(replace(record(number), diagnostics=(matrix,)))
+    found = read_diagnostics(tmp_path)
+    assert found is not None
+    assert found.round == 2
+    np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)
+    assert [image.step for image in events_of(tmp_path).Images("diagnostics/psi")][-1] == 2
