@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.commands.runner import new_runner
+from pflsim.commands.sweep import new_runner
 from pflsim.config.compose import composed, composing, parse, plain
 from pflsim.config.help import groups_in
 from pflsim.config.urls import is_url

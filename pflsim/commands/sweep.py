@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from pflsim.commands.runner import LIGHT, new_runner
 from pflsim.config.checks import check, check_sweep
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 
-IMPORTS = (LIGHT, "ray_actors.run", "torch.utils.tensorboard")
-"""What all runs of a sweep import."""
+LIGHT = "lightning_modules.light"
+"""Module that imports Lightning without packages that no run needs."""
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
@@ -116,15 +117,14 @@ def _run_in_processes(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
     try:
-        for one in in_processes([partial(run_alone, run) for run in runs], parallel, IMPORTS):
+        for one in in_processes([partial(run_alone, run) for run in runs], parallel):
             if one.result is not None:
                 done.append(one.result)
                 print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
             else:
                 failed.append(names[one.number])
                 hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
-                killed = [f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"] * (one.status < 0)
-                print("\n".join([names[one.number], *killed, *hints]), file=sys.stderr)
+                print("\n".join([names[one.number], *hints]), file=sys.stderr)
             print(one.errors, end="", file=sys.stderr, flush=True)
     except Stopped:
         _print_missing(len(runs) - len(done) - len(failed))
@@ -135,3 +135,25 @@ def run_alone(settings: Settings) -> Path:
     """Run settings in a process that does nothing else, and return the run folder."""
     with new_runner(settings, own_process=True) as runner:
         return runner.run(settings)
+
+
+def new_runner(first: Settings, own_process: bool) -> Any:
+    """Return a `ray_actors.run.Runner`.
+
+    Args:
+        first: the settings of its first run.
+        own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
+    """
+    if own_process and first.progress in ("auto", "live") and sys.stdout.isatty():
+        print("loading PyTorch", end="\r", flush=True)
+    early = None
+    if first.executor == "ray" and not first.ray_address and not first.placement.gpus:  # GPUs are looked for by torch
+        early = importlib.import_module("ray_actors.cluster.early").start_early(first)
+    try:
+        if own_process:
+            importlib.import_module(LIGHT)
+        return importlib.import_module("ray_actors.run").Runner(early)
+    except BaseException:
+        if early is not None:
+            early.close()
+        raise

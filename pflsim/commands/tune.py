@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
-from pflsim.commands.sweep import IMPORTS, parallel_runs, run_alone
+from pflsim.commands.sweep import parallel_runs, run_alone
 from pflsim.commands.tune_methods import Method, methods_of, settings_text
 from pflsim.config.checks import check
 from pflsim.config.compose import composing, config_folders, quoted
@@ -186,12 +186,11 @@ def side_by_side(runs: Iterable[Settings], parallel: int) -> Iterator[tuple[int,
             if crashed:
                 return
 
-    for one in in_processes(functions(), parallel, IMPORTS):
+    for one in in_processes(functions(), parallel):
         if one.result is not None:
             yield one.number, one.result
         else:
-            why = one.errors.strip() or f"killed by signal {-one.status}; sweep.parallel=1 needs less memory"
-            crashed.append(f"{folders[one.number]}: {why}")
+            crashed.append(f"{folders[one.number]}: {one.errors.strip()}")
     if crashed:
         raise RunError("\n".join([*crashed, "the same command continues the study"]))
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from pflsim.engine.interrupts import SIGNALS, Stopped
 from pflsim.terminal.exit_status import exit_status
@@ -24,144 +22,103 @@ from pflsim.terminal.exit_status import exit_status
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that has ended.
+    """A function that has ended.
 
     Args:
-        number: of its function, from 0.
-        status: its exit status; −n if signal n killed it.
-        result: what the function returned; None if it failed.
+        number: of the function, from 0.
+        result: what it returned; None if it failed.
         output, errors: what it printed.
     """
 
     number: int
-    status: int
     result: Any
     output: str
     errors: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    number: int
-    process: ForkServerProcess
-    result: Connection
-    files: tuple[Path, Path]
+def in_processes(functions: Iterable[Callable[[], Any]], parallel: int) -> Iterator[Ended]:
+    """Call functions in other processes and yield them in the order of their ends.
 
-    def ended(self) -> Ended:
-        """Return what the process left, after its end."""
-        self.process.join()
-        result = None
-        with self.result, suppress(EOFError):
-            result = self.result.recv()
-        output, errors = (file.read_text() if file.exists() else "" for file in self.files)
-        return Ended(self.number, self.process.exitcode or 0, result, output, errors)
-
-
-def in_processes(functions: Iterable[Callable[[], Any]], parallel: int, imports: Sequence[str] = ()) -> Iterator[Ended]:
-    """Call each function in a process of its own and yield the processes in the order of their ends.
-
-    The processes are forked from a server process, because a process cannot be forked after torch's autograd has run in
-    it. A signal is passed on to the running processes, and no other process is started. If this process is killed, they
-    get SIGTERM.
+    Each process has a pool of its own, because the death of a process ends all others of its pool. A signal is passed
+    on to all processes, and no other function is started. If this process is killed, they get SIGTERM.
 
     Args:
         functions: can be pickled, as can what they return; errors are printed as `exit_status` does. The next one is
-            taken when a process may start.
-        parallel: the maximum number of processes at the same time.
-        imports: modules that the server imports once for all processes.
+            taken when a process is free.
+        parallel: the maximum number of processes.
 
     Raises:
-        Stopped: after the end of all processes, if there was a signal.
+        Stopped: after the end of all functions, if there was a signal.
     """
-    running: dict[int, _Running] = {}
-    received: list[int] = []
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
+    received, idle = list[int](), list[ProcessPoolExecutor]()
+    running: dict[Future[tuple[Any, str, str]], tuple[int, ProcessPoolExecutor]] = {}
 
     def forward(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        for one in running.values():
-            os.kill(cast(int, one.process.pid), signum)
+        for process in multiprocessing.active_children():
+            if process not in others and process.pid:
+                os.kill(process.pid, signum)
 
     before = {signum: signal.getsignal(signum) for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN}
     for signum in before:
-        signal.signal(signum, signal.SIG_IGN)  # the server outlives a closed terminal
-    multiprocessing.set_forkserver_preload([*imports])
-    with _same_import_path():
-        forkserver.ensure_running()
-    for signum in before:
         signal.signal(signum, forward)
-    folder = tempfile.TemporaryDirectory()
     try:
         waiting = enumerate(functions)
         while True:
             while len(running) < parallel and not received and (one := next(waiting, None)):
-                signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # a signal must find the new process in `running`
-                started = None if received else _start(*one, Path(folder.name), [*before])
-                if started:
-                    running[started.process.sentinel] = started
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                pool = idle.pop() if idle else ProcessPoolExecutor(1, context, _begin, ([*before],))
+                signal.pthread_sigmask(signal.SIG_BLOCK, before)  # a new process inherits this until `_begin`
+                running[pool.submit(_call, one[1])] = one[0], pool
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
             if not running:
                 break
-            for sentinel in wait(list(running)):
-                yield running.pop(sentinel).ended()  # type: ignore[call-overload]
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                number, pool = running.pop(future)
+                try:
+                    ended = Ended(number, *future.result())
+                    idle.append(pool)
+                except BrokenProcessPool:
+                    ended = Ended(number, None, "", "its process was killed; sweep.parallel=1 needs less memory\n")
+                yield ended
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        for one in running.values():
-            one.process.kill()
-        folder.cleanup()
+        for process in multiprocessing.active_children() if running else ():
+            if process not in others:
+                process.kill()
+        for pool in [*idle, *(pool for _, pool in running.values())]:
+            pool.shutdown()
     if received:
         raise Stopped(received[0])
 
 
-@contextmanager
-def _same_import_path() -> Iterator[None]:
-    """Make new Python processes import from this one's `sys.path`; of a fork server, Python 3.11 passes it on later."""
-    before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    os.environ["PYTHONSAFEPATH"] = "1"  # not from the working directory
-    try:
-        yield
-    finally:
-        _restore_environment(before)
-
-
-def _restore_environment(before: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(before)
-
-
-def _start(number: int, function: Callable[[], Any], folder: Path, signals: Sequence[int]) -> _Running:
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    files = folder / f"{number}.out", folder / f"{number}.err"
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_work, args=(function, sender, files, signals, dict(os.environ))
-    )
-    process.start()
-    sender.close()
-    return _Running(number, process, receiver, files)
-
-
-def _work(
-    function: Callable[[], Any],
-    sender: Connection,
-    files: tuple[Path, Path],
-    signals: Sequence[int],
-    environment: Mapping[str, str],
-) -> None:
-    """Call the function in the new process, with its output in files."""
-    _restore_environment(environment)
+def _begin(signals: Sequence[int]) -> None:
+    """Prepare a new process; a signal ends it, except during a run, which installs its own handlers."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the parent only
     for signum in signals:
-        signal.signal(signum, signal.default_int_handler)
+        signal.signal(signum, lambda received, frame: os._exit(128 + received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout, sys.stderr = streams = [file.open("w") for file in files]
-    for number, stream in enumerate(streams, start=1):
-        os.dup2(stream.fileno(), number)
-    sys.exit(exit_status(lambda: sender.send(function())))
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+    _parent().join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _parent() -> Any:
+    return multiprocessing.parent_process()
+
+
+def _call(function: Callable[[], Any]) -> tuple[Any, str, str]:
+    """Call the function; returns its result, or None if it failed, and what it printed."""
+    found, output, errors = list[Any](), io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            exit_status(lambda: found.append(function()))
+        except Exception:
+            traceback.print_exc()
+    if not _parent().is_alive():
+        os._exit(1)
+    return found[0] if found else None, output.getvalue(), errors.getvalue()
