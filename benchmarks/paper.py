@@ -30,11 +30,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pflsim.analysis.compare.comparison import Spread
-from pflsim.analysis.compare.formats import Format, as_csv, drawn, format_of
-from pflsim.analysis.compare.tables import CHOSEN, NONE, Table, numbers, span
-from pflsim.analysis.results import Run, find_runs, read_run
-from pflsim.analysis.results.run import run_settings, settings_by_key
+from pflsim.analysis.comparison import Spread
+from pflsim.analysis.formats import Format, as_csv, drawn, format_of
+from pflsim.analysis.runs import Run, find_runs, read_run, run_settings, settings_by_key
+from pflsim.analysis.tables import CHOSEN, NONE, Table, numbers, span
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.installation import program

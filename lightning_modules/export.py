@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.analysis.results import read_run
+from pflsim.analysis.runs import read_run
 from pflsim.config.component_names import component_name
 from pflsim.config.components import bind_method
 from pflsim.config.installation import program

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from torch import nn
 
-    from pflsim.analysis.compare.formats import Comparisons
-    from pflsim.analysis.results.run import Run, Runs
+    from pflsim.analysis.formats import Comparisons
+    from pflsim.analysis.runs import Run, Runs
 
 __all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
 
@@ -47,7 +47,7 @@ def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()
         SettingsError: a setting is wrong; nothing was started.
         RunError: the run ended early. Its folder has what is needed to resume it.
     """
-    from pflsim.analysis.results.run import read_run
+    from pflsim.analysis.runs import read_run
 
     (folder,) = _run(overrides, config_dirs, settings, multirun=False)
     return read_run(folder)
@@ -103,7 +103,7 @@ def resume(run: Run | str | Path, *, overrides: Sequence[str] = (), **settings: 
         SettingsError: the run cannot be resumed with these settings; nothing was changed.
         RunError: the run ended early.
     """
-    from pflsim.analysis.results.run import Run, read_run
+    from pflsim.analysis.runs import Run, read_run
     from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.resume import resume_run
@@ -126,7 +126,7 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
     Raises:
         SettingsError: a name matches no run, or a folder cannot be read.
     """
-    from pflsim.analysis.results.run import Runs, find_runs, read_run
+    from pflsim.analysis.runs import Runs, find_runs, read_run
 
     names = [str(runs)] if isinstance(runs, str | Path) else list(map(str, runs))
     return Runs(map(read_run, find_runs(names)))
@@ -153,7 +153,7 @@ def load_model(
     Raises:
         SettingsError: there is no such model, or it cannot be read.
     """
-    from pflsim.analysis.results.run import Run
+    from pflsim.analysis.runs import Run
 
     importlib.import_module("lightning_modules.light")
     export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
@@ -182,8 +182,8 @@ def compare(
     Raises:
         SettingsError: there is no such reference, or two runs with the same settings have different results.
     """
-    from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.formats import Comparisons
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.formats import Comparisons
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
     return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))
@@ -199,8 +199,8 @@ def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None
     Raises:
         SettingsError: the file cannot be written.
     """
-    from pflsim.analysis.report.command import write_report
-    from pflsim.analysis.results.run import Run
+    from pflsim.analysis.report.write import write_report
+    from pflsim.analysis.runs import Run
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
     folders = [run.folder for run in ([runs] if isinstance(runs, Run) else runs)]

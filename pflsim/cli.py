@@ -28,8 +28,8 @@ INTO = "into="
 PARTITION = "partition"
 """Command that partitions the data without a run."""
 ANALYSIS = {
-    "compare": "pflsim.analysis.compare.command",
-    "report": "pflsim.analysis.report.command",
+    "compare": "pflsim.analysis.compare",
+    "report": "pflsim.analysis.report.write",
     "export": "lightning_modules.export",
     "check-method": "lightning_modules.contract.command",
     "submit": "ray_actors.submit",
@@ -169,7 +169,7 @@ def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
     except RunError as error:
         failure = error
     if len(done) > 1:
-        importlib.import_module("pflsim.analysis.compare.command").print_comparisons(done)
+        importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
     if failure:
         raise failure
     return 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pflsim.analysis.results import Run, read_run
+from pflsim.analysis.runs import Run, read_run
 from pflsim.config.settings import Settings
 from pflsim.records.folder import write_config
 from pflsim.records.metrics import Model, Phase

@@ -21,7 +21,7 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.analysis.results.run import Run
+from pflsim.analysis.runs import Run
 from pflsim.config.compose import CONFIGS
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation

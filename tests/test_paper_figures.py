@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper import read_published, settings_of_rows
-from pflsim.analysis.results.run import settings_by_key
+from pflsim.analysis.runs import settings_by_key
 from pflsim.config.checks import check
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 

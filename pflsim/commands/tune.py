@@ -138,10 +138,10 @@ def _run(study: Study) -> None:
 
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
-    from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.formats import drawn, render
-    from pflsim.analysis.compare.tables import Table
-    from pflsim.analysis.results import read_run
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.formats import drawn, render
+    from pflsim.analysis.runs import read_run
+    from pflsim.analysis.tables import Table
 
     rows, failures = list[tuple[str, ...]](), list[str]()
     for method in study.methods:

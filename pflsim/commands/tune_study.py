@@ -14,8 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from pflsim.analysis.results import read_run
-from pflsim.analysis.results.run import read_mapping
+from pflsim.analysis.runs import read_mapping, read_run
 from pflsim.commands.tune_methods import Method, distribution, is_discrete, settings_text
 from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.paper import main, paper_table, read_published, render_paper
-from pflsim.analysis.results import Run, read_run
+from pflsim.analysis.runs import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
 from pflsim.errors import SettingsError

@@ -12,7 +12,7 @@ from support import check_loaded, examples_of
 
 import pflsim
 from lightning_modules.export import main
-from pflsim.analysis.results.run import Run
+from pflsim.analysis.runs import Run
 from pflsim.errors import SettingsError
 from pflsim.records.metrics import Scope
 

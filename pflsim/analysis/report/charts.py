@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pflsim.analysis.compare.comparison import Comparison
-from pflsim.analysis.compare.curves import AGAINST, accuracy, curves_of
-from pflsim.analysis.results import Group, Run
+from pflsim.analysis.comparison import Comparison
+from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_curves
+from pflsim.analysis.groups import Group
+from pflsim.analysis.report.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
+from pflsim.analysis.runs import Run
 from pflsim.data.picture import partition_figure
-from pflsim.figures.curves import Curve, draw_curves
-from pflsim.figures.heatmaps import by_kind, draw_heatmaps
-from pflsim.figures.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
 from pflsim.records.diagnostics import read_diagnostics
+from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import plural

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from pflsim.analysis.compare.comparison import Spread
-from pflsim.analysis.results import Group, Run
-from pflsim.analysis.results.run import read_mapping, run_settings
+from pflsim.analysis.comparison import Spread
+from pflsim.analysis.groups import Group
+from pflsim.analysis.runs import Run, read_mapping, run_settings
 from pflsim.config.components import COMPONENTS
 from pflsim.config.installation import started_as
 from pflsim.config.names import written

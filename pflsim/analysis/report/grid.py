@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pflsim.analysis.compare.comparison import Row, row
-from pflsim.analysis.results import Group
+from pflsim.analysis.comparison import Row, row
+from pflsim.analysis.groups import Group
 from pflsim.config.names import written
 from pflsim.records.summary import Choice
 

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pflsim.analysis.compare.comparison import STATS, TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
-from pflsim.analysis.compare.curves import BAND
-from pflsim.analysis.compare.tables import title
+from pflsim.analysis.comparison import STATS, TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
+from pflsim.analysis.curves import BAND
+from pflsim.analysis.groups import Group, check_evaluation
 from pflsim.analysis.report import charts, facts
 from pflsim.analysis.report.grid import Grid, grid_of
-from pflsim.analysis.results import Group, read_run
-from pflsim.analysis.results.groups import check_evaluation
-from pflsim.analysis.results.run import incomplete
+from pflsim.analysis.report.svg import PALETTE
+from pflsim.analysis.runs import incomplete, read_run
+from pflsim.analysis.tables import title
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
-from pflsim.figures.svg import PALETTE
 from pflsim.records.metrics import Model
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural

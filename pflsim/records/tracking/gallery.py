@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pflsim.figures.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.diagnostics import Diagnostics
+from pflsim.records.heatmaps import by_kind, draw_heatmaps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

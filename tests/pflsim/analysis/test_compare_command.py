@@ -13,7 +13,7 @@ import pytest
 import yaml
 from made_runs import make_run
 
-from pflsim.analysis.compare.command import main
+from pflsim.analysis.compare import main
 
 Said = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).resolve().parents[3]
@@ -148,7 +148,7 @@ def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
 
 def test_help_is_fast_and_a_closed_pipe_is_no_error(folder: Path) -> None:
     code = (
-        "import sys; from pflsim.analysis.compare.command import main\n"
+        "import sys; from pflsim.analysis.compare import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "sys.exit(str([m for m in ('torch', 'numpy', 'scipy', 'matplotlib', 'pandas') if m in sys.modules]))"
     )

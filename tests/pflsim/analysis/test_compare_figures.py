@@ -10,10 +10,11 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
-from pflsim.analysis.compare.comparison import Comparison, Spread, compare
-from pflsim.analysis.compare.curves import accuracy, curve
-from pflsim.analysis.compare.paired import holm, interval, wilcoxon
-from pflsim.analysis.results import group_runs, read_run
+from pflsim.analysis.comparison import Comparison, Spread, compare
+from pflsim.analysis.curves import accuracy, curve
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.paired import holm, interval, wilcoxon
+from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
 
 CLIENTS, ROUNDS, SEEDS = 12, 4, (0, 1, 2)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from made_runs import made
 
-from pflsim.analysis.compare.comparison import Comparison, compare
-from pflsim.analysis.compare.formats import Format, drawn, format_of, render
-from pflsim.analysis.compare.tables import Table, numbers
-from pflsim.analysis.results import Run, group_runs
+from pflsim.analysis.comparison import Comparison, compare
+from pflsim.analysis.formats import Format, drawn, format_of, render
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.runs import Run
+from pflsim.analysis.tables import Table, numbers
 from pflsim.errors import SettingsError
 from pflsim.records.summary import Choice
 

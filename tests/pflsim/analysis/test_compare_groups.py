@@ -9,8 +9,8 @@ import pytest
 import yaml
 from made_runs import made
 
-from pflsim.analysis.results import Run, check_comparable, group_runs, read_run
-from pflsim.analysis.results.run import incomplete
+from pflsim.analysis.groups import check_comparable, group_runs
+from pflsim.analysis.runs import Run, incomplete, read_run
 from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
 

@@ -12,7 +12,7 @@ import pytest
 from made_runs import make_run
 
 from pflsim import cli
-from pflsim.analysis.compare.command import print_comparisons
+from pflsim.analysis.compare import print_comparisons
 from pflsim.commands import sweep as sweeps
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.report.command import main
+from pflsim.analysis.report.write import main
 from pflsim.records.diagnostics import Diagnostics, write_diagnostics
 from pflsim.types import Axis, Matrix
 

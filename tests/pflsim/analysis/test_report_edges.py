@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.compare.comparison import row
-from pflsim.analysis.report.command import main
-from pflsim.analysis.results import group_runs, read_run
-from pflsim.analysis.results.run import incomplete
+from pflsim.analysis.comparison import row
+from pflsim.analysis.groups import group_runs
+from pflsim.analysis.report.write import main
+from pflsim.analysis.runs import incomplete, read_run
 
 
 def page(*arguments: object) -> str:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from made_runs import made
 
-from pflsim.analysis.compare.comparison import compare
-from pflsim.analysis.compare.tables import numbers
+from pflsim.analysis.comparison import compare
+from pflsim.analysis.groups import Group, group_runs
 from pflsim.analysis.report.page import sentences
-from pflsim.analysis.results import Group, group_runs
+from pflsim.analysis.tables import numbers
 from pflsim.config.names import listed
 from pflsim.terminal.formats import byte_unit, plural
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.figures.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.diagnostics import FILE, Diagnostics, read_diagnostics, write_diagnostics
+from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.tracking.gallery import SHARE, Gallery
 from pflsim.types import Axis, Matrix
 

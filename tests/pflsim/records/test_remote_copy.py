@@ -15,7 +15,7 @@ from fake_filesystems import Ask, Asked, contents, local_contents, nothing, regi
 from fsspec.registry import known_implementations
 from run_files import write_checkpoint
 
-from pflsim.analysis.results import find_runs
+from pflsim.analysis.runs import find_runs
 from pflsim.config.urls import has_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint.meta import read_checkpoint

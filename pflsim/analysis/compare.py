@@ -60,10 +60,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.curves import SUFFIXES, draw
-    from pflsim.analysis.compare.formats import format_of, render
-    from pflsim.analysis.results import find_runs, read_run
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.curves import SUFFIXES, draw
+    from pflsim.analysis.formats import format_of, render
+    from pflsim.analysis.runs import find_runs, read_run
 
     kind = options.format or format_of(options.out)
     if options.curves and options.curves.suffix not in SUFFIXES:
@@ -88,9 +88,9 @@ def print_comparisons(folders: Sequence[Path]) -> None:
 
     An error is printed in one line and not raised, because the runs themselves succeeded.
     """
-    from pflsim.analysis.compare.comparison import compare_sets
-    from pflsim.analysis.compare.formats import render
-    from pflsim.analysis.results import read_run
+    from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.formats import render
+    from pflsim.analysis.runs import read_run
     from pflsim.records.folder import is_complete
 
     complete = [folder for folder in folders if is_complete(folder)]

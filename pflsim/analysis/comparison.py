@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.compare.paired import Difference, differences, find_reference
-from pflsim.analysis.results import Group, Run, check_comparable, group_runs
-from pflsim.analysis.results.groups import check_evaluation
+from pflsim.analysis.groups import Group, check_comparable, check_evaluation, group_runs
+from pflsim.analysis.paired import Difference, differences, find_reference
+from pflsim.analysis.runs import Run
 from pflsim.errors import SettingsError
 from pflsim.records.accounting import Traffic
 from pflsim.records.history import RoundMetrics

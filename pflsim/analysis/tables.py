@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.compare.comparison import Comparison, Row, Spread
-from pflsim.analysis.compare.paired import Difference
-from pflsim.analysis.results.run import incomplete, run_settings
+from pflsim.analysis.comparison import Comparison, Row, Spread
+from pflsim.analysis.paired import Difference
+from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import NONE, byte_unit, plural

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.analysis.results import find_runs
+from pflsim.analysis.runs import find_runs
 from pflsim.config.installation import program
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically

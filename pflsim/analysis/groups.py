@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflsim.analysis.results.run import Run, distinguishes, run_settings
+from pflsim.analysis.runs import Run, distinguishes, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
 

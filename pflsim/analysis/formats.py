@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import tabulate as tabulate_module
 from tabulate import LATEX_ESCAPE_RULES, tabulate
 
-from pflsim.analysis.compare.comparison import Comparison
-from pflsim.analysis.compare.tables import MODEL, Table, records, tables
+from pflsim.analysis.comparison import Comparison
+from pflsim.analysis.tables import MODEL, Table, records, tables
 from pflsim.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.collections import PolyCollection
 
-from pflsim.figures.curves import Curve, draw_curves
+from pflsim.analysis.curves import Curve, draw_curves
 
 
 def test_curves_and_bands(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pflsim.analysis.results import ClientCounts, Group, Run
+from pflsim.analysis.groups import Group
+from pflsim.analysis.runs import ClientCounts, Run
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.records.summary import Choice

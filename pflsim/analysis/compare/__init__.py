@@ -1,1 +1,0 @@
-"""Compares runs: `pflsim compare RUNS…`."""
