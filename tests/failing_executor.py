@@ -14,8 +14,7 @@ from support import Records, World, states
 
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.config.on_client_error import OnError
-from pflsim.engine.execution import FinetuneTask, NodeLost, ReplyTask, TrainTask
-from pflsim.engine.faults import FaultRecorder
+from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, TrainTask
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation

@@ -10,8 +10,7 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.failure_policy import FailurePolicy
 from pflsim.config.on_client_error import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, Sent, Trained
-from pflsim.engine.faults import FaultRecorder
+from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FaultRecorder, Sent, Trained
 from pflsim.types import EvalRow, Tensors
 
 Handle = TypeVar("Handle")

@@ -31,7 +31,7 @@ class ClientFactory:
         gpu_share: a host's share of the GPU's memory, including what CUDA takes.
         threads: number of torch's threads.
         eval_batch_size: examples per forward pass in evaluation; None: depends on the device.
-        metrics: names of metrics to compute besides accuracy, see `lightning_modules.metrics`.
+        metrics: names of metrics to compute besides accuracy, see `lightning_modules.evaluation`.
         stacks: groups of clients that train in lockstep. All clients of a stack have the same host and the same
             variant. Clients in no stack train alone.
         augment: how the images of local training are varied.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_modules.base import ClientModule
-from lightning_modules.evaluation import confusion, totals
+from lightning_modules.evaluation import confusion, metrics_of, totals
 from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_errors import client_errors
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
@@ -21,7 +21,6 @@ from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.lockstep.values import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
-from lightning_modules.metrics import metrics_of
 from pflsim.data.augment import CropFlip
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition, Shard, StackedShards, shard, stacked_shards

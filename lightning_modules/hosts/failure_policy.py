@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from lightning_modules.hosts.failures import Failure
 from pflsim.config.on_client_error import OnError
-from pflsim.engine.faults import FaultRecorder
+from pflsim.engine.execution import FaultRecorder
 from pflsim.errors import ClientError
 
 logger = logging.getLogger(__name__)

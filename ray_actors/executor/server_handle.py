@@ -12,7 +12,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
 from pflsim.config.on_client_error import OnError
-from pflsim.engine.faults import FaultRecorder
+from pflsim.engine.execution import FaultRecorder
 from pflsim.errors import ServerError
 from ray_actors.executor.actor_pool import ActorPool
 from ray_actors.executor.deaths import DEATHS, check_lost, how_it_died, wait_for_memory

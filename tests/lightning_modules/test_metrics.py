@@ -11,10 +11,9 @@ import torch
 from support import rounds, softmax, world
 from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_f1_score
 
-from lightning_modules.evaluation import confusion, totals
+from lightning_modules.evaluation import METRICS, confusion, metrics_of, totals
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.metrics import METRICS, metrics_of
 from pflsim.config.settings import Eval
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest

@@ -10,7 +10,7 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from lightning_modules.components import MakesClient, MakesNet, MakesRule
+from lightning_modules.prepare import MakesClient, MakesNet, MakesRule
 from pflsim.config.components import resolve
 from pflsim.config.signatures import signature_of
 from pflsim.data.dataset import Dataset, Loader, check_dataset

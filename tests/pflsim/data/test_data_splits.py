@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pflsim.data import partitions, splits
-from pflsim.data.allot import own_test_counts
 from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
 from pflsim.data.federated import class_counts, shard
+from pflsim.data.splits import own_test_counts
 from pflsim.errors import SettingsError
 
 SPLITS = {

@@ -15,8 +15,7 @@ from run_files import read_message, read_server, read_state
 from support import Records
 
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import ClientTask, EvalRequest, FinetuneTask, Sent, Trained
-from pflsim.engine.faults import FaultRecorder
+from pflsim.engine.execution import ClientTask, EvalRequest, FaultRecorder, FinetuneTask, Sent, Trained
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
