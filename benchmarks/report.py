@@ -11,7 +11,6 @@ from benchmarks.results import Results, growth, middle_rates
 from benchmarks.targets import verdicts
 
 EMPTY = "not measured yet"
-STAGES = ("train", "transfer", "fuse", "evaluate", "log", "other")
 COMPARED = [name for name, case in CASES.items() if "plain" in case.ways]
 PACKAGES = ("python", "torch", "lightning", "ray", "numpy")
 
@@ -22,12 +21,9 @@ def tables(results: Results) -> dict[str, str]:
         "machine": machine(results),
         "targets": targets(results),
         "seconds": across(results, lambda case, way: _number(results.seconds(case, way))),
-        "first": across(results, lambda case, way: _figure(results, case, way, "first")),
         "speed": across(results, lambda case, way: _ratio(results.plain(case), results.seconds(case, way))),
-        "share": across(results, lambda case, way: _percent(results.share(case, way))),
         "memory": across(results, lambda case, way: _figure(results, case, way, "peak_mb", 1e-3)),
         "work": work(results),
-        "profile": profile(results),
         "further": further(results),
     }
 
@@ -114,20 +110,6 @@ def work(results: Results) -> str:
     return table((*head, "MB up", "MB down"), rows)
 
 
-def profile(results: Results) -> str:
-    """Return the table of the stages of a round. Waiting for the slowest host is a part of train."""
-    rows = []
-    for name, case in CASES.items():
-        for way in case.ways:
-            found = results.way(name, way)
-            if found is not None and "round" in found:
-                middle = found["round"]
-                parts = [f"{middle[part] / middle['total']:.1%}" if part in middle else "" for part in STAGES]
-                waiting = f"{middle['waiting'] / middle['total']:.1%}" if "waiting" in middle else ""
-                rows.append((name, WAYS[way], _number(middle["total"]), *parts, waiting))
-    return table(("case", "way", "seconds", *STAGES, "a host waits"), rows)
-
-
 def further(results: Results) -> str:
     """Return the table of memory growth, many clients, the server and the start."""
     rows = []
@@ -158,10 +140,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> str:
