@@ -25,12 +25,22 @@ if TYPE_CHECKING:
 __all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
 
 
-def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Run:
+def run(
+    *,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    callbacks: Iterable[Any] = (),
+    **settings: Any,
+) -> Run:
     """Run an experiment.
 
     Args:
         overrides: settings as on the command line, such as `["method.mu=0.1"]`.
         config_dirs: folders with more config files, as `--config-dir`.
+        callbacks: called in order, in this process: objects with any of the methods `on_round(result)`,
+            `on_evaluate(result)` (see `pflsim.engine.callbacks.RoundResult`) and `on_end(run)`; a function is an
+            `on_round`. If `on_round` or `on_evaluate` returns "stop", the run ends after this round as in early
+            stopping; an error ends it too, and its states are saved.
         settings: the same settings as keywords. Those with a section are dicts: `eval={"received": True}`. These also
             take objects:
 
@@ -49,12 +59,16 @@ def run(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = ()
     """
     from pflsim.analysis.runs import read_run
 
-    (folder,) = _run(overrides, config_dirs, settings, multirun=False)
+    (folder,) = _run(overrides, config_dirs, settings, multirun=False, callbacks=callbacks)
     return read_run(folder)
 
 
 def _run(
-    overrides: Sequence[str], config_dirs: Sequence[str | Path], settings: Mapping[str, Any], multirun: bool
+    overrides: Sequence[str],
+    config_dirs: Sequence[str | Path],
+    settings: Mapping[str, Any],
+    multirun: bool,
+    callbacks: Iterable[Any] = (),
 ) -> list[Path]:
     """Run one or several runs and return their folders."""
     from pflsim.cli import check_start
@@ -69,7 +83,7 @@ def _run(
     check_start(texts)
     jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []
-    run_all(jobs, [plain(config) for config in found], done)
+    run_all(jobs, [plain(config) for config in found], done, callbacks=callbacks)
     return done
 
 
@@ -91,12 +105,15 @@ def sweep(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = 
     return load(_run(overrides, config_dirs, settings, multirun=True))
 
 
-def resume(run: Run | str | Path, *, overrides: Sequence[str] = (), **settings: Any) -> Run:
+def resume(
+    run: Run | str | Path, *, overrides: Sequence[str] = (), callbacks: Iterable[Any] = (), **settings: Any
+) -> Run:
     """Resume a run from its last checkpoint, or extend it with a larger `rounds`.
 
     Args:
         run: the run or its folder.
         overrides: changed settings as on the command line.
+        callbacks: see `run`; a run does not store them.
         settings: changed settings, and the objects that the run was started with.
 
     Raises:
@@ -114,7 +131,8 @@ def resume(run: Run | str | Path, *, overrides: Sequence[str] = (), **settings: 
     others = {key: value for key, value in settings.items() if key not in COMPONENTS}
     texts = [*overrides_of(others), *overrides]
     check_start(texts)
-    return read_run(resume_run(str(run.folder if isinstance(run, Run) else run), texts, config_folders([])))
+    folder = str(run.folder if isinstance(run, Run) else run)
+    return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks))
 
 
 def load(runs: str | Path | Iterable[str | Path]) -> Runs:

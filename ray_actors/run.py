@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_modules.hosts.devices import apply_cpu_fallback, visible_gpus, with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
+from pflsim.analysis.runs import read_run
 from pflsim.config.checks import check
 from pflsim.config.component_names import record_names
 from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.plain import swept
 from pflsim.config.settings import Settings
 from pflsim.data.record import write_partition
+from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
@@ -62,8 +64,12 @@ class Runner:
         self._ray: LocalRay | JoinedRay | None = None
         self._footprints: dict[str, Footprint] = {}
 
-    def run(self, settings: Settings) -> Path:
+    def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.
+
+        Args:
+            settings: of the run.
+            callbacks: see `pflsim.run`.
 
         Raises:
             SettingsError: the settings cannot be run; no actor was started.
@@ -72,6 +78,7 @@ class Runner:
         self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
+            called = Callbacks(callbacks)
             remote = new_remote_folder(settings.run_dir)
             settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
             settings = with_server_device(settings)
@@ -87,15 +94,17 @@ class Runner:
                 _write_partition(folder, prepared)
             if warning:
                 logger.warning(warning)
-            self._run_session(prepared, folder, make_executor, None if remote is None else RemoteCopy(remote, folder))
+            copy = None if remote is None else RemoteCopy(remote, folder)
+            self._run_session(prepared, folder, make_executor, copy, called)
         return folder
 
-    def resume(self, folder: Path, settings: Settings) -> Summary:
+    def resume(self, folder: Path, settings: Settings, callbacks: Iterable[Any] = ()) -> Summary:
         """Resume a run from its last checkpoint, or start it again if it has none.
 
         Args:
             folder: the run folder.
             settings: of the run, as `pflsim.records.resume` reads them.
+            callbacks: see `pflsim.run`.
 
         Raises:
             SettingsError: the folder is in use, or contains another run; nothing was changed.
@@ -104,6 +113,7 @@ class Runner:
         with run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
                 check(settings)
+                called = Callbacks(callbacks)
                 prepared = prepare(settings)
                 make_executor = self._executor(prepared)
                 notes: list[str] = []
@@ -122,7 +132,7 @@ class Runner:
                 if (extended := replace(saved, rounds=settings.rounds, stop=settings.stop)) != saved:
                     write_config(folder, asdict(extended))
             resume_after = (-1 if done is None else done) if has_records(folder) else None
-            return self._run_session(prepared, folder, make_executor, remote_copy, checkpoint, resume_after)
+            return self._run_session(prepared, folder, make_executor, remote_copy, called, checkpoint, resume_after)
 
     def _run_session(
         self,
@@ -130,6 +140,7 @@ class Runner:
         folder: Path,
         make_executor: Callable[[], Executor],
         remote_copy: RemoteCopy | None,
+        callbacks: Callbacks,
         checkpoint: Checkpoint | None = None,
         resume_after: int | None = None,
     ) -> Summary:
@@ -140,6 +151,7 @@ class Runner:
             folder: its run folder.
             make_executor: starts Ray and its actors.
             remote_copy: copies the run folder to a URL; None: there is no copy.
+            callbacks: of the user.
             checkpoint: where the run resumes; None: at the beginning.
             resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
         """
@@ -176,15 +188,18 @@ class Runner:
                         _start(executor, checkpoint)
                     listener = _Listener(tracker, console, remote_copy)
                     scores = validation_scores(tracker.history, prepared.meta.reported)
-                    simulation = Simulation(executor, prepared.plan, folder, listener, self.interrupts, done, scores)
+                    simulation = Simulation(
+                        executor, prepared.plan, folder, listener, self.interrupts, done, scores, callbacks
+                    )
                     simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")
                 _close(folder, tracker, console, complete=False)
                 raise
-            summary = _close(folder, tracker, console, complete=True, states_saved=simulation.states_saved)
+            summary = _close(folder, tracker, console, True, simulation.states_saved, simulation.stopped)
         if not summary.states_saved:
             raise RunError("results are complete, final states are not saved; resuming computes and saves them")
+        callbacks.end(read_run(folder))
         return summary
 
     @contextmanager
@@ -269,10 +284,12 @@ class Runner:
         self.interrupts.release()
 
 
-def _close(folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True) -> Summary:
+def _close(
+    folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True, stopped: str = ""
+) -> Summary:
     """Write and print the summary."""
     with _write_errors("this run"):
-        summary = tracker.close(complete, states_saved)
+        summary = tracker.close(complete, states_saved, stopped)
     console.end(summary, folder, tracker.rates)
     return summary
 

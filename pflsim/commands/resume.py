@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pflsim.commands.sweep import new_runner
 from pflsim.config.compose import composed, composing, parse, plain
@@ -14,7 +15,13 @@ from pflsim.records.folder import check_no_links, is_complete, stopped_round
 from pflsim.records.resume import changed, check_destination, run_folder, saved_settings
 
 
-def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own_process: bool = False) -> Path:
+def resume_run(
+    name: str,
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+    own_process: bool = False,
+    callbacks: Iterable[Any] = (),
+) -> Path:
     """Resume a run with its own settings, given ones that cannot change its results, and perhaps more rounds.
 
     Args:
@@ -22,6 +29,7 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own
         overrides: settings to change.
         folders: config folders.
         own_process: see `new_runner`.
+        callbacks: see `pflsim.run`.
 
     Returns:
         The run folder.
@@ -41,7 +49,8 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own
             same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, plain(composed([*same, *overrides], folders)), keys)
     stopped, saved = stopped_round(folder), saved_settings(folder)
-    if stopped is not None and settings.stop == saved.stop:
+    by_callback = saved.stop.patience is None
+    if stopped is not None and settings.stop == saved.stop and not (by_callback and settings.rounds > saved.rounds):
         if settings.rounds > saved.rounds:
             raise SettingsError(
                 f"rounds={settings.rounds}: {folder} stopped early in round {stopped}; to continue it, give a "
@@ -55,5 +64,5 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own
     if not is_url(name):
         check_destination(settings, folder, keys)
     with new_runner(settings, own_process) as runner:
-        runner.resume(folder, settings)
+        runner.resume(folder, settings, callbacks)
     return folder

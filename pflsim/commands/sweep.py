@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,11 @@ def check_all(runs: Sequence[Settings], names: Sequence[str] = ()) -> None:
 
 
 def run_all(
-    jobs: Sequence[Sequence[str]], runs: Sequence[Settings], done: list[Path], own_process: bool = False
+    jobs: Sequence[Sequence[str]],
+    runs: Sequence[Settings],
+    done: list[Path],
+    own_process: bool = False,
+    callbacks: Iterable[Any] = (),
 ) -> None:
     """Check all runs, then run them. A sweep continues after a run that fails.
 
@@ -48,6 +52,7 @@ def run_all(
         runs: the settings of each run.
         done: the folders of the runs are added.
         own_process: see `new_runner`; inline runs of a sweep may then be in further processes, several at once.
+        callbacks: see `pflsim.run`.
 
     Raises:
         SettingsError: a setting is wrong; nothing was started.
@@ -62,20 +67,25 @@ def run_all(
     if own_process and (parallel := parallel_runs(runs)) > 1:
         _run_in_processes(names, runs, parallel, done, failed)
     else:
-        _run_in_turn(names, runs, done, failed, own_process)
+        _run_in_turn(names, runs, done, failed, own_process, callbacks)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
 
 
 def _run_in_turn(
-    names: Sequence[str], runs: Sequence[Settings], done: list[Path], failed: list[str], own_process: bool
+    names: Sequence[str],
+    runs: Sequence[Settings],
+    done: list[Path],
+    failed: list[str],
+    own_process: bool,
+    callbacks: Iterable[Any],
 ) -> None:
     with new_runner(runs[0], own_process) as runner:
         for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
             if len(runs) > 1 and settings.progress != "none":
                 print(name, flush=True)
             try:
-                done.append(runner.run(settings))
+                done.append(runner.run(settings, callbacks))
             except Stopped:
                 _print_missing(len(runs) - number)
                 raise

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
 from pflsim.engine.diagnostics import mean_confusion
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, NodeLost, ReplyTask, Sent, Trained, TrainTask
@@ -58,6 +59,10 @@ class Simulation(Generic[Handle]):
         interrupts: tells when to stop.
         done: the last finished round if the run resumes; the executor has the states after it.
         scores: mean validation accuracy of the reported model by finished round, for early stopping.
+        callbacks: of the user.
+
+    Attributes:
+        stopped: which callback ended the run, or "".
     """
 
     def __init__(
@@ -69,12 +74,14 @@ class Simulation(Generic[Handle]):
         interrupts: Interrupts | None = None,
         done: int | None = None,
         scores: Mapping[int, float] | None = None,
+        callbacks: Callbacks | None = None,
     ):
         self.executor, self.plan, self.folder, self.listener = executor, plan, folder, listener
         self.interrupts, self.done = interrupts or Interrupts(), done
         executor.clients_done = listener.clients_done
         self._checkpoints = Checkpointer(executor, plan, folder, listener.sync, done)
         self._recovery = Recovery(executor, plan, folder, listener.phase, done)
+        self.callbacks, self.stopped = callbacks or Callbacks(), ""
         self._score: float | None = None
         self._scores = dict(scores or {})
         self._ahead = False
@@ -87,7 +94,7 @@ class Simulation(Generic[Handle]):
             Stopped: a signal asked for it; the states after the last finished round are saved.
         """
         try:
-            while not self._stalled and (round_number := self.plan.next_round(self.done)) <= self.plan.rounds:
+            while not self._ends and (round_number := self.plan.next_round(self.done)) <= self.plan.rounds:
                 self._repeat_after_losses(partial(self._run_round, round_number))
             if self.plan.newcomers:
                 assert self.done is not None
@@ -105,9 +112,9 @@ class Simulation(Generic[Handle]):
             raise Stopped(self.interrupts.requested) from None
 
     @property
-    def _stalled(self) -> bool:
-        """Whether the run ends here because its validation accuracy has stopped improving."""
-        return stalled_since(self._scores, self.plan.patience) is not None
+    def _ends(self) -> bool:
+        """Whether the run ends here because of a callback, or its validation accuracy has stopped improving."""
+        return bool(self.stopped) or stalled_since(self._scores, self.plan.patience) is not None
 
     @property
     def states_saved(self) -> bool:
@@ -204,7 +211,7 @@ class Simulation(Generic[Handle]):
         seconds, staged = dict(record.seconds), None
         if score is not None:
             self._scores[record.round] = score
-        if self._stalled or self._checkpoints.is_due(record.round):
+        if self._ends or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._checkpoints.stage(record.round, score, adapted=True)
         record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})
@@ -219,6 +226,9 @@ class Simulation(Generic[Handle]):
         self.executor.commit()
         if staged is not None:
             self._checkpoints.publish(staged)
+        self.stopped = self.callbacks.round(record)
+        if self.stopped and staged is None and (last := self._checkpoints.stage(record.round, score, adapted=True)):
+            self._checkpoints.publish(last)
         if self.interrupts.requested is not None:
             raise KeyboardInterrupt
 

@@ -113,6 +113,7 @@ class Summary:
         resumed_after: the round after which each resumed session continued.
         actor_restarts: the number of actors that died and were replaced.
         warnings: what makes the results doubtful.
+        stopped: why a callback ended the run, or "".
     """
 
     meta: RunMeta
@@ -125,6 +126,7 @@ class Summary:
     actor_restarts: int = 0
     states_saved: bool = True
     warnings: tuple[str, ...] = ()
+    stopped: str = ""
 
     @property
     def rounds(self) -> int:
@@ -134,6 +136,8 @@ class Summary:
     @property
     def stopped_early(self) -> str:
         """Why the run ended before the last planned round; empty if it did not."""
+        if self.stopped and self.rounds < self.meta.rounds:
+            return self.stopped
         best = stalled_since(validation_scores(self.history, self.meta.reported), self.meta.patience)
         if best is None or self.rounds >= self.meta.rounds:
             return ""

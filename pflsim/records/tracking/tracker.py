@@ -141,16 +141,17 @@ class Tracker:
         self._tensorboard.write_newcomers(self._newcomers, record.round)
         return self._newcomers
 
-    def close(self, complete: bool, states_saved: bool = True) -> Summary:
+    def close(self, complete: bool, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
 
         Args:
             complete: whether the run did everything that was planned.
             states_saved: whether a complete run has a checkpoint of its last round.
+            stopped: why a callback ended the run, or "".
         """
         if self._summary is None:
             self.memory.sample(force=True)
-            self._summary = replace(self._summarised(complete), states_saved=states_saved)
+            self._summary = replace(self._summarised(complete), states_saved=states_saved, stopped=stopped)
             with ExitStack() as stack:  # closes the files even if the disk is full
                 for file in (self._per_client, self._lines):
                     stack.callback(file.close)
