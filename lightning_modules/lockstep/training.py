@@ -40,7 +40,7 @@ class Lockstep:
         self.module = module
         self.replay = module.device.type == "cuda" if replay is None else replay
         self.traces: dict[object, TracedStep] = {}
-        self.memories: dict[object, Memory] = {}
+        self.memories: dict[object, StackMemory] = {}
 
     def train(self, clients: Sequence[ClientTraining]) -> None:
         """Train clients for a round; clients with equal stages and shapes form a stack."""
@@ -68,7 +68,7 @@ class Lockstep:
 
 
 @dataclass(slots=True)
-class Memory:
+class StackMemory:
     """The tensors of a stack, and what is bound to their addresses.
 
     Args:
@@ -112,7 +112,7 @@ class Stack:
         self.kept: dict[int, list[Tensor]] = {}
         """Values and optimiser states of the clients that are not in their row."""
 
-    def _memory(self, stage: Stage) -> Memory:
+    def _memory(self, stage: Stage) -> StackMemory:
         """Return memory that holds the clients' values."""
         memories, given = self.lockstep.memories, self.clients[0].values
         pool = id(self.clients[0].pool.x)  # replayed steps read the examples of one stack
@@ -120,7 +120,7 @@ class Stack:
         if key not in memories:
             values = {name: _stacked([client.values[name] for client in self.clients]) for name in given}
             pairs = zip(self.updates, self.trainable, strict=True)
-            memory = Memory(values, [update.state_of(values, names) for update, names in pairs])
+            memory = StackMemory(values, [update.state_of(values, names) for update, names in pairs])
             if self.lockstep.replay:
                 if len(memories) == KEPT_MEMORIES:
                     memories.pop(next(iter(memories)))
