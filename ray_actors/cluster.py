@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -26,7 +26,7 @@ from pflsim.config.installation import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import usable_cpus
-from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out
+from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
 from ray_actors.resources import ActorPool
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ FILES, LOCK = "r", "lock"
 Ray's own folder is open to all users."""
 UNLOCKED_S = 60
 """The age of a folder without a lock file, in seconds, from which its process was killed before it could lock it."""
-SHARED_MEMORY = Path("/dev/shm")
-SHARE_OF_SHARED_MEMORY = 0.9
-"""Part of the free shared memory that Ray's object store may take: above it, Ray would use a slow file."""
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""
 _locks: dict[Path, int] = {}
@@ -51,13 +48,13 @@ _locks: dict[Path, int] = {}
 # Ray on this machine
 
 
-def start(cpus: int, gpus: int, store_mb: int) -> Path:
+def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
     """Start Ray on the loopback interface, without a dashboard.
 
     Args:
         cpus: the CPUs that actors can request.
         gpus: the GPUs that actors can request.
-        store_mb: the size of the object store in MiB.
+        store_mb: the size of the object store in MiB; None: 30% of the free memory.
 
     Returns:
         The folder of its files, for `stop`.
@@ -78,7 +75,7 @@ def start(cpus: int, gpus: int, store_mb: int) -> Path:
             address="local",
             num_cpus=cpus,
             num_gpus=gpus,
-            object_store_memory=store_mb * 2**20,
+            object_store_memory=store_mb and store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
             job_config=_SafePathConfig(),
@@ -187,32 +184,24 @@ def _kill_users(folder: Path) -> None:
     psutil.wait_procs(killed, timeout=10)
 
 
-class RaySize(NamedTuple):
-    """What Ray is started with: CPUs, GPUs, and MiB of the object store; None: a third of the free memory."""
-
-    cpus: int
-    gpus: int
-    store_mb: int | None
-
-    @classmethod
-    def of(cls, placement: Placement) -> RaySize:
-        """Return the size that a run needs."""
-        return cls(placement.cpus or usable_cpus(), placement.gpus, placement.object_store_mb)
+def size(placement: Placement) -> tuple[int, int, int | None]:
+    """Return the CPUs, GPUs and MiB of the object store with which Ray is started for a run."""
+    return placement.cpus or usable_cpus(), placement.gpus, placement.object_store_mb
 
 
 class StartedRay:
     """Starts Ray in a thread, and actors, which import torch while this process prepares the run.
 
     Args:
-        size: of Ray.
+        started_for: the size of Ray, see `size`.
         actors: the number of client actors to start; 0 starts none.
 
     Attributes:
         pool: of the actors.
     """
 
-    def __init__(self, size: RaySize, actors: int = 0):
-        self.size, self.pool = size, ActorPool()
+    def __init__(self, started_for: tuple[int, int, int | None], actors: int = 0):
+        self.size, self.pool = started_for, ActorPool()
         self._actors = actors
         self._folder: Future[Path] = Future()
         self._closed = threading.Event()
@@ -226,12 +215,11 @@ class StartedRay:
         self._closed.wait()  # Linux ends the processes of Ray with the thread that has started them
 
     def _start(self) -> Path:
-        folder = start(self.size.cpus, self.size.gpus, self.size.store_mb or free_mb())
+        folder = start(*self.size)
         try:
             self.pool.check_ray = watch()
             if self._actors:
-                cpus = int(min(1.0, self.size.cpus / self._actors) * 10_000) / 10_000
-                self.pool.start(Layout(((),) * self._actors, cpus, 0.0))
+                self.pool.start(Layout(((),) * self._actors, share([self.size[0]], self._actors), 0.0))
                 self.pool.server()
         except BaseException:
             stop(folder)
@@ -271,16 +259,8 @@ def start_early(settings: Settings) -> StartedRay | None:
     """Start Ray for a run on this machine; None if this process is connected to a Ray already."""
     if ray.is_initialized():
         return None
-    size = RaySize.of(settings.placement)
-    return StartedRay(size, settings.placement.actors or min(settings.clients, size.cpus))
-
-
-def free_mb() -> int:
-    """Return a third of the free memory in MiB, limited by the free shared memory."""
-    free = psutil.virtual_memory().available / 3
-    if SHARED_MEMORY.is_dir():
-        free = min(free, psutil.disk_usage(str(SHARED_MEMORY)).free * SHARE_OF_SHARED_MEMORY)
-    return int(max(128, free / 2**20))
+    started_for = size(settings.placement)
+    return StartedRay(started_for, settings.placement.actors or min(settings.clients, started_for[0]))
 
 
 class LocalRay(AbstractContextManager["LocalRay"]):
@@ -300,17 +280,19 @@ class LocalRay(AbstractContextManager["LocalRay"]):
         """Return the resources of this machine for a run; the memory of running actors counts as free."""
         pool = self._external or (self._started.pool if self._started else ActorPool())
         free_mb = psutil.virtual_memory().available / 2**20 + len(pool.actors) * ACTOR_MB
-        size = RaySize.of(placement)
-        found = ray.cluster_resources() if self._external else {"CPU": size.cpus, "GPU": size.gpus}
-        return [Node("this machine", found.get("CPU", 0.0), found.get("GPU", 0.0), free_mb)]
+        cpus, gpus, _ = size(placement)
+        if self._external:
+            found = ray.cluster_resources()
+            cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
+        return [Node("this machine", cpus, gpus, free_mb)]
 
     def pool(self, placement: Placement, layout: Layout) -> ActorPool:
         """Start Ray and the actors of a run, if they do not run yet."""
-        size, pool = RaySize.of(placement), self._external
+        pool = self._external
         if pool is None:
-            if self._started is None or self._started.size != size:
+            if self._started is None or self._started.size != size(placement):
                 self.close()
-                self._started = StartedRay(size)
+                self._started = StartedRay(size(placement))
             pool = self._started.wait()
         pool.wait_s = placement.wait_s
         pool.start(layout)

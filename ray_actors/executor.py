@@ -92,37 +92,13 @@ class HostCall:
         return [HostCall(self.host, groups, self.tries + 1, failure)] if groups else []
 
 
+@dataclass(slots=True)
 class RayServer:
-    """The server actor, and the server's state.
+    """The server actor, how it builds its host, and the state after the last change."""
 
-    Args:
-        pool: provides the actor.
-        arguments: of `ServerHost`.
-        max_retries: how often Ray repeats a call whose process died.
-
-    Attributes:
-        state: the state after the last change.
-    """
-
-    def __init__(self, pool: ActorPool, arguments: tuple[Any, ...], max_retries: int):
-        self.actor, self.max_retries = pool.server(), max_retries
-        self.setup = Setup(tuple(sys.path), (ray.put(arguments),))
-        self._versions = count(time.time_ns())  # another executor may use the same actor
-        self.reset()
-
-    def reset(self) -> None:
-        """Return to the initial state."""
-        self.state = ServerState(next(self._versions))
-
-    def submit(self, method: str, arguments: Sequence[Any], returns: int) -> list[ObjectRef]:
-        """Start a call; returns references to the process and the value, and to what else the method returns."""
-        options = self.actor.call.options(max_task_retries=self.max_retries, num_returns=1 + returns)
-        made = options.remote(self.setup, self.state, method, *arguments)
-        return list(made) if returns else [made]
-
-    def next_version(self) -> int:
-        """Return the version of the next state."""
-        return next(self._versions)
+    actor: Any
+    setup: Setup
+    state: ServerState = ServerState(0)
 
 
 class RayExecutor(BaseExecutor[ObjectRef]):
@@ -152,8 +128,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         on_error = on_error or OnError("retry", 3)
         super().__init__(factory, on_error)
         self.layout, self._host_of, self._pool, self._on_error = layout, layout.host_of(), pool, on_error
-        server = (rule, federation, factory.threads, server_device)
-        self.server = RayServer(pool, server, on_error.tries_without_drop)
+        server = ray.put((rule, federation, factory.threads, server_device))
+        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (server,)))
+        self._versions = count(1)
         self.actors = pool.start(layout)
         arguments = tuple(map(ray.put, (factory.with_gpus(layout.gpus), dataset, partition)))
         self._setups = [Setup(tuple(sys.path), arguments, group) for group in layout.groups]
@@ -166,7 +143,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def start(self) -> None:
         """Build the server and the hosts on their actors, and wait until they are ready."""
         self.states = {}
-        self.server.reset()
+        self.server.state = ServerState(0)
         environments = self._prepare()
         self._call_server("prepare")
         mine, reported = environment(), set[str]()
@@ -219,21 +196,12 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def recover(self) -> bool:
         """Wait until Ray has restarted the actors of a lost node; returns whether all states are intact."""
         self._log_places(self._prepare())
-        if self._states_exist():
-            return True
-        self.states = {}
-        self.server.reset()
-        return False
-
-    def _states_exist(self) -> bool:
-        """Return whether every state can be fetched.
-
-        The locations that Ray reports are not enough: if a node dies, Ray may give an object up that has another copy.
-        """
         try:
+            # The locations that Ray reports are not enough: it may give an object up that has another copy.
             for ref in (*self.states.values(), *self.server.state.ref):
                 ray.get(ref, timeout=FETCH_TIMEOUT_S)
         except (ObjectLostError, GetTimeoutError):
+            self.states, self.server.state = {}, ServerState(0)
             return False
         return True
 
@@ -285,14 +253,14 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         try:
             while pending:
                 call = pending.pop(0)
-                if not call.refs:  # alone: all other calls have finished
+                if call.alone:  # all other calls have finished
                     self._wait_for_restart(call.host)
                     self._submit(call, task, messages)
                 repeated = self._finish(call, task)
                 for other in repeated:
                     if not other.alone:
                         self._submit(other, task, messages)
-                pending += repeated
+                pending = sorted([*pending, *repeated], key=lambda one: one.alone)
                 if call.outcomes:
                     finished.append(call)
         except NodeLost:
@@ -399,12 +367,15 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         Raises:
             ServerError: the method raised an error, or the actor died too often.
         """
-        refs = self.server.submit(method, arguments, returns)
+        server, retries = self.server, self._on_error.tries_without_drop
+        call = server.actor.call.options(max_task_retries=retries, num_returns=1 + returns)
+        made = call.remote(server.setup, server.state, method, *arguments)
+        first, *others = made if returns else [made]
         where = self._processes.get("the server actor", "starting")
         try:
-            process, value = self._get(refs[0])
+            process, value = self._get(first)
         except DEATHS as death:
-            tried = f"(tried {self.server.max_retries + 1} times)"
+            tried = f"(tried {retries + 1} times)"
             text = f"the server actor ({where}) died during {method}: {how_it_died(death)} {tried}"
             raise ServerError(text) from None
         except RayTaskError as error:
@@ -413,11 +384,11 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             logger.warning(f"{text}\n{str(error).rstrip()}")
             raise ServerError(text) from None
         self._see("the server actor", process)
-        return (value, *refs[1:])
+        return (value, *others)
 
     def _change_server(self, method: str, *arguments: Any) -> Any:
         """Call a method that changes the server's state; returns its value."""
-        version = self.server.next_version()
+        version = next(self._versions)
         value, state = self._call_server(method, version, *arguments, returns=1)
         self.server.state = ServerState(version, (state,))
         return value

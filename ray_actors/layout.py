@@ -83,7 +83,7 @@ def lay_out(
     if not gpus:
         cpus = [node.cpus for node in nodes]
         cpus = [min(sum(cpus), placement.cpus)] if placement.cpus and placement.cpus < sum(cpus) else cpus
-        return Layout(groups, _share(cpus, actors), 0.0)
+        return Layout(groups, share(cpus, actors), 0.0)
     sharing = -(-actors // gpus)
     each = min(min(node.cpus, most) / (int(node.gpus) * sharing) for node in nodes)
     return Layout(groups, min(1.0, int(each * STEPS) / STEPS), int(STEPS / sharing) / STEPS)
@@ -101,7 +101,7 @@ def _count(placement: Placement, clients: int, stacks: int, slots: float) -> int
     return int(max(1, min(stacks, slots)))
 
 
-def _share(cpus: Sequence[float], actors: int) -> float:
+def share(cpus: Sequence[float], actors: int) -> float:
     """Return the CPUs of each actor: 1, or the largest share with which all actors fit on nodes with these CPUs."""
     steps = [int(round(amount * STEPS, 3)) for amount in cpus]
     shares = {min(STEPS, amount // number) for amount in steps for number in range(1, actors + 1)} - {0}

@@ -44,7 +44,7 @@ class Placement:
     wait_s: Annotated[float, Bounds(0, 86_400)] = 60.0
     """Maximum time to wait for Ray's nodes and resources, also after a node is lost, in seconds."""
     object_store_mb: Annotated[int, Bounds(75)] | None = None
-    """Size of Ray's object store on this machine, in MiB (at least 75); null: a third of the free memory."""
+    """Size of Ray's object store on this machine, in MiB (at least 75); null: 30% of the free memory."""
 
 
 @dataclass

@@ -41,7 +41,7 @@ class FakeRay:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 3.0, "GPU": 1.0}
 
-    def start(self, cpus: int, gpus: int, store_mb: int) -> Path:
+    def start(self, cpus: int, gpus: int, store_mb: int | None) -> Path:
         assert not self.up
         self.up = True
         self.calls.append(("init", cpus, gpus, store_mb))
@@ -79,7 +79,7 @@ def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:
 @pytest.mark.parametrize("other", [{"cpus": 3}, {"object_store_mb": 300}, {"gpus": 1}])
 def test_other_needs_start_it_anew(fake: FakeRay, other: dict[str, int]) -> None:
     placement = replace(TWO, **other)
-    with cluster.LocalRay(cluster.StartedRay(cluster.RaySize.of(TWO), 2)) as local:
+    with cluster.LocalRay(cluster.StartedRay(cluster.size(TWO), 2)) as local:
         assert local.pool(TWO, SAME) is not local.pool(placement, SAME)
     size = placement.cpus, placement.gpus, placement.object_store_mb
     assert [call for call in fake.calls if call[0] != "actors"] == [
@@ -123,17 +123,8 @@ def test_an_error_while_ray_starts_early_reaches_the_run(fake: FakeRay, monkeypa
         raise ConnectionError("no port")
 
     monkeypatch.setattr(cluster, "start", broken)
-    with cluster.LocalRay(cluster.StartedRay(cluster.RaySize.of(TWO))) as local, pytest.raises(ConnectionError):
+    with cluster.LocalRay(cluster.StartedRay(cluster.size(TWO))) as local, pytest.raises(ConnectionError):
         local.pool(TWO, SAME)
-
-
-@pytest.mark.parametrize(("memory", "shared", "expected"), [(3000, 9000, 1000), (30_000, 1000, 900), (90, 9, 128)])
-def test_the_object_store_fits_into_memory_and_shared_memory(
-    monkeypatch: pytest.MonkeyPatch, memory: int, shared: int, expected: int
-) -> None:
-    monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: SimpleNamespace(available=memory * 2**20))
-    monkeypatch.setattr(cluster.psutil, "disk_usage", lambda path: SimpleNamespace(free=shared * 2**20))
-    assert cluster.free_mb() == expected
 
 
 def test_the_end_of_a_process_that_ray_needs_ends_the_run() -> None:

@@ -93,7 +93,7 @@ def test_lost_objects_and_states(pool: ActorPool, monkeypatch: pytest.MonkeyPatc
 def test_a_node_that_dies_in_the_middle_changes_no_bit(
     lost: int, every: int, repeated: list[int], pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An actor counts as on a node that is gone when its process ends in round 4."""
+    """An actor dies in round 4, and its node is not alive any more."""
     made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
     outcomes = []
 
@@ -101,15 +101,18 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
         def phase(self, round_number: int, name: str, due: int = 0) -> None:
             super().phase(round_number, name, due)
             if (round_number, name) == (4, "train") and not gone and isinstance(executor, remote.RayExecutor):
-                gone.append(executor._nodes[0])
-                executor._on_error = replace(executor._on_error, rule="abort")
-                ray.kill(executor.actors[0], no_restart=False)
-                alive = lambda: frozenset() if len(gone) == 1 and not gone.append("") else {*gone}  # noqa: E731
-                monkeypatch.setattr(remote, "alive_ids", alive)
+                monkeypatch.setattr(executor, "_get", get)
+                monkeypatch.setattr(remote, "alive_ids", frozenset)
                 monkeypatch.setattr(remote, "ray", LosingRay(lost))
 
+    def get(ref: Any, placed: bool = False) -> Any:
+        if placed and not gone:
+            gone.append(0)
+            raise ActorDiedError()
+        return remote.RayExecutor._get(executor, ref, placed)
+
     for name in ("inline", "ray"):
-        gone: list[str] = []
+        gone = list[int]()
         (tmp_path / name).mkdir()
         executor: Any = made.inline() if name == "inline" else on_ray(made, pool)
         listener = Dying()
