@@ -27,7 +27,7 @@ from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import usable_cpus
 from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
-from ray_actors.resources import ActorPool
+from ray_actors.resources import POLL_S, ActorPool
 
 if TYPE_CHECKING:
     from lightning_modules.prepare import PreparedRun
@@ -81,13 +81,12 @@ def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
             job_config=_SafePathConfig(),
             _temp_dir=str(folder / FILES),  # RAY_TMPDIR would set it for later runs, too
         )
-    except Exception as error:  # on a busy machine, Ray gives up after a minute
+    except BaseException as error:
         stop(folder)
-        why = str(error).partition("\n")[0]
+        if not isinstance(error, Exception):
+            raise
+        why = str(error).partition("\n")[0]  # on a busy machine, Ray gives up after a minute
         raise RunError(f"Ray did not start: {why} Use executor=inline to run without Ray") from error
-    except BaseException:
-        stop(folder)
-        raise
     finally:
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that exits at once
@@ -201,40 +200,33 @@ class StartedRay:
     """
 
     def __init__(self, started_for: tuple[int, int, int | None], actors: int = 0):
-        self.size, self.pool = started_for, ActorPool()
-        self._actors = actors
-        self._folder: Future[Path] = Future()
+        self.size, self.pool, self._actors = started_for, ActorPool(), actors
+        self._folder: Path | None = None
+        self._ready: Future[ActorPool] = Future()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="start-ray", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._folder.set_result(self._start())
-        except BaseException as error:
-            self._folder.set_exception(error)
-        self._closed.wait()  # Linux ends the processes of Ray with the thread that has started them
-
-    def _start(self) -> Path:
-        folder = start(*self.size)
-        try:
+            self._folder = start(*self.size)
             self.pool.check_ray = watch()
             if self._actors:
                 self.pool.start(Layout(((),) * self._actors, share([self.size[0]], self._actors), 0.0))
                 self.pool.server()
-        except BaseException:
-            stop(folder)
-            raise
-        return folder
+            self._ready.set_result(self.pool)
+        except BaseException as error:
+            self._ready.set_exception(error)
+        self._closed.wait()  # Linux ends the processes of Ray with the thread that has started them
 
     def wait(self) -> ActorPool:
         """Wait until Ray runs, and return the pool; raises the error of its start."""
-        self._folder.result()
-        return self.pool
+        return self._ready.result()
 
     def close(self) -> None:
         """Wait until Ray runs, and stop it with its actors."""
-        with suppress(Exception):
-            stop(self._folder.result())
+        self._ready.exception()
+        if self._folder is not None:
+            stop(self._folder)
         self._closed.set()
 
 
@@ -244,8 +236,13 @@ def watch() -> Callable[[], None]:
     Ray itself would end this process without a message (raylet), or wait for a minute (GCS).
     """
     needed = [(p, name) for p in psutil.Process().children() if (name := p.name()) in ("raylet", "gcs_server")]
+    looked = 0.0
 
     def check() -> None:
+        nonlocal looked
+        if time.monotonic() < looked + POLL_S:
+            return
+        looked = time.monotonic()
         for process, name in needed:
             with suppress(psutil.NoSuchProcess):
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -402,4 +399,4 @@ def plan(prepared: PreparedRun, found: LocalRay | JoinedRay) -> Layout:
             if time.monotonic() >= deadline:
                 waited = f"after placement.wait_s={placement.wait_s:g} seconds"
                 raise RunError(f"{error} ({waited}); request less, or wait longer") from None
-        time.sleep(0.5)
+        time.sleep(POLL_S)

@@ -8,7 +8,6 @@ return them with each call. So Ray restarts an actor that dies and repeats its c
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -476,5 +475,4 @@ def how_it_died(error: Exception) -> str:
         return "Ray killed it because the node was out of memory"
     if "Socket closed" in text or "restarting" in text or "connection error code 2" in text:
         return "its process was killed (kill -9, or by the operating system because memory ran out)"
-    found = re.search(r"Worker exit detail: (.*?)(?: Some common causes| Last | The process|$)", text)
-    return (found[1] if found else text)[:300]
+    return text[:300]
