@@ -42,7 +42,7 @@ KINDS = {
 }
 DECK = {"client": 8, "server": 3, "several": 3, "again": 2, "raylet": 1, "killed": 2, "terminated": 2}
 """How often each kind is in the deck. The deck is shuffled, drawn to its end, and shuffled again."""
-ROLES = {"ray::RemoteHost": "client", "ray::RemoteServer": "server", "raylet": "raylet"}
+ROLES = {"ray::ClientActor": "client", "ray::ServerActor": "server", "raylet": "raylet"}
 ENDS = {"killed": -signal.SIGKILL, "terminated": 128 + signal.SIGTERM, "raylet": 1}
 """The exit status of the run for each kind that ends it."""
 POLL_INTERVAL_S = 0.02

@@ -2,5 +2,7 @@
 
 import os
 
-# Ray reads this while it is imported. pflsim reports the death of an actor in one line, so Ray's own report is skipped.
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task")
+# Ray reads these while it is imported. pflsim reports the death of an actor itself.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed while executing a task|Task .* failed")
+# States that are lost with a node are read from a checkpoint; Ray would repeat all rounds before them.
+os.environ.setdefault("RAY_lineage_pinning_enabled", "0")

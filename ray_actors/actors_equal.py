@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from lightning_modules.contract.checks import Make, equal, inline, require, require_equal, rounds, start, states
-from ray_actors.cluster import launcher
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Layout
+from ray_actors import cluster
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Layout
+from ray_actors.resources import ActorPool
 
 
 def equal_on_ray(make: Make) -> None:
     """Results on Ray actors equal those in one process, to the bit."""
-    folder, pool = launcher.start(cpus=2, gpus=0, store_mb=100), ActorPool()
+    folder = cluster.start(cpus=2, gpus=0, store_mb=100)
     try:
-        actors_equal_inline(make, pool)
+        actors_equal_inline(make, ActorPool())
     finally:
-        pool.close()
-        launcher.stop(folder)
+        cluster.stop(folder)
 
 
 def actors_equal_inline(make: Make, pool: ActorPool) -> None:
@@ -27,7 +26,7 @@ def actors_equal_inline(make: Make, pool: ActorPool) -> None:
         pool: of the actors.
     """
     made = make()
-    layout = Layout.even(((0, 3), (1, 2)), 1, 0)
+    layout = Layout(((0, 3), (1, 2)), 1, 0)
     actors = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
     start(actors, made)
     alone = inline(made)

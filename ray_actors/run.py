@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lightning_modules.hosts.devices import apply_cpu_fallback, visible_gpus, with_server_device
+from lightning_modules.hosts.devices import with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
@@ -43,10 +43,7 @@ from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
-    from ray_actors.cluster.early import EarlyRay
-    from ray_actors.cluster.joined import JoinedRay
-    from ray_actors.cluster.local import LocalRay
-    from ray_actors.executor.dry_run import Footprint
+    from ray_actors.cluster import JoinedRay, LocalRay, StartedRay
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +55,10 @@ class Runner:
         early: is starting already.
     """
 
-    def __init__(self, early: EarlyRay | None = None) -> None:
+    def __init__(self, early: StartedRay | None = None) -> None:
         self.interrupts, self._early = Interrupts(), early
         self._open = ExitStack()
         self._ray: LocalRay | JoinedRay | None = None
-        self._footprints: dict[str, Footprint] = {}
 
     def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.
@@ -75,12 +71,10 @@ class Runner:
             SettingsError: the settings cannot be run; no actor was started.
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
-        self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
             check(settings)
             called = Callbacks(callbacks)
             remote = new_remote_folder(settings.run_dir)
-            settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
             settings = with_server_device(settings)
             prepared = prepare(settings)
             make_executor = self._executor(prepared)
@@ -92,8 +86,6 @@ class Runner:
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=_own_modules(settings))
                 _write_partition(folder, prepared)
-            if warning:
-                logger.warning(warning)
             copy = None if remote is None else RemoteCopy(remote, folder)
             self._run_session(prepared, folder, make_executor, copy, called)
         return folder
@@ -208,8 +200,6 @@ class Runner:
         try:
             yield
         except KeyboardInterrupt:
-            if self.interrupts.lost is not None:
-                raise RunError(self.interrupts.lost) from None
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
             raise Stopped(self.interrupts.requested) from None
@@ -235,42 +225,35 @@ class Runner:
         server_device = prepared.settings.placement.server_device
         if prepared.settings.executor == "inline":
             return lambda: InlineExecutor(*arguments, prepared.on_error, server_device)
-        from ray_actors.cluster.deployment import plan_deployment
-        from ray_actors.executor.ray_executor import RayExecutor
+        from ray_actors.cluster import plan
+        from ray_actors.executor import RayExecutor
 
-        found = self._found(prepared.settings)
-        at = plan_deployment(prepared, found, self._footprints)
-        if at.elastic is not None:  # another program may take the resources: notice it before there is a run folder
-            found.pool(at.placement, at.layout).hosts(at.layout.specs)
+        placement, found = prepared.settings.placement, self._found(prepared.settings)
+        layout = plan(prepared, found)
+        if prepared.settings.ray_address:  # other jobs may have the resources: notice it before there is a run folder
+            found.pool(placement, layout)
 
         def make() -> Executor:
-            for note in at.notes:
-                logger.info(note)
-            pool = found.pool(at.placement, at.layout)
-            return RayExecutor(*arguments, at.layout, pool, prepared.on_error, at.elastic, server_device)
+            actors, slots = len(layout.groups), placement.gpus * placement.actors_per_gpu
+            stacks = prepared.settings.clients - sum(len(stack) - 1 for stack in prepared.factory.stacks)
+            if actors == stacks < slots and placement.actors is None:
+                logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
+            pool = found.pool(placement, layout)
+            return RayExecutor(*arguments, layout, pool, prepared.on_error, server_device)
 
         return make
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
         """Return Ray: started here, or a cluster that is joined."""
-        from ray_actors.cluster.joined import JoinedRay
-        from ray_actors.cluster.local import LocalRay
+        from ray_actors.cluster import JoinedRay, LocalRay
 
         if self._ray is None:
             address = settings.ray_address
-            made = JoinedRay(address) if address else LocalRay(self.interrupts.give_up, self._early)
+            made = JoinedRay(address) if address else LocalRay(self._early)
             self._early = None
             self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
             self._ray = self._open.enter_context(made)
         return self._ray
-
-    def _gpus(self, settings: Settings) -> float:
-        """Return the number of GPUs for a run."""
-        if settings.executor == "inline":
-            return settings.placement.gpus if visible_gpus() else 0
-        from ray_actors.cluster.deployment import available_gpus
-
-        return available_gpus(self._found(settings), settings)
 
     def __enter__(self) -> Runner:
         self.interrupts.install()
@@ -295,7 +278,7 @@ def _close(
 
 
 def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
-    """Start the executor and load the checkpoint into it; if nodes are lost meanwhile, use the remaining ones.
+    """Start the executor and load the checkpoint into it; if nodes are lost meanwhile, wait for others.
 
     Raises:
         SettingsError: the checkpoint is of another version of the method.
@@ -308,7 +291,7 @@ def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
         except NodeLost as loss:
             if losses == MAX_NODE_LOSSES:
                 raise RunError(f"{loss} (the {losses}th loss before the run could begin)") from None
-            logger.warning(f"{loss}; the run begins on the remaining nodes")
+            logger.warning(f"{loss}; the run begins when other nodes have room")
         executor.faults.count_restart()
         start = executor.recover
     if checkpoint is not None:

@@ -15,7 +15,7 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from ray_actors.executor.actor_pool import ActorPool
+    from ray_actors.resources import ActorPool
 
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
@@ -47,18 +47,18 @@ def pool() -> Iterator[ActorPool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
     import os
 
-    from ray_actors.cluster import launcher
-    from ray_actors.executor.actor_pool import ActorPool
+    from ray_actors import cluster
+    from ray_actors.resources import ActorPool
 
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (here, os.environ.get("PYTHONPATH")) if p)  # for `support`
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folder = launcher.start(cpus=8, gpus=2, store_mb=100)
+        folder = cluster.start(cpus=8, gpus=2, store_mb=100)
         made = ActorPool()
         yield made
         made.close()
-        launcher.stop(folder)
+        cluster.stop(folder)
 
 
 @pytest.fixture(scope="module")

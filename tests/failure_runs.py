@@ -13,16 +13,16 @@ from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.records.run_log import LOG, run_log
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Supply, lay_out
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Node, lay_out
+from ray_actors.resources import ActorPool
 
 SIZES = (12, 7, 20, 9, 8)
 CLIENTS = len(SIZES)
 
 
 def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
-    layout = lay_out(SIZES, Placement(actors=actors), Supply(cpus=2, gpus=0), made.factory.stacks)
+    layout = lay_out(SIZES, Placement(actors=actors), [Node("here", 2, 0, 1e6)], made.factory.stacks)
     parts = made.factory, made.dataset, made.partition, made.rule, made.federation
     executor = RayExecutor(*parts, layout, pool, OnError.of(rule))
     executor.start()

@@ -64,14 +64,14 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 
 
 def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
-    from ray_actors.cluster import launcher
-    from ray_actors.executor.actor_pool import ActorPool
-    from ray_actors.executor.ray_executor import RayExecutor
-    from ray_actors.placement.layout import Supply, lay_out
+    from ray_actors import cluster
+    from ray_actors.executor import RayExecutor
+    from ray_actors.layout import Node, lay_out
+    from ray_actors.resources import ActorPool
 
-    files = launcher.start(cpus=1, gpus=0, store_mb=100)
+    files = cluster.start(cpus=1, gpus=0, store_mb=100)
     try:
-        layout = lay_out(SIZES, Placement(actors=1), Supply(cpus=1, gpus=0), made.factory.stacks)
+        layout = lay_out(SIZES, Placement(actors=1), [Node("here", 1, 0, 1e6)], made.factory.stacks)
         parts = made.factory, made.dataset, made.partition, made.rule, made.federation
         executor = RayExecutor(*parts, layout, ActorPool(), OnError.of("retry(20)"))
         with run_log(folder):
@@ -79,7 +79,7 @@ def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
             set_trap(folder, TRAP)
             return outcome(executor, folder), executor.faults.restarts
     finally:
-        launcher.stop(files)
+        cluster.stop(files)
 
 
 def used_by_others() -> int:

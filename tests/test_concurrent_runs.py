@@ -87,7 +87,7 @@ def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
     for rounds in (4, 6):
         wait_for(run, f"round {rounds:6}/")
         (actor,) = [
-            one for one in psutil.Process(run.pid).children(recursive=True) if "RemoteHost" in " ".join(one.cmdline())
+            one for one in psutil.Process(run.pid).children(recursive=True) if "ClientActor" in " ".join(one.cmdline())
         ]
         actor.kill()
     wait_for(run, "round     12/")

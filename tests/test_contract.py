@@ -41,9 +41,9 @@ from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
 from pflsim.engine.simulation import Simulation
 from ray_actors.actors_equal import actors_equal_inline
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Layout
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Layout
+from ray_actors.resources import ActorPool
 
 SLOW = {batch_norm_works, lockstep_equals_loop}
 """Checks that run in `make test-slow` only; tests/test_lockstep.py has some of lockstep for `make test`."""
@@ -114,7 +114,7 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
         made.partition,
         made.rule,
         made.federation,
-        Layout.even(((0, 3), (1, 2)), 1, 0),
+        Layout(((0, 3), (1, 2)), 1, 0),
         pool,
     )
     on_actors.start()

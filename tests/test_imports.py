@@ -102,13 +102,13 @@ def test_actors_start_without_what_they_do_not_need() -> None:
     code = """
 import sys
 def loaded(*names): return [name for name in names if name in sys.modules]
-import ray_actors.cluster.early
+import ray_actors.cluster
 assert not loaded("torch", "numpy"), loaded("torch", "numpy")
-from ray_actors.executor.server_actor import RemoteServer
-RemoteServer()
+from ray_actors.server_actor import ServerActor
+ServerActor()
 assert not loaded("lightning"), loaded("lightning")
-from ray_actors.executor.client_actor import RemoteHost
-RemoteHost()
+from ray_actors.client_actor import ClientActor
+ClientActor()
 import torch
 from lightning_modules.lockstep.recorder import record
 record(lambda a: [torch.func.vmap(torch.sum)(a)], [torch.zeros(2, 3)])

@@ -29,9 +29,9 @@ from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Layout
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Layout
+from ray_actors.resources import ActorPool
 
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
@@ -259,7 +259,7 @@ def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_pat
     made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.factory.stacks
     alone = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    layout = Layout.even(((*second, 4), first), 1, 0)
+    layout = Layout(((*second, 4), first), 1, 0)
     spread = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
     found = []
     for executor in (alone, spread):

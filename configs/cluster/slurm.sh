@@ -9,7 +9,7 @@
 #SBATCH --signal=B:TERM@120
 #SBATCH --no-kill
 # --signal: the run saves its state two minutes before the time limit; resume it with resume=FOLDER.
-# --no-kill: if a node fails, the run continues on the others. For GPUs add --gres=gpu:2 and placement.gpus=...
+# --no-kill: if a node fails, the run goes on if the others have room, or else saves its state. For GPUs add --gres=gpu:2 and placement.gpus=...
 set -euo pipefail
 
 folder=${PFLSIM:-$SLURM_SUBMIT_DIR}              # this project, on storage that all nodes share

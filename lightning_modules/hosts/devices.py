@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,19 +11,13 @@ from pflsim.errors import SettingsError
 
 
 def uses_gpus(placement: Placement) -> bool:
-    """Return whether all or most clients train on GPUs."""
+    """Return whether clients train on GPUs."""
     return placement.device == "cuda" or (placement.device == "auto" and placement.gpus > 0)
 
 
 def visible_gpus() -> int:
     """Return how many GPUs torch sees on this machine."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def with_cpus_only(settings: Settings) -> Settings:
-    """Return the settings with clients and server on CPUs."""
-    cpus = replace(settings.placement, gpus=0, cpu_actors=0, device="cpu", server_device="cpu")
-    return replace(settings, placement=cpus)
 
 
 def with_server_device(settings: Settings) -> Settings:
@@ -39,25 +32,6 @@ def with_server_device(settings: Settings) -> Settings:
     if placement.server_device == "cuda" and device == "cpu":
         raise SettingsError("placement.server_device=cuda, but torch sees no GPU on this machine: use auto or cpu")
     return replace(settings, placement=replace(placement, server_device=device))
-
-
-def apply_cpu_fallback(settings: Settings, count_gpus: Callable[[], float]) -> tuple[Settings, str]:
-    """Move a new run to CPUs if GPUs are missing and `placement.cpu_fallback` allows it.
-
-    The run folder records the returned settings, so a resumed run stays on the same kind of device.
-
-    Args:
-        settings: the settings of the run.
-        count_gpus: returns the number of available GPUs; called only if the answer matters.
-
-    Returns:
-        The settings, and a warning; empty if nothing changes.
-    """
-    requested = settings.placement.gpus
-    if not settings.placement.cpu_fallback or not requested or (available := count_gpus()) >= requested:
-        return settings, ""
-    reason = f"placement.gpus={requested}, but {available:g} GPUs are available"
-    return with_cpus_only(settings), f"{reason}: all clients train on CPUs (placement.cpu_fallback=true)"
 
 
 def client_device(settings: Settings) -> str:

@@ -58,9 +58,6 @@ class InlineExecutor(BaseExecutor[Messages]):
         self.states = self.host.states
         self._before = None
 
-    def refresh(self) -> None:
-        """Do nothing: no nodes join."""
-
     def recover(self) -> bool:
         """Return True: no state is lost."""
         return True

@@ -158,7 +158,7 @@ def new_runner(first: Settings, own_process: bool) -> Any:
         print("loading PyTorch", end="\r", flush=True)
     early = None
     if first.executor == "ray" and not first.ray_address and not first.placement.gpus:  # GPUs are looked for by torch
-        early = importlib.import_module("ray_actors.cluster.early").start_early(first)
+        early = importlib.import_module("ray_actors.cluster").start_early(first)
     try:
         if own_process:
             importlib.import_module(LIGHT)

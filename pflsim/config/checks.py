@@ -22,7 +22,6 @@ from pflsim.errors import SettingsError
 EXCLUSIVE = (
     ("local_epochs", "local_steps"),
     ("placement.actors", "placement.clients_per_actor"),
-    ("placement.cpu_actors", "placement.clients_per_actor"),  # with cpu_actors, clients are divided by speed
 )
 """Settings of which one must have its default."""
 
@@ -107,38 +106,13 @@ def _exclusive(settings: Settings) -> Iterator[str]:
 
 
 def _placement(settings: Settings) -> Iterator[str]:
-    placement, clients, cpu_actors = settings.placement, settings.clients, settings.placement.cpu_actors
+    placement, clients = settings.placement, settings.clients
     if placement.actors is not None and placement.actors > clients:
         yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
-    measured = placement.actors_per_gpu == "auto"
     if settings.precision == "tf32" and placement.gpus == 0:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
-    if placement.server_device == "cuda" and placement.cpu_fallback:
-        yield "placement.server_device=cuda contradicts placement.cpu_fallback=true; use placement.server_device=auto"
-    if placement.device == "cuda" and placement.cpu_fallback:
-        yield (
-            "placement.device=cuda and placement.cpu_fallback=true contradict each other; use placement.device=auto to "
-            "train on CPUs when GPUs are missing"
-        )
-    if placement.device == "cpu" and placement.gpus > 0 and measured:
-        yield (
-            "placement.actors_per_gpu=auto measures the GPU memory of a client, which is 0 with placement.device=cpu; "
-            "use a number"
-        )
-    if cpu_actors == 0:
-        return
-    name = f"placement.cpu_actors={cpu_actors}"
-    if placement.gpus == 0:
-        yield f"{name} with placement.gpus=0: all actors are on CPUs anyway; leave it out or set placement.gpus"
-    if placement.actors is not None and cpu_actors >= placement.actors:
-        yield f"{name} leaves no actor on a GPU; with placement.actors={placement.actors} use fewer"
-    if measured:
-        yield (
-            f"{name} with placement.actors_per_gpu=auto: a measurement would decide on the device of a client, and so "
-            "on the last bits of results; use a number"
-        )
 
 
 def _sweep(settings: Settings) -> Iterator[str]:

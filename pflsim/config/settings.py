@@ -19,7 +19,7 @@ Probability = Annotated[float, Bounds(0, 1)]
 
 @dataclass
 class Placement:
-    """Where clients run. Only the devices, `threads` and `cpu_actors` can change the last bits of a result."""
+    """Where clients run. Only the devices and `threads` can change the last bits of a result."""
 
     clients_per_actor: Literal["auto"] | Count = "auto"
     """Clients per actor; auto: one stack per actor while CPUs or GPUs suffice, then balanced by mini-batches."""
@@ -29,14 +29,8 @@ class Placement:
     """Maximum number of CPUs that Ray uses; null: all."""
     gpus: CountOrZero = 0
     """Number of GPUs that Ray uses; above 0, clients train on GPUs."""
-    actors_per_gpu: Literal["auto"] | Annotated[int, Bounds(1, 1000)] = 1
-    """Client actors that share a GPU and its memory; auto: measure one client before round 1."""
-    cpu_actors: CountOrZero = 0
-    """Client actors on CPUs beside those on GPUs; this changes the last bits of results."""
-    gpu_speed: Annotated[float, Bounds(above=0, most=1e6)] = 8.0
-    """With cpu_actors: speed of a GPU actor relative to a CPU actor, to divide the clients."""
-    cpu_fallback: bool = False
-    """If GPUs are missing: true trains on CPUs and warns; false is an error."""
+    actors_per_gpu: Annotated[int, Bounds(1, 1000)] = 1
+    """Client actors that share a GPU and its memory."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto (cuda if gpus > 0, else cpu), cpu or cuda."""
     server_device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -44,15 +38,13 @@ class Placement:
     threads: Annotated[int, Bounds(1, 256)] = 1
     """Torch threads per client computation; another number can change the last bits of results."""
     strategy: Literal["pack", "spread"] = "pack"
-    """On a cluster: pack fills one node after the other, spread uses all nodes equally."""
+    """On a cluster: pack uses few nodes, spread uses all nodes equally."""
     nodes: Count | None = None
     """On a cluster: wait for this many nodes, including the driver's; null: start with those present."""
-    wait_s: Annotated[float, Bounds(0, 86_400)] = 5.0
-    """On a cluster: maximum time to wait for nodes and resources, in seconds."""
-    elastic: bool = False
-    """On a cluster: use nodes that join during the run, from the next round on."""
+    wait_s: Annotated[float, Bounds(0, 86_400)] = 60.0
+    """Maximum time to wait for Ray's nodes and resources, also after a node is lost, in seconds."""
     object_store_mb: Annotated[int, Bounds(75)] | None = None
-    """Size of Ray's object store on this machine, in MiB (at least 75); null: a third of the free memory."""
+    """Size of Ray's object store on this machine, in MiB (at least 75); null: 30% of the free memory."""
 
 
 @dataclass

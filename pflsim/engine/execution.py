@@ -45,7 +45,7 @@ Handle = TypeVar("Handle")
 
 
 class NodeLost(RunError):
-    """Actors or objects are lost because their node left the cluster. `Executor.recover` continues without the node."""
+    """Actors or objects are lost because their node left the cluster. `Executor.recover` continues on other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +184,14 @@ class Executor(Protocol[Handle]):
         """Build the server and the hosts, and wait until they are ready."""
         ...
 
-    def refresh(self) -> None:
-        """Use nodes that have joined, if the settings ask for it; called between two rounds."""
-        ...
-
     def recover(self) -> bool:
-        """Continue on the remaining nodes after `NodeLost`.
+        """Continue after `NodeLost`, when the actors of the lost node run on another one.
 
         Returns:
             True if all states are intact. False if some were lost: then all states are the initial ones.
 
         Raises:
-            RunError: the remaining nodes are too small.
+            RunError: the other nodes have no room.
         """
         ...
 

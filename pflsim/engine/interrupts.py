@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import threading
 from collections.abc import Iterator
@@ -32,14 +31,11 @@ class Interrupts:
     Attributes:
         requested: the first signal; None: no stop is requested.
         count: the number of signals so far.
-        lost: why the run cannot continue, see `give_up`; None: it can.
     """
 
     def __init__(self) -> None:
         self.requested: int | None = None
         self.count = 0
-        self.lost: str | None = None
-        self._breaking = False
         self._abandonable = 0
         self._before: dict[int, object] = {}
 
@@ -62,22 +58,8 @@ class Interrupts:
         finally:
             self._abandonable -= 1
 
-    def give_up(self, reason: str) -> None:
-        """Raise KeyboardInterrupt in the main thread, from another thread."""
-        self.lost, self._breaking = reason, True
-        handled = [signum for signum in SIGNALS if signal.getsignal(signum) == self._handle]
-        if handled:  # an ignored signal would have no effect
-            _thread.interrupt_main(handled[0])
-
-    def begin(self) -> None:
-        """Forget the reason of `give_up`, before another run."""
-        self.lost, self._breaking = None, False
-
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if self._breaking:
-            self._breaking = False
-            raise KeyboardInterrupt
         self.count += 1
         first, self.requested = self.requested is None, self.requested or signum
         if self._abandonable or not first:

@@ -58,10 +58,10 @@ class Recovery(Generic[Handle]):
             self._no_reply[record.round], self._not_sent[record.round] = no_reply, no_reply - nonfinite
 
     def recover(self) -> None:
-        """Continue on the remaining nodes with the states after the last finished round.
+        """Continue on other nodes with the states after the last finished round.
 
         Raises:
-            RunError: the remaining nodes are too small, or the lost states cannot be computed again.
+            RunError: the other nodes have no room, or the lost states cannot be computed again.
         """
         self.complete, losses = False, 0
         while not self.complete:
@@ -77,11 +77,11 @@ class Recovery(Generic[Handle]):
                 losses += 1
                 if losses == MAX_NODE_LOSSES:
                     raise RunError(f"{loss} (the {MAX_NODE_LOSSES}th loss during a recovery)") from None
-                logger.warning(f"{loss}; the run continues on the remaining nodes")
+                logger.warning(f"{loss}; the run continues when other nodes have room")
                 self._executor.faults.count_restart()
 
     def _recover_executor(self) -> bool:
-        """Call `Executor.recover`; if the remaining nodes are too small, intact states can still be saved."""
+        """Call `Executor.recover`; if other nodes have no room, intact states can still be saved."""
         try:
             return self._executor.recover()
         except NodeLost:

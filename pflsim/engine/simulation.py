@@ -122,8 +122,6 @@ class Simulation(Generic[Handle]):
         return self.done == self._checkpoints.saved
 
     def _run_round(self, round_number: int) -> None:
-        with self.interrupts.abandonable():
-            self.executor.refresh()
         record = self._round(round_number) if round_number else self._initial_round()
         self._finish(record)
 
@@ -254,7 +252,7 @@ class Simulation(Generic[Handle]):
                 return work()
             except NodeLost as loss:
                 reason = str(loss)  # not the error itself, which would keep the round's messages alive
-            logger.warning(f"{reason}; the run continues on the remaining nodes")
+            logger.warning(f"{reason}; the run continues when other nodes have room")
             self.executor.faults.count_restart()
             if self._ahead:
                 self.executor.rollback()

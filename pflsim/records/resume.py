@@ -36,12 +36,8 @@ other data at a new path. `stop` decides when the run ends; `ray_actors.resume` 
 before."""
 EXTENSION = "rounds"
 """The setting that extends a run; `ray_actors.resume` checks that the rounds that are done stay the same."""
-FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device", "placement.cpu_actors")
+FIXED_PLACEMENT = ("placement.threads", "placement.device", "placement.server_device")
 """Exceptions from `CHANGEABLE`: settings that may change the last bits of a result."""
-FIXED_WITH_CPU_ACTORS = tuple(
-    f"placement.{name}" for name in ("gpus", "actors_per_gpu", "gpu_speed", "actors", "clients_per_actor")
-)
-"""Exceptions if `placement.cpu_actors` is set: these settings decide which clients are on CPUs."""
 
 
 def run_folder(asked: str, root: Path = Path("runs")) -> Path:
@@ -86,15 +82,8 @@ def saved_settings(folder: Path) -> Settings:
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that define a run, by dotted key. A checkpoint stores them to detect differences."""
-    kept = _kept(settings)
-    return {key: value for key, value in dotted(asdict(settings)).items() if key in kept or not _is_free(key)}
-
-
-def _kept(settings: Settings) -> tuple[str, ...]:
-    """Return the settings of the placement that define the run."""
-    if settings.placement.cpu_actors:
-        return FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS
-    return tuple(key for key in FIXED_PLACEMENT if key != "placement.cpu_actors")
+    values = dotted(asdict(settings))
+    return {key: value for key, value in values.items() if key in FIXED_PLACEMENT or not _is_free(key)}
 
 
 def _is_free(key: str) -> bool:
@@ -120,7 +109,7 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
                 f"{', '.join((EXTENSION, *CHANGEABLE))}"
             )
         settings = _with(settings, given, key.split("."))
-    for key in FIXED_PLACEMENT + FIXED_WITH_CPU_ACTORS if before.placement.cpu_actors else FIXED_PLACEMENT:
+    for key in FIXED_PLACEMENT:
         value = attrgetter(key)
         if key in keys and value(given) != value(before):
             raise SettingsError(f"{key} may change the last bits of a result and cannot change when a run is resumed")

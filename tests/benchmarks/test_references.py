@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import references
 from benchmarks.references import leaves, main, tensor_digest
-from ray_actors.executor.actor_pool import ActorPool
+from ray_actors.resources import ActorPool
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 

@@ -39,8 +39,8 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
 
 
 def test_roles() -> None:
-    assert role_of(["ray::RemoteHost.train"]) == role_of(["ray::RemoteHost"]) == "client"
-    assert role_of(["ray::RemoteServer"]) == "server"
+    assert role_of(["ray::ClientActor.train"]) == role_of(["ray::ClientActor"]) == "client"
+    assert role_of(["ray::ServerActor"]) == "server"
     assert role_of(["/somewhere/raylet/raylet", "--name"]) == "raylet"
     assert role_of(["ray::IDLE"]) == role_of(["/usr/bin/python", "launch.py"]) == role_of([]) == ""
 

@@ -21,7 +21,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink
-from ray_actors.executor.actor_pool import ActorPool
+from ray_actors.resources import ActorPool
 
 
 def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int, ...], ...] = ((0, 3),)) -> World:

@@ -83,7 +83,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], t
 
 
 POINTS = {
-    "refresh": [Loss("refresh", 4)],
     "first downlink": [Loss("send", 1)],
     "downlink": [Loss("send", 4)],
     "train": [Loss("train", 4)],

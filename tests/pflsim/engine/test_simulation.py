@@ -105,8 +105,6 @@ class Recorder:
 
     def rollback(self) -> None: ...
 
-    def refresh(self) -> None: ...
-
     def recover(self) -> bool:
         return True
 

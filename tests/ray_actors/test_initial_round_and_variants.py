@@ -22,9 +22,9 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Layout
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Layout
+from ray_actors.resources import ActorPool
 
 
 class Means(ClientModule):
@@ -99,7 +99,7 @@ def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, p
     """In every phase that says how many are due, as many are; the actors get Local, as below."""
     made = of(Means, monkeypatch=monkeypatch)
     parts = made.dataset, made.partition, _local_rule(), made.federation
-    spread = RayExecutor(_as_local(made), *parts, Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
+    spread = RayExecutor(_as_local(made), *parts, Layout(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
     spread.start()
     for number, executor in enumerate((inline(made), spread)):
         listener = Records()
@@ -120,7 +120,7 @@ def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, p
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: ActorPool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
     alone = inline(made)
-    layout = Layout.even(((0, 3, 5), (1, 2, 4)), 1, 0)
+    layout = Layout(((0, 3, 5), (1, 2, 4)), 1, 0)
     # A class of this test file cannot travel to a worker by name: the actors get Local, of the same shapes.
     spread = RayExecutor(_as_local(made), made.dataset, made.partition, _local_rule(), made.federation, layout, pool)
     spread.start()

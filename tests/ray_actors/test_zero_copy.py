@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pflsim.messages import Message, Prototypes, Uplink
-from ray_actors.executor.zero_copy import ZeroCopyMessage
+from ray_actors.zero_copy import ZeroCopyMessage
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 

@@ -7,18 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from out_of_memory_run import MAX_EATEN, OURS
 from ray.exceptions import OutOfMemoryError, RayActorError
 
-from ray_actors.executor import deaths
+from ray_actors.executor import how_it_died
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
 SAID = (
     "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: d8637915) "
     "was 4.34GB used / 23.54GB limit (0.184484)\nOOM kill reason: Memory usage 4623798272B exceeded threshold of "
@@ -42,17 +41,14 @@ def test_an_actor_that_eats_all_memory_changes_nothing(tmp_path: Path) -> None:
     if "disturbed" in found:
         changed = found["disturbed"] / 2**30
         pytest.skip(f"other processes changed their use of memory by {changed:+.1f} GiB, which decides what is killed")
-    messages = [line for line in found["lines"] if "out of memory" in line]
-    assert found["equal"]
-    assert found["restarts"] == len(found["lines"]) == len(messages) >= 1
+    assert found["equal"] and found["restarts"] == len(found["lines"]) >= 1
 
 
 def test_how_ray_says_it() -> None:
     as_task = OutOfMemoryError(SAID)
     as_actor = RayActorError(error_msg=f"The actor died unexpectedly before finishing this task. {SAID}")
     for error in (as_task, as_actor):
-        said = "Ray killed it because the node was out of memory (4.34GB used / 23.54GB)"
-        assert deaths.how_it_died(error) == said and deaths.out_of_memory(error)
+        assert how_it_died(error) == "Ray killed it because the node was out of memory"
 
 
 def test_a_kill_is_not_taken_for_it() -> None:
@@ -61,20 +57,4 @@ def test_a_kill_is_not_taken_for_it() -> None:
         error_msg="The actor died. Worker exit detail: Worker unexpectedly exits with a connection error code 2. End "
         "of file. Some common causes include: (1) the process was killed by the OOM killer due to high memory usage"
     )
-    assert not deaths.out_of_memory(error) and "kill -9" in deaths.how_it_died(error)
-
-
-def test_no_other_is_started_before_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_use, now = [99.0, 98.0, 92.0, 50.0], [0.0]
-    monkeypatch.setattr(deaths.psutil, "virtual_memory", lambda: SimpleNamespace(percent=in_use.pop(0)))
-    monkeypatch.setattr(deaths.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(deaths.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    monkeypatch.delenv("RAY_memory_usage_threshold", raising=False)
-    deaths.wait_for_memory(ValueError("another error"))
-    assert now == [0.0]
-    deaths.wait_for_memory(OutOfMemoryError(SAID))
-    assert in_use == [50.0]
-    in_use[:] = [99.0] * 1000
-    began = now[0]
-    deaths.wait_for_memory(OutOfMemoryError(SAID))
-    assert now[0] - began == pytest.approx(deaths.MEMORY_TIMEOUT_S, abs=2)
+    assert "kill -9" in how_it_died(error)

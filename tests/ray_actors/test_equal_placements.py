@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from run_files import read_message
-from support import Records, World, dropout_mlp, plan, rounds, same, slow_except, states, world
+from support import Records, World, dropout_mlp, plan, same, slow_except, states, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedcfr import PFedCFR
@@ -22,9 +21,9 @@ from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.simulation import Simulation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from ray_actors.executor.actor_pool import ActorPool
-from ray_actors.executor.ray_executor import RayExecutor
-from ray_actors.placement.layout import Supply, lay_out
+from ray_actors.executor import RayExecutor
+from ray_actors.layout import Node, lay_out
+from ray_actors.resources import ActorPool
 
 CLIENTS = 4
 PLACEMENTS = {
@@ -62,7 +61,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", slow_except(["packed"], PLACEMENTS))
 def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
-    layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], Supply(cpus=2, gpus=0))
+    layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], [Node("here", 2, 0, 1e6)])
     for number, w in enumerate(worlds()):
         executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
         executor.start()
@@ -82,29 +81,3 @@ def _same_traces(one: Path, other: Path) -> None:
             a, b = (read_message(f / "trace" / "round_0002" / name) for f in (one, other))
             assert a.weights.keys() == b.weights.keys()
             assert all(torch.equal(a.weights[k], b.weights[k]) for k in a.weights)
-
-
-@pytest.mark.slow
-def test_gpus_are_shared_by_declared_resources(pool: ActorPool) -> None:
-    """Two pretended GPUs, two actors on each: every actor is shown one of them, and the result is the same."""
-    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2, device="cpu"), Supply(cpus=2, gpus=2))
-    assert len(layout.groups) == 4 and layout.specs[0].gpus == 0.5
-    w = next(worlds())
-    executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
-    executor.start()
-    shown = ray.get([host.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for host in executor.actor_group.actors])
-    assert sorted(ids[0] for ids in shown) == [0, 0, 1, 1] and all(len(ids) == 1 for ids in shown)
-    inline = w.inline()
-    for e in (executor, inline):
-        rounds(e, 2, CLIENTS)
-    assert same(states(executor), states(inline))
-
-
-@pytest.mark.slow
-def test_a_gpu_that_torch_does_not_see_is_said_at_once(pool: ActorPool) -> None:
-    """Devices come from the settings; there is no silent way back to the CPU."""
-    w = next(worlds())
-    layout = lay_out([5, 2, 9, 3], Placement(gpus=2, actors_per_gpu=2), Supply(cpus=2, gpus=2))
-    parts = (replace(w.factory, device="cuda:0"), w.dataset, w.partition, w.rule, w.federation)
-    with pytest.raises(RuntimeError, match="torch sees none"):
-        RayExecutor(*parts, layout, pool).start()

@@ -1,0 +1,402 @@
+"""Ray: started on this machine, reachable from this machine only; or a running cluster that a run joins."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import ray
+from ray.job_config import JobConfig
+
+from pflsim.config.installation import FOLDER, program
+from pflsim.config.settings import Placement, Settings
+from pflsim.errors import RunError, SettingsError
+from pflsim.records.environment import usable_cpus
+from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
+from ray_actors.resources import POLL_S, ActorPool
+
+if TYPE_CHECKING:
+    from lightning_modules.prepare import PreparedRun
+
+PREFIX = "pflsim-ray-"
+MAX_PATH_LENGTH = 28
+"""Of the folder, in characters: the path of a socket in it must not exceed 107 characters."""
+FILES, LOCK = "r", "lock"
+"""In the folder, which only this user can open: Ray's folder, and a file that this process locks as long as it lives.
+Ray's own folder is open to all users."""
+UNLOCKED_S = 60
+"""The age of a folder without a lock file, in seconds, from which its process was killed before it could lock it."""
+CONNECT_TIMEOUT_S = 5.0
+"""How long the head may take to accept a connection; Ray itself would try for minutes."""
+_locks: dict[Path, int] = {}
+
+
+# Ray on this machine
+
+
+def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
+    """Start Ray on the loopback interface, without a dashboard.
+
+    Args:
+        cpus: the CPUs that actors can request.
+        gpus: the GPUs that actors can request.
+        store_mb: the size of the object store in MiB; None: 30% of the free memory.
+
+    Returns:
+        The folder of its files, for `stop`.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray._private import ray_constants
+
+    remove_leftovers()
+    folder = _create_folder()
+    _silence_notices()
+    ray_constants.ENABLE_RAY_CLUSTER = False  # or Ray listens on all network interfaces
+    # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
+    # run has saved its state.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=store_mb and store_mb * 2**20,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            job_config=_SafePathConfig(),
+            _temp_dir=str(folder / FILES),  # RAY_TMPDIR would set it for later runs, too
+        )
+    except BaseException as error:
+        stop(folder)
+        if not isinstance(error, Exception):
+            raise
+        why = str(error).partition("\n")[0]  # on a busy machine, Ray gives up after a minute
+        raise RunError(f"Ray did not start: {why} Use executor=inline to run without Ray") from error
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that exits at once
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return folder
+
+
+def stop(folder: Path) -> None:
+    """Stop the Ray that `start` has started, and remove its files."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is not None:  # or Ray waits a second for each of five processes, which block SIGTERM
+        kill = node.kill_all_processes
+        node.kill_all_processes = lambda **options: kill(**{**options, "allow_graceful": False})
+    ray.shutdown()
+    _kill_users(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _locks.pop(folder, None)) is not None:
+        os.close(lock)
+
+
+class _SafePathConfig(JobConfig):
+    """A job whose processes do not search the working directory for modules, unless pflsim is there.
+
+    A file numpy.py there would replace a library.
+    """
+
+    def _serialize(self) -> str:
+        here = {str(Path.cwd())} - {str(FOLDER)}
+        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder not in here]
+        return super()._serialize()
+
+
+def _silence_notices() -> None:
+    """Keep `ray.init` from logging that token authentication is enabled, and that a thread cannot set a handler."""
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    logging.getLogger("ray._private.worker").addFilter(_is_to_log)
+
+
+def _is_to_log(record: logging.LogRecord) -> bool:
+    return "SIGTERM handler is not set" not in record.getMessage()
+
+
+def _create_folder() -> Path:
+    """Create and lock a folder in the system's folder for temporary files, or in /tmp if the path of that is long."""
+    parent = tempfile.gettempdir()
+    if len(parent) > MAX_PATH_LENGTH - len(PREFIX):
+        parent = "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+    if (lock := _lock(folder / LOCK, os.O_CREAT)) is not None:
+        _locks[folder] = lock
+    (folder / FILES).mkdir()
+    return folder
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of processes that were killed, and end the Ray processes that still use them."""
+    for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
+        for folder in parent.glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                found = folder.lstat()
+                create = os.O_CREAT if time.time() > found.st_mtime + UNLOCKED_S else 0
+                ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+                if ours and (lock := _lock(folder / LOCK, create)) is not None:
+                    _kill_users(folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(lock)
+
+
+def _lock(path: Path, flags: int = 0) -> int | None:
+    """Lock a file until this process ends; return None if another process, in whatever container, holds the lock."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _kill_users(folder: Path) -> None:
+    """Kill the Ray processes of this user that have the folder in their command line, or a file in it open."""
+    killed = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            words = process.cmdline() if process.uids().real == os.getuid() else []
+            if process.pid == os.getpid() or not any(word.startswith("ray::") or "/ray/" in word for word in words):
+                continue
+            files = (file.path for file in process.open_files())
+            if any(f"{folder}/" in word for word in words) or any(path.startswith(f"{folder}/") for path in files):
+                process.kill()
+                killed.append(process)
+    psutil.wait_procs(killed, timeout=10)
+
+
+def size(placement: Placement) -> tuple[int, int, int | None]:
+    """Return the CPUs, GPUs and MiB of the object store with which Ray is started for a run."""
+    return placement.cpus or usable_cpus(), placement.gpus, placement.object_store_mb
+
+
+class StartedRay:
+    """Starts Ray in a thread, and actors, which import torch while this process prepares the run.
+
+    Args:
+        started_for: the size of Ray, see `size`.
+        actors: the number of client actors to start; 0 starts none.
+
+    Attributes:
+        pool: of the actors.
+    """
+
+    def __init__(self, started_for: tuple[int, int, int | None], actors: int = 0):
+        self.size, self.pool, self._actors = started_for, ActorPool(), actors
+        self._folder: Path | None = None
+        self._ready: Future[ActorPool] = Future()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="start-ray", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._folder = start(*self.size)
+            self.pool.check_ray = watch()
+            if self._actors:
+                self.pool.start(Layout(((),) * self._actors, share([self.size[0]], self._actors), 0.0))
+                self.pool.server()
+            self._ready.set_result(self.pool)
+        except BaseException as error:
+            self._ready.set_exception(error)
+        self._closed.wait()  # Linux ends the processes of Ray with the thread that has started them
+
+    def wait(self) -> ActorPool:
+        """Wait until Ray runs, and return the pool; raises the error of its start."""
+        return self._ready.result()
+
+    def close(self) -> None:
+        """Wait until Ray runs, and stop it with its actors."""
+        self._ready.exception()
+        if self._folder is not None:
+            stop(self._folder)
+        self._closed.set()
+
+
+def watch() -> Callable[[], None]:
+    """Return a function that raises a `RunError` if a process has ended that the Ray started here needs.
+
+    Ray itself would end this process without a message (raylet), or wait for a minute (GCS).
+    """
+    needed = [(p, name) for p in psutil.Process().children() if (name := p.name()) in ("raylet", "gcs_server")]
+    looked = 0.0
+
+    def check() -> None:
+        nonlocal looked
+        if time.monotonic() < looked + POLL_S:
+            return
+        looked = time.monotonic()
+        for process, name in needed:
+            with suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            raise RunError(f"Ray's {name} (process {process.pid}) has ended, so the run cannot continue")
+
+    return check
+
+
+def start_early(settings: Settings) -> StartedRay | None:
+    """Start Ray for a run on this machine; None if this process is connected to a Ray already."""
+    if ray.is_initialized():
+        return None
+    started_for = size(settings.placement)
+    return StartedRay(started_for, settings.placement.actors or min(settings.clients, started_for[0]))
+
+
+class LocalRay(AbstractContextManager["LocalRay"]):
+    """Starts Ray and its actors, and keeps them for the next run if it needs the same.
+
+    If this process is connected to Ray already, that Ray is used and left running.
+
+    Args:
+        early: is starting already.
+    """
+
+    def __init__(self, early: StartedRay | None = None):
+        self._started = early
+        self._external = ActorPool() if early is None and ray.is_initialized() else None
+
+    def nodes(self, placement: Placement) -> list[Node]:
+        """Return the resources of this machine for a run; the memory of running actors counts as free."""
+        pool = self._external or (self._started.pool if self._started else ActorPool())
+        free_mb = psutil.virtual_memory().available / 2**20 + len(pool.actors) * ACTOR_MB
+        cpus, gpus, _ = size(placement)
+        if self._external:
+            found = ray.cluster_resources()
+            cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
+        return [Node("this machine", cpus, gpus, free_mb)]
+
+    def pool(self, placement: Placement, layout: Layout) -> ActorPool:
+        """Start Ray and the actors of a run, if they do not run yet."""
+        pool = self._external
+        if pool is None:
+            if self._started is None or self._started.size != size(placement):
+                self.close()
+                self._started = StartedRay(size(placement))
+            pool = self._started.wait()
+        pool.wait_s = placement.wait_s
+        pool.start(layout)
+        return pool
+
+    def close(self) -> None:
+        """End the actors, and the Ray that was started here."""
+        if self._external is not None:
+            self._external.close()
+        elif self._started is not None:
+            self._started.close()
+            self._started = None
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+# A running cluster
+
+
+class JoinedRay(AbstractContextManager["JoinedRay"]):
+    """Starts actors on a running cluster, and ends them after the last run.
+
+    Args:
+        address: auto, or HOST:PORT of the head.
+    """
+
+    def __init__(self, address: str):
+        self._pool = ActorPool(joined=True)
+        if not ray.is_initialized():
+            join(address)
+
+    def nodes(self, placement: Placement) -> list[Node]:
+        """Return the free resources of the nodes; those of this process's actors count as free."""
+        return self._pool.free()
+
+    def pool(self, placement: Placement, layout: Layout) -> ActorPool:
+        """Reserve the resources of a run and start its actors."""
+        self._pool.wait_s, self._pool.strategy = placement.wait_s, placement.strategy.upper()
+        self._pool.start(layout)
+        return self._pool
+
+    def close(self) -> None:
+        """End all actors."""
+        self._pool.close()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.close()
+        finally:
+            ray.shutdown()
+
+
+def join(address: str) -> None:
+    """Connect this process to a cluster.
+
+    Raises:
+        SettingsError: there is no cluster at this address, or this machine is not a node of it.
+    """
+    _check_reachable(address)
+    _silence_notices()
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
+    try:
+        context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=_SafePathConfig())
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        advice = f"run ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
+        raise SettingsError(
+            f"ray_address={address}: only a node of the cluster can join it ({reason}): {advice}"
+        ) from error
+    if any(part.startswith(PREFIX) for part in Path(context.address_info["session_dir"] or "").parts):
+        ray.shutdown()
+        why = "this Ray belongs to another run and ends with it"
+        raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head")
+
+
+def _check_reachable(address: str) -> None:
+    if address == "auto":
+        return  # Ray looks on this machine
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise SettingsError(f"ray_address={address}: expected auto or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        why = f"nothing answers there ({error.strerror or error})"
+        raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head") from error
+
+
+def plan(prepared: PreparedRun, found: LocalRay | JoinedRay) -> Layout:
+    """Decide which clients live on which actor; on a cluster, wait for nodes for up to `placement.wait_s` seconds.
+
+    Raises:
+        SettingsError: the placement cannot be met on this machine, or is contradictory.
+        RunError: the cluster has too little.
+    """
+    placement, deadline = prepared.settings.placement, time.monotonic() + prepared.settings.placement.wait_s
+    while True:
+        nodes = found.nodes(placement)
+        try:
+            if isinstance(found, JoinedRay) and len(nodes) < (asked := placement.nodes or 0):
+                raise ResourcesMissing(f"placement.nodes={asked}, but the cluster has {len(nodes)} nodes")
+            return lay_out(prepared.batches_per_round, placement, nodes, prepared.factory.stacks)
+        except ResourcesMissing as error:
+            if isinstance(found, LocalRay):
+                raise
+            if time.monotonic() >= deadline:
+                waited = f"after placement.wait_s={placement.wait_s:g} seconds"
+                raise RunError(f"{error} ({waited}); request less, or wait longer") from None
+        time.sleep(POLL_S)

@@ -1,0 +1,156 @@
+"""What is lost with a node, and how that is found out; a whole run that loses one, on a real Ray that has one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from failing_executor import PLAN, alike, bare
+from failure_runs import SIZES as FIVE
+from failure_runs import on_ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, OwnerDiedError, RayTaskError
+from support import Records, World, dropout_mlp, states, world
+
+from lightning_modules.methods.pfedcfr import PFedCFR
+from lightning_modules.training import Training
+from pflsim.engine.execution import NodeLost, TrainTask
+from pflsim.engine.simulation import Simulation
+from pflsim.errors import RunError
+from pflsim.records.run_log import LOG, run_log
+from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from ray_actors import executor as remote
+from ray_actors.client_actor import Environment
+from ray_actors.resources import ActorPool
+
+pytestmark = pytest.mark.slow
+
+LOST, LATE = ObjectLostError("ab" * 28, None, ""), GetTimeoutError("late")
+
+
+def small() -> World:
+    """Four of the five clients train."""
+    made = world(
+        partial(PFedCFR, alpha=100.0, r="body", unit="module"), PFedCFRServer(alpha=100.0, sigma=1e3), sizes=FIVE,
+        training=Training(lr=0.1, batch_size=4, momentum=0.5), model=dropout_mlp, init="per_client",
+    )  # fmt: skip
+    return replace(made, federation=replace(made.federation, clients=made.federation.clients[:4]))
+
+
+class LosingRay:
+    """Ray, except that the first `lost` objects that are looked for with a timeout cannot be fetched."""
+
+    def __init__(self, lost: int, error: Exception = LOST):
+        self.lost, self.error = lost, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ray, name)
+
+    def get(self, refs: Any, timeout: float | None = None) -> Any:
+        if timeout is not None and self.lost:
+            self.lost -= 1
+            raise self.error
+        return ray.get(refs, timeout=timeout)
+
+
+def one_round(executor: Any) -> None:
+    executor.fuse(executor.run(TrainTask(1), executor.send((0, 1, 2, 3))))
+    executor.commit()
+
+
+def test_lost_objects_and_states(pool: ActorPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost object is known for one, also where a call was given it; if a state is lost, all are as at the start."""
+    made = small()
+    executor = on_ray(made, pool)
+    assert executor.recover()  # nothing to lose
+    one_round(executor)
+    after = states(executor), executor.server_state()
+    for error in (LOST, OwnerDiedError("ab" * 28, None, ""), ValueError("no"), ActorDiedError()):
+        lost = isinstance(error, ObjectLostError)
+        for met in (error, RayTaskError("train", "a traceback", error)):
+            with monkeypatch.context() as patch:
+                patch.setattr(remote.ray, "get", lambda refs, met=met: (_ for _ in ()).throw(met))
+                with pytest.raises(NodeLost if lost else type(met)):
+                    executor._fetch([])
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "ray", LosingRay(0))
+        assert executor.recover()
+    assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+    for error in (LOST, LATE):
+        with monkeypatch.context() as patch:
+            patch.setattr(remote, "ray", LosingRay(1, error))
+            assert not executor.recover()
+        fresh = made.inline()
+        assert alike(states(executor), states(fresh)) and alike(executor.server_state(), fresh.server_state())
+        one_round(executor)
+        assert alike(states(executor), after[0]) and alike(executor.server_state(), after[1])
+
+
+@pytest.mark.parametrize(("lost", "every", "repeated"), [(1, 0, [1, 2, 3]), (1, 2, [3]), (0, 2, [])])
+def test_a_node_that_dies_in_the_middle_changes_no_bit(
+    lost: int, every: int, repeated: list[int], pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actor dies in round 4, and its node is not alive any more."""
+    made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
+    outcomes = []
+
+    class Dying(Records):
+        def phase(self, round_number: int, name: str, due: int = 0) -> None:
+            super().phase(round_number, name, due)
+            if (round_number, name) == (4, "train") and not gone and isinstance(executor, remote.RayExecutor):
+                monkeypatch.setattr(executor, "_get", get)
+                monkeypatch.setattr(remote, "alive_ids", frozenset)
+                monkeypatch.setattr(remote, "ray", LosingRay(lost))
+
+    def get(ref: Any, placed: bool = False) -> Any:
+        if placed and not gone:
+            gone.append(0)
+            raise ActorDiedError()
+        return remote.RayExecutor._get(executor, ref, placed)
+
+    for name in ("inline", "ray"):
+        gone = list[int]()
+        (tmp_path / name).mkdir()
+        executor: Any = made.inline() if name == "inline" else on_ray(made, pool)
+        listener = Dying()
+        with run_log(tmp_path / name):
+            Simulation(executor, drawn, tmp_path / name, listener).run()
+        records = [bare(record) for record in listener.records]
+        outcomes.append((states(executor), executor.server_state(), records, listener.joined))
+        again = [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"]
+        assert again == (repeated if name == "ray" else [])
+    one, other = outcomes
+    assert alike(one[0], other[0]) and alike(one[1], other[1]) and one[2:] == other[2:]
+    assert "left the cluster" in (tmp_path / "ray" / LOG).read_text()
+
+
+# What actors run on
+
+MINE = Environment("process 1 on node 10.0.0.1", "a", "torch 2.14, pflsim abc", "AVX2")
+
+
+def test_other_software_is_refused_and_other_processors_are_reported(
+    pool: ActorPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = on_ray(small(), pool)
+    found = [MINE, MINE]
+    monkeypatch.setattr(remote, "environment", lambda: MINE)
+    monkeypatch.setattr(executor, "_prepare", lambda: found)
+    for joined in (False, True):
+        monkeypatch.setattr(pool, "joined", joined)
+        caplog.clear()
+        executor.start()
+        assert not caplog.messages
+        found[1] = MINE._replace(processor="AVX512")
+        executor.start()
+        assert len(caplog.messages) == 1 and "AVX512" in caplog.messages[0]
+        found[1] = MINE._replace(versions="torch 2.13, pflsim abc")
+        if joined:  # on one machine, a file may have been saved since this process began
+            with pytest.raises(RunError, match="client actor 1, process 1 .*torch 2.13, pflsim abc there"):
+                executor.start()
+        else:
+            executor.start()
+        found[1] = MINE
