@@ -10,7 +10,7 @@ from typing import Any
 
 from pflsim.engine.execution import EvalRequest, Executor
 from pflsim.engine.plan import RunPlan
-from pflsim.records.checkpoint.write import Staged, stage_checkpoint
+from pflsim.records.checkpoint_write import Staged, stage_checkpoint
 
 logger = logging.getLogger(__name__)
 

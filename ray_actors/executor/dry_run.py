@@ -23,7 +23,7 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import FORWARD_BATCH, Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.resume import fixed_settings
+from pflsim.records.saved_settings import fixed_settings
 from pflsim.servers.base import Federation, ServerRule
 from ray_actors.executor.remote_actor import RemoteActor
 from ray_actors.placement.layout import Supply

@@ -23,7 +23,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.records.checkpoint.state import plain
+from pflsim.records.checkpoint_write import to_containers
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.executor.actor_group import ActorGroup
@@ -194,7 +194,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def server_state(self) -> object:
         """Fetch the server rule's state as plain containers and tensors."""
         state = self.server.state
-        return _get(self.server.call("saved_state")[0]) if state is None else plain(_get(state))
+        return _get(self.server.call("saved_state")[0]) if state is None else to_containers(_get(state))
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Yield every client's id and private state; a few states are in memory at a time."""

@@ -18,7 +18,7 @@ from pflsim.analysis.results.run import incomplete
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.figures.svg import PALETTE
-from pflsim.records.metrics import Model
+from pflsim.records.accuracy import Model
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 

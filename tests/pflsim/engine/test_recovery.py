@@ -24,7 +24,7 @@ from lightning_modules.training import Training
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError
-from pflsim.records.checkpoint.read import newest_checkpoint
+from pflsim.records.checkpoint_read import newest_checkpoint
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer
 from pflsim.servers.fedfomo import FedFomo as FedFomoServer

@@ -28,7 +28,7 @@ from lightning_modules.training import Training
 from pflsim.config.settings import Placement
 from pflsim.engine.execution import NodeLost, TrainTask
 from pflsim.engine.simulation import Simulation
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from ray_actors.executor import actor_group as actor_group
 from ray_actors.executor import deaths

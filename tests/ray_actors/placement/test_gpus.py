@@ -29,8 +29,8 @@ from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Message
-from pflsim.records.checkpoint.read import newest_checkpoint
-from pflsim.records.resume import changed, saved_settings
+from pflsim.records.checkpoint_read import newest_checkpoint
+from pflsim.records.saved_settings import changed, saved_settings
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import run
 from ray_actors.executor import actor_group as actor_group
