@@ -70,4 +70,5 @@ class Checkpointer:
 
 
 def _log_error(round_number: int, error: OSError) -> None:
-    logger.warning(f"no checkpoint after round {round_number}: {error}; the run goes on, older checkpoints are kept")
+    reason = error.strerror or error
+    logger.warning(f"no checkpoint after round {round_number}: {reason}; the run goes on, older checkpoints are kept")
