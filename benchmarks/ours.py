@@ -13,10 +13,9 @@ from pflsim.config.checks import check
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import Executor
 from pflsim.engine.simulation import Simulation
-from pflsim.records.accounting import round_traffic
 from pflsim.records.folder import create_run_folder
-from pflsim.records.tracking.memory import held_mb
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.history import round_traffic
+from pflsim.records.tracker import Tracker, held_mb
 from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.run import Runner

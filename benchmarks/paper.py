@@ -39,7 +39,7 @@ from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.installation import program
 from pflsim.config.names import nearest, written
 from pflsim.errors import SettingsError
-from pflsim.records.metrics import Model, Phase, Scope
+from pflsim.records.accuracy import Model, Phase, Scope
 from pflsim.records.summary import Choice, chosen_round
 from pflsim.terminal.exit_status import exit_status
 

@@ -91,7 +91,7 @@ def runner() -> Any:
 
 def read_states(folder: Path) -> Any:
     """Return the states in the last checkpoint of a run."""
-    from pflsim.records.checkpoint.read import choose_checkpoint
+    from pflsim.records.checkpoint_read import choose_checkpoint
 
     checkpoint = choose_checkpoint(folder / "checkpoints", "last")
     return {"server": checkpoint.server(), "client": dict(checkpoint.clients())}
@@ -99,7 +99,7 @@ def read_states(folder: Path) -> Any:
 
 def repeat_last_round(run: Any, folder: Path) -> None:
     """Leave what remains of a run that is killed before its last checkpoint, and resume it."""
-    from pflsim.records.resume import saved_settings
+    from pflsim.records.saved_settings import saved_settings
 
     shutil.rmtree(max((folder / "checkpoints").glob("round_*")))
     (folder / "summary.json").unlink()

@@ -297,7 +297,7 @@ def _kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Return the differences, to the bit, of the records and the last checkpoints of two runs; times are ignored."""
-    from pflsim.records.checkpoint.meta import read_checkpoint
+    from pflsim.records.checkpoint_read import read_checkpoint
 
     found = []
     if _lines(one) != _lines(other):

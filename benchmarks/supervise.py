@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import ROOT
-from pflsim.records.tracking.memory import MemorySampler, held_mb
+from pflsim.records.tracker import MemorySampler, held_mb
 
 
 def run_module(

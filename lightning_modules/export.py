@@ -29,12 +29,11 @@ from pflsim.config.installation import program
 from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
-from pflsim.params import load, snapshot
-from pflsim.records.checkpoint.meta import BadCheckpoint, name_of
-from pflsim.records.checkpoint.read import choose_checkpoint
-from pflsim.records.checkpoint.state import restored
-from pflsim.records.files import in_order, write_atomically
-from pflsim.records.resume import saved_settings
+from pflsim.params import load
+from pflsim.records.checkpoint_read import BadCheckpoint, choose_checkpoint, from_containers, name_of
+from pflsim.records.files import write_atomically
+from pflsim.records.saved_settings import saved_settings
+from pflsim.records.trace import write_tensors
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import exit_status
@@ -90,10 +89,7 @@ class SavedModels:
             record = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
         except (OSError, ValueError, KeyError) as error:
-            raise SettingsError(
-                f"{folder / 'partition.json'} does not describe the inputs: {error}; if an earlier version made the "
-                "run, run it again"
-            ) from error
+            raise SettingsError(f"{folder / 'partition.json'} does not describe the inputs: {error}") from error
         make_client, self._make_rule = bind_method(self.settings.method)
         self._nets, self._make_client = bind_models(self.settings.model, None), make_client
 
@@ -114,7 +110,7 @@ class SavedModels:
         """The server rule and its state."""
         rule = self._make_rule()
         initial = rule.init(self._module().federation([len(rows) for rows in self._train[: self.clients]]))
-        return rule, restored(initial, self.checkpoint.server())
+        return rule, from_containers(type(initial), self.checkpoint.server())
 
     @cached_property
     def _downlinks(self) -> dict[int, Message]:
@@ -219,17 +215,14 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
 
 def write(model: LoadedModel, folder: Path, name: str) -> str:
     """Write `name`.pt2 and `name`.safetensors, the client module's state; returns a line that describes them."""
-    from safetensors.torch import save
-
     file = io.BytesIO()
     torch.export.save(export_program(model), file)
     state = {k: v for k, v in model.client.state_dict().items() if not k.startswith("kept_optimizers.")}
-    tensors = {key: value.contiguous() for key, value in snapshot(state).items()}
     metadata = {key: str(value) for key, value in model.about.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.pt2", file.getvalue())
-    write_atomically(folder / f"{name}.safetensors", in_order(save(tensors, metadata)))
-    return f"{folder / name}.pt2, {name}.safetensors: {len(tensors)} tensors"
+    write_tensors(folder / f"{name}.safetensors", state, metadata)
+    return f"{folder / name}.pt2, {name}.safetensors: {len(state)} tensors"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

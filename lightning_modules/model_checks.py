@@ -25,7 +25,7 @@ from pflsim.data.dataset import Dataset, Kind
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError
 from pflsim.params import NET, NOTHING, Selector
-from pflsim.records.metrics import Model, Phase
+from pflsim.records.accuracy import Model, Phase
 from pflsim.seeding import seeded_global
 
 INSTEAD: Mapping[Kind, str] = {

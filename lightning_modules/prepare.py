@@ -36,7 +36,7 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError
-from pflsim.records.resume import fixed_settings
+from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule

@@ -114,7 +114,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     folders, texts = config_folders(config_dirs), [quoted(text) for text in overrides]
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
-        from pflsim.records.resume import changed
+        from pflsim.records.saved_settings import changed
 
         _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
         known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set

@@ -38,7 +38,7 @@ from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
-from pflsim.records.checkpoint.state import plain
+from pflsim.records.checkpoint_write import to_containers
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.client_actor import Environment, Setup, environment
@@ -414,7 +414,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     def server_state(self) -> object:
         """Fetch the server rule's state as plain containers and tensors."""
         if self.server.state.ref:
-            return plain(self._get(self.server.state.ref[0]))
+            return to_containers(self._get(self.server.state.ref[0]))
         return self._call_server("saved_state")[0]
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:

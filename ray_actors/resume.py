@@ -11,14 +11,12 @@ import torch
 
 from lightning_modules.prepare import PreparedRun
 from pflsim.errors import SettingsError
-from pflsim.records.checkpoint.meta import Checkpoint
-from pflsim.records.checkpoint.read import check_header, newest_checkpoint
-from pflsim.records.checkpoint.state import plain
-from pflsim.records.early_stopping import stalled_since, validation_scores
+from pflsim.records.checkpoint_read import Checkpoint, check_header, newest_checkpoint
+from pflsim.records.checkpoint_write import to_containers
 from pflsim.records.folder import is_complete
-from pflsim.records.history import RoundMetrics
-from pflsim.records.resume import saved_settings
-from pflsim.records.tracking.records import read_records
+from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
+from pflsim.records.per_client import read_records
+from pflsim.records.saved_settings import saved_settings
 
 
 def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
@@ -87,7 +85,7 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
     plan, rule, rounds = prepared.plan, prepared.rule, prepared.plan.rounds
     if rounds <= found.round:
         raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
-    before, now = (plain(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
+    before, now = (to_containers(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
     differing = [key for key in now if _bytes(before[key]) != _bytes(now[key])]
     if prepared.settings.lr_schedule == "cosine":
         differing.append("lr_schedule=cosine")

@@ -27,17 +27,15 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.checkpoint.meta import Checkpoint
-from pflsim.records.early_stopping import validation_scores
+from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import write_environment
-from pflsim.records.folder import create_run_folder, run_lock, write_config
-from pflsim.records.remote_copy.begin import new_remote_folder, resume_remote_copy
-from pflsim.records.remote_copy.remote_copy import RemoteCopy
-from pflsim.records.resume import fixed_settings, saved_settings
-from pflsim.records.run_log import run_log
+from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
+from pflsim.records.history import validation_scores
+from pflsim.records.loggers import hyperparameters
+from pflsim.records.remote import RemoteCopy, new_remote_folder, resume_remote_copy
+from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.summary import Summary
-from pflsim.records.tracking.hyperparameters import hyperparameters
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.resume import has_records, remove_empty_records, resume_point
@@ -95,7 +93,7 @@ class Runner:
 
         Args:
             folder: the run folder.
-            settings: of the run, as `pflsim.records.resume` reads them.
+            settings: of the run, as `pflsim.records.saved_settings` reads them.
             callbacks: see `pflsim.run`.
 
         Raises:

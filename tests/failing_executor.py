@@ -18,7 +18,7 @@ from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, Reply
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 from pflsim.types import RoundRecord
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))

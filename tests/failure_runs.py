@@ -12,7 +12,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Node, lay_out
 from ray_actors.resources import ActorPool

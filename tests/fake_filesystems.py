@@ -1,4 +1,4 @@
-"""Two file systems for tests, one like a disk and one like an object store, which call a hook."""
+"""A file system for tests, like an object store, which calls a hook."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fsspec import register_implementation
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pflsim.records.remote_copy.remote_folder import RemoteFolder
+from pflsim.records.remote import RemoteFolder
 
 Ask = Callable[[str, str], None]
 
@@ -20,33 +19,9 @@ def nothing(what: str, path: str) -> None:
 
 
 class Asked:
-    """A hook that is called before and during each operation of a store; the store raises what it raises."""
+    """A hook that is called before and after each operation of the store; the store raises what it raises."""
 
     ask: Ask = staticmethod(nothing)
-
-
-class Disk(LocalFileSystem):
-    """Like a disk: a reader can see half a file, and files can be renamed."""
-
-    protocol: ClassVar[Any] = "testdisk"
-    cachable = False
-
-    def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:
-        Asked.ask("put", path2)
-        data = Path(path1).read_bytes()
-        with open(path2, "wb") as file:
-            file.write(data[: len(data) // 2])
-            file.flush()
-            Asked.ask("half", path2)
-            file.write(data[len(data) // 2 :])
-
-    def mv(self, path1: Any, path2: Any, recursive: bool = True, **kwargs: Any) -> None:
-        Asked.ask("mv", path2)
-        super().mv(path1, path2, recursive, **kwargs)
-
-    def rm_file(self, path: Any) -> None:
-        Asked.ask("rm", path)
-        super().rm_file(path)
 
 
 class Store(MemoryFileSystem):
@@ -61,10 +36,10 @@ class Store(MemoryFileSystem):
     def _strip_protocol(cls, path: Any) -> str:
         return super()._strip_protocol(str(path).removeprefix("teststore://"))
 
-    def put_file(self, lpath: Any, rpath: Any, *args: Any, **kwargs: Any) -> None:
-        Asked.ask("put", rpath)
-        super().put_file(lpath, rpath, *args, **kwargs)
-        Asked.ask("done", rpath)
+    def pipe_file(self, path: Any, value: Any, mode: Any = "overwrite", **kwargs: Any) -> None:
+        Asked.ask("put", path)
+        super().pipe_file(path, value, mode, **kwargs)
+        Asked.ask("done", path)
 
     def rm_file(self, path: Any) -> None:
         Asked.ask("rm", path)
@@ -72,12 +47,11 @@ class Store(MemoryFileSystem):
 
 
 def register() -> None:
-    for kind in (Disk, Store):
-        register_implementation(kind.protocol, kind, clobber=True)
+    register_implementation(Store.protocol, Store, clobber=True)
 
 
 def contents(url: str) -> dict[str, bytes]:
-    """All files at a URL, hidden ones too."""
+    """All files at a URL but hidden ones."""
     remote = RemoteFolder(url)
     return {name: remote.read(name) for name in remote.files()}
 

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from pflsim.analysis.runs import Run, read_run
 from pflsim.config.settings import Settings
+from pflsim.records.accuracy import Model, Phase
+from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
-from pflsim.records.metrics import Model, Phase
 from pflsim.records.summary import RunMeta
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
 
 Counts = Sequence[tuple[int, int]]
@@ -80,6 +81,7 @@ def make_run(
     )  # fmt: skip
     folder.mkdir(parents=True)
     write_config(folder, asdict(config))
+    write_environment(folder)
     (folder / "partition.json").write_text(json.dumps({"hash": hashed}))
     with Tracker(folder, meta) as tracker:
         for number in range(1, rounds + 1):

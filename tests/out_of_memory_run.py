@@ -24,7 +24,7 @@ from pflsim.config.on_client_error import OnError
 from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
 from pflsim.engine.simulation import Simulation
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 
 SIZES = (12, 7, 20)
 PIECE = 64 * 2**20

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.records.checkpoint.meta import read_checkpoint
-from pflsim.records.checkpoint.write import stage_checkpoint
+from pflsim.records.checkpoint_read import read_checkpoint
+from pflsim.records.checkpoint_write import stage_checkpoint
 from pflsim.types import Tensors
 
 

@@ -28,8 +28,8 @@ from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
-from pflsim.records.metrics import Scope
-from pflsim.records.resume import saved_settings
+from pflsim.records.accuracy import Scope
+from pflsim.records.saved_settings import saved_settings
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord

@@ -31,7 +31,7 @@ from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
 from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.records.checkpoint.state import plain as plain_state
+from pflsim.records.checkpoint_write import to_containers as plain_state
 from pflsim.seeding import coin, seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.fedfcd import FedFCD as FedFCDServer

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pflsim import cli
 from pflsim.messages import Uplink
-from pflsim.records.diagnostics import Diagnostics, read_diagnostics
+from pflsim.records.trace import read_matrices
 
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
@@ -26,7 +26,7 @@ def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",
                "trace.rounds=[3]", "lockstep=false", "tracking.diagnostics_every=2", f"run_dir={folder}"]  # fmt: skip
     assert cli.main(options) == 0
-    seen = read_diagnostics(folder)
+    seen = read_matrices(folder)
     assert seen is not None
     assert seen.round == 3
     found = {m.name: m.values for m in seen.matrices}
@@ -74,7 +74,7 @@ def test_the_confusion_agrees_with_what_was_counted(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert cli.main(["method=local", "executor=inline", "clients=1", "rounds=2", "partition=iid",
                         f"run_dir={folder}"]) == 0  # fmt: skip
-    seen = read_diagnostics(folder)
+    seen = read_matrices(folder)
     assert seen is not None
     (confusion,) = [m.values for m in seen.matrices if m.name == "confusion"]
     counts = json.loads((folder / "partition.json").read_text())["class_counts"][0]["test"]

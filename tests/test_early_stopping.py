@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_resume import agree, left, stop_after
 
 from pflsim import cli
-from pflsim.records.early_stopping import stalled_since
+from pflsim.records.history import stalled_since
 
 SETTINGS = ["method=fedrep", "data=digits", "clients=5", "fraction=0.6", "model.hidden=[8]", "executor=inline",
             "lr=0.3", "lr_decay=0.99", "eval.holdout_clients=1", "eval.every=2", "checkpoint.every=3"]  # fmt: skip

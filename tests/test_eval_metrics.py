@@ -13,7 +13,7 @@ from test_resume import SMALL, agree, left, stop_after
 
 import pflsim
 from pflsim import cli
-from pflsim.records.tracking.per_client import COLUMNS
+from pflsim.records.per_client import COLUMNS
 
 NAMES = ("macro_f1", "balanced_accuracy", "nll", "ece")
 SETTINGS = ["method=fedrep", *SMALL, f"eval.metrics=[{','.join(NAMES)},nll]", "tracking.per_client=true"]

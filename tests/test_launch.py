@@ -18,7 +18,7 @@ from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.folder import create_run_folder
-from pflsim.records.resume import run_folder
+from pflsim.records.saved_settings import run_folder
 
 NUMBERS = itertools.count()
 COMPONENTS = """

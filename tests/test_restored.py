@@ -14,12 +14,13 @@ from test_contract import inline, job
 from lightning_modules.contract.checks import tensors_of
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
-from pflsim.records.checkpoint.state import plain, restored
+from pflsim.records.checkpoint_read import from_containers
+from pflsim.records.checkpoint_write import to_containers
 
 
 def through_a_file(state: Any) -> Any:
     file = io.BytesIO()
-    torch.save(plain(state), file)
+    torch.save(to_containers(state), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
 
@@ -61,7 +62,7 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
         executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
     for number, cohort in enumerate(made.plan.cohorts, start=1):
         state = executor.server.state
-        back = restored(example, through_a_file(state))
+        back = from_containers(type(example), through_a_file(state))
         assert differences(state, back) == []
         for one, other in (
             (rule.downlinks(state, cohort), rule.downlinks(back, cohort)),

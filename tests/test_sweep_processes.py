@@ -26,7 +26,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 from pflsim.records import environment
 from pflsim.records.folder import create_run_folder, last_run
-from pflsim.records.tracking.hyperparameters import hyperparameters
+from pflsim.records.loggers import hyperparameters
 from pflsim.terminal.processes import Ended, in_processes
 
 SMALL = ["executor=inline", "method=fedavg", "clients=3", "rounds=2", "model.hidden=[4]", "batch_size=50"]

@@ -12,7 +12,8 @@ from lightning_modules.hosts.threads import torch_threads
 from pflsim.engine.diagnostics import RoundDiagnostics, diagnose
 from pflsim.fusion.blocks import products_on
 from pflsim.messages import Message, Uplink
-from pflsim.records.checkpoint.state import plain, restored
+from pflsim.records.checkpoint_read import from_containers
+from pflsim.records.checkpoint_write import to_containers
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Tensors
 
@@ -74,8 +75,8 @@ class ServerHost:
         return self.rule.numbers(self.state)
 
     def saved_state(self) -> object:
-        """Return the state as plain containers and tensors."""
-        return plain(self.state)
+        """Return the state as containers of tensors and numbers."""
+        return to_containers(self.state)
 
     def restore(self, saved: object) -> None:
         """Load a state that `saved_state` returned.
@@ -83,7 +84,7 @@ class ServerHost:
         Raises:
             ValueError: it is not a state of this rule.
         """
-        self.state = restored(self.rule.init(self.federation), saved)
+        self.state = from_containers(type(self.state), saved)
 
 
 def identity(message: Message) -> tuple[int | None, ...]:

@@ -12,13 +12,12 @@ from pflsim.analysis.groups import Group, check_comparable, check_evaluation, gr
 from pflsim.analysis.paired import Difference, differences, find_reference
 from pflsim.analysis.runs import Run
 from pflsim.errors import SettingsError
-from pflsim.records.accounting import Traffic
-from pflsim.records.history import RoundMetrics
-from pflsim.records.metrics import Model, Scope
+from pflsim.records.accuracy import Model, Scope
+from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
-"""Fields of `pflsim.records.metrics.AccuracyStats` among the figures of a row."""
+"""Fields of `pflsim.records.accuracy.AccuracyStats` among the figures of a row."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
 

@@ -18,12 +18,12 @@ from pflsim.config.plain import dotted
 from pflsim.config.settings import Settings
 from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
-from pflsim.records.accounting import Traffic
-from pflsim.records.folder import CONFIG, check_no_links
-from pflsim.records.history import RoundMetrics, read_history, to_line
-from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope
+from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope
+from pflsim.records.environment import read_environment
+from pflsim.records.folder import CONFIG
+from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
+from pflsim.records.per_client import COLUMNS
 from pflsim.records.summary import Choice, chosen_round
-from pflsim.records.tracking.per_client import COLUMNS
 from pflsim.types import SPLITS
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Run:
         summary: summary.json.
         history: the lines of metrics.jsonl.
         partition: partition.json without the rows.
-        environment: environment.json; empty if the file is missing.
+        environment: environment.json.
     """
 
     folder: Path
@@ -272,15 +272,11 @@ def read_run(folder: Path) -> Run:
         raise SettingsError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
-    check_no_links(folder)
-    added = {part: node for part in COMPONENTS if (node := getattr(Settings(), part))}  # older runs do not have them
-    required = ("seed", "rounds", *(part for part in COMPONENTS if part not in added))
-    config = {**added, **read_mapping(folder / CONFIG, yaml.safe_load, required)}
+    environment = read_environment(folder)
+    config = read_mapping(folder / CONFIG, yaml.safe_load, ("seed", "rounds", *COMPONENTS))
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
     summary = read_mapping(folder / "summary.json", json.loads, SUMMARISED)
-    recorded = folder / "environment.json"
-    environment = read_mapping(recorded, json.loads) if recorded.is_file() else {}
     partition = read_mapping(folder / "partition.json", json.loads, ("hash",))
     partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
     with _reading(folder / "metrics.jsonl"):
@@ -320,8 +316,7 @@ def _reading(path: Path) -> Iterator[None]:
 def run_settings(run: Run) -> dict[str, Any]:
     """Return a run's settings without those in `IGNORED`; runs that differ only in their seed have equal settings.
 
-    The key of a component (`method`, `data`, `model`, …) holds the name used on the command line. Settings that the
-    version of the run did not have get their defaults.
+    The key of a component (`method`, `data`, `model`, …) holds the name used on the command line.
     """
     names: Mapping[str, str] = run.config.get("names") or {}
     known = {"method": run.method, "data": run.summary["data"], "model": run.summary["model"]}

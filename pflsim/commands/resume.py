@@ -11,8 +11,8 @@ from pflsim.config.compose import composed, composing, parse, plain
 from pflsim.config.help import groups_in
 from pflsim.config.urls import is_url
 from pflsim.errors import SettingsError
-from pflsim.records.folder import check_no_links, is_complete, stopped_round
-from pflsim.records.resume import changed, check_destination, run_folder, saved_settings
+from pflsim.records.folder import is_complete, stopped_round
+from pflsim.records.saved_settings import changed, check_destination, run_folder, saved_settings
 
 
 def resume_run(
@@ -39,7 +39,6 @@ def resume_run(
         RunError: the run ended early.
     """
     folder, keys = run_folder(name), list[str]()
-    check_no_links(folder)
     settings = saved_settings(folder)
     if overrides:
         with composing(folders):

@@ -21,7 +21,7 @@ from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import LOCK
-from pflsim.records.resume import fixed_settings
+from pflsim.records.saved_settings import fixed_settings
 from pflsim.seeding import seed_for
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"

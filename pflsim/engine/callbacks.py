@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.accounting import Traffic
-from pflsim.records.history import round_metrics
+from pflsim.records.history import Traffic, round_metrics
 from pflsim.types import EvalRow, RoundRecord
 
 EVENTS = ("on_round", "on_evaluate", "on_end")

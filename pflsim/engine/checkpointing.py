@@ -10,7 +10,7 @@ from typing import Any
 
 from pflsim.engine.execution import EvalRequest, Executor
 from pflsim.engine.plan import RunPlan
-from pflsim.records.checkpoint.write import Staged, stage_checkpoint
+from pflsim.records.checkpoint_write import Staged, stage_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -70,4 +70,5 @@ class Checkpointer:
 
 
 def _log_error(round_number: int, error: OSError) -> None:
-    logger.warning(f"no checkpoint after round {round_number}: {error}; the run goes on, older checkpoints are kept")
+    reason = error.strerror or error
+    logger.warning(f"no checkpoint after round {round_number}: {reason}; the run goes on, older checkpoints are kept")

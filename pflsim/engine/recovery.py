@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from pflsim.engine.execution import Executor, NodeLost, ReplyTask, Sent, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.checkpoint.read import newest_checkpoint
+from pflsim.records.checkpoint_read import newest_checkpoint
 from pflsim.types import RoundRecord
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
-from pflsim.records.early_stopping import stalled_since
-from pflsim.records.metrics import validation_score
+from pflsim.records.accuracy import validation_score
+from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_message, write_server
 from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
 

@@ -1,4 +1,7 @@
-"""environment.json: package versions, the commit of the code, and the hardware. It names no machine and no person."""
+"""environment.json: the format of a run's files, package versions, the commit of the code, and the hardware.
+
+It names no machine and no person.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,16 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from pflsim.config.signatures import find_source
+from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 
+FORMAT = 1
+"""The format of the files of a run, also in meta.json of checkpoints. Every change of a file's meaning raises it."""
 PACKAGES = (
     *("pflsim", "torch", "torchvision", "lightning", "ray", "numpy", "scipy", "scikit-learn", "torchmetrics"),
     *("tensorboard", "hydra-core", "omegaconf", "safetensors", "jaxtyping", "psutil", "rich", "matplotlib"),
@@ -126,11 +133,6 @@ def gpu_software(driver: Path = Path("/sys/module/nvidia/version")) -> dict[str,
     return found
 
 
-def environment() -> dict[str, object]:
-    """Return versions, code, machine and the command line."""
-    return {"versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
-
-
 def write_environment(folder: Path, name: str = "environment.json", modules: Mapping[str, Path] | None = None) -> None:
     """Write environment.json to a run folder.
 
@@ -140,17 +142,40 @@ def write_environment(folder: Path, name: str = "environment.json", modules: Map
         modules: the user's own modules and their files, which are recorded relative to the folder.
     """
     own = {module: os.path.relpath(path, folder) for module, path in (modules or {}).items()}
-    content = {**environment(), **({"own_modules": own} if own else {})}
+    content = {"format": FORMAT, "versions": versions(), "code": code(), "machine": machine(), "command": sys.argv}
+    content |= {"own_modules": own} if own else {}
     write_atomically(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def missing_modules(folder: Path) -> str:
-    """Return a hint where a run found the own modules that are not found now; empty if there are none."""
+def read_environment(folder: Path) -> Mapping[str, Any]:
+    """Read environment.json of a run folder.
+
+    Raises:
+        SettingsError: it cannot be read, or the run has another format.
+    """
+    path = folder / "environment.json"
     try:
-        own: Mapping[str, str] = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["own_modules"]
-        missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
+        content = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    check_format(content.get("format"), folder)
+    return content
+
+
+def check_format(found: object, folder: Path) -> None:
+    """Refuse the files of a run or a checkpoint in another format than `FORMAT`.
+
+    Raises:
+        SettingsError: the format differs.
+    """
+    if found != FORMAT:
+        raise SettingsError(f"{folder} has format {found}, expected {FORMAT}: use the version of pflsim that wrote it")
+
+
+def missing_modules(folder: Path, environment: Mapping[str, Any]) -> str:
+    """Return a hint where a run found the own modules that are not found now; empty if there are none."""
+    own: Mapping[str, str] = environment.get("own_modules", {})
+    missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
     places = ", ".join(f"{name} was {path}" for name, path in missing.items())
     gone = not all(path.exists() for path in missing.values())
     advice = "this file is gone" if gone else "use that folder as working directory or PYTHONPATH"

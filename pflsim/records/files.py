@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,29 +25,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
-def in_order(safetensors: bytes) -> bytes:
-    """Return the content of a safetensors file with its metadata sorted by key; the library writes them at random."""
-    start = 8 + int.from_bytes(safetensors[:8], "little")
-    header = json.loads(safetensors[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # aligns the tensors
-    return len(text).to_bytes(8, "little") + text + safetensors[start:]
-
-
 def sync_folder(folder: Path) -> None:
-    """Fsync a folder, so that a renamed file keeps its name after a power failure.
-
-    Does nothing on file systems that do not support it.
-
-    Raises:
-        OSError: the disk fails.
-    """
+    """Fsync a folder, if its file system supports this, so that a renamed file outlives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
-            raise
+        with suppress(OSError):
+            os.fsync(handle)
     finally:
         os.close(handle)

@@ -1,14 +1,16 @@
-"""Creates, names, locks and finds run folders."""
+"""Creates, names, locks and finds run folders, and writes run.log."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from pflsim.records.files import write_atomically
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
+LOG = "run.log"
+PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+"""The packages whose records go to run.log."""
 NAME = re.compile(r"(\d{8}-\d{6})-.+-s-?\d+(?:-(\d+))?")
 """Matches default names: groups are the time, and the number of a repeated name."""
 MAX_PART, MAX_NAME = 40, 160
@@ -117,20 +122,6 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_no_links(folder: Path) -> None:
-    """Refuse a run folder with symbolic links, which lead a command elsewhere, or with pipes, which make it wait.
-
-    Raises:
-        SettingsError: names the first of these.
-    """
-    for parent, folders, files in os.walk(folder):
-        for name in sorted((*folders, *files)):
-            path = Path(parent, name)
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                kind = "a symbolic link" if path.is_symlink() else "not a regular file"
-                raise SettingsError(f"{path} is {kind}; a run folder contains regular files and folders only")
-
-
 def runs(root: str | Path = "runs") -> list[Path]:
     """Return the run folders below `root` with a default name and a config.yaml, in the order of their start."""
     found: list[tuple[str, int, Path]] = []
@@ -157,10 +148,7 @@ def last_run(root: str | Path = "runs") -> Path:
 
 def stopped_round(folder: Path) -> int | None:
     """Return the round in which a complete run stopped early, according to summary.json; None if it did not."""
-    try:
-        stopped = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["stopped_early"]["round"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    stopped = _summary(folder).get("stopped_early", {}).get("round")
     return stopped if is_complete(folder, stopped) else None
 
 
@@ -171,9 +159,58 @@ def is_complete(folder: Path, rounds: int | None = None) -> bool:
         folder: the run folder.
         rounds: the number of rounds that must be done, with the states after the last one saved; None: any.
     """
+    summary = _summary(folder)
+    done = rounds is None or (summary.get("rounds") == rounds and summary.get("states_saved", True))
+    return summary.get("complete") is True and done
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Return the content of summary.json; nothing if it is missing or damaged."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        done = rounds is None or (summary["rounds"] == rounds and summary.get("states_saved", True) is True)
-        return summary["complete"] is True and done
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+@contextmanager
+def run_log(folder: Path) -> Iterator[None]:
+    """Write the records of this project's loggers to run.log and to standard error inside the block.
+
+    Warnings have the prefix "warning: " on standard error. DEBUG records go to the file only. The root logger gets no
+    record inside the block, so that its handlers do not print one twice.
+
+    Args:
+        folder: the run folder; run.log is created by the first record.
+    """
+    loggers, handler = [logging.getLogger(name) for name in PACKAGES], _LogHandler(folder / LOG)
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.setLevel(level)
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+
+
+class _LogHandler(logging.Handler):
+    """Appends records to a file, which is open only meanwhile, and prints those from INFO on to standard error.
+
+    Ignores errors such as a full disk or a closed standard error.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._path, self._with_time = path, logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{self._with_time.format(record)}\n")
+        if record.levelno >= logging.INFO:
+            prefix = "warning: " if record.levelno >= logging.WARNING else ""
+            with suppress(OSError, ValueError):
+                print(f"{prefix}{self.format(record)}", file=sys.stderr, flush=True)

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pflsim.records.accounting import Traffic, round_traffic
-from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
+from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
 from pflsim.types import Fault, RoundRecord, Split
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes sent by clients (up) and to clients (down)."""
+
+    up_bytes: int = 0
+    down_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.up_bytes + other.up_bytes, self.down_bytes + other.down_bytes)
+
+
+def client_traffic(record: RoundRecord) -> dict[int, Traffic]:
+    """Return each client's traffic in a round, by ascending id. Clients without traffic are left out."""
+    up, down = {report.client: report.up_bytes for report in record.reports}, record.down_bytes
+    traffic = {client: Traffic(up.get(client, 0), down.get(client, 0)) for client in sorted({*up, *down})}
+    return {client: both for client, both in traffic.items() if both != Traffic()}
+
+
+def round_traffic(record: RoundRecord) -> Traffic:
+    """Return a round's traffic, summed over clients."""
+    return sum(client_traffic(record).values(), Traffic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +86,20 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
         traffic=traffic,
         traffic_total=earlier + traffic,
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
-        faults=fault_counts(record.faults),
+        faults=fault_counts(record.faults.values()),
         drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
     )
 
 
-def fault_counts(faults: Mapping[int, str]) -> dict[str, int]:
+def fault_counts(faults: Iterable[str]) -> dict[str, int]:
     """Return the number of clients by kind of fault, in the order of `Fault`; kinds without clients are left out."""
-    kinds = list(faults.values())
+    kinds = list(faults)
     return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
 
 
 def finite(value: Any) -> Any:
     """Replace NaN and infinities, which JSON cannot represent, by None at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: finite(inner) for key, inner in value.items()}
-    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def to_line(metrics: RoundMetrics) -> str:
@@ -87,49 +107,56 @@ def to_line(metrics: RoundMetrics) -> str:
     accuracy: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}
     for scope, stats in metrics.accuracy.items():
         accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = stats.values()
-    content = {
-        **{name: getattr(metrics, name) for name in ("round", "cohort", "losses")},
-        "accuracy": accuracy,
-        "traffic": {
-            "up_bytes": metrics.traffic.up_bytes,
-            "down_bytes": metrics.traffic.down_bytes,
-            "up_bytes_total": metrics.traffic_total.up_bytes,
-            "down_bytes_total": metrics.traffic_total.down_bytes,
-        },
-        **{name: getattr(metrics, name) for name in ("faults", "drift", "seconds")},
-    }
+    both = {"": metrics.traffic, "_total": metrics.traffic_total}
+    traffic = {f"{name}{end}": getattr(bytes_, name) for end, bytes_ in both.items() for name in Traffic.__match_args__}
+    known = {"accuracy": accuracy, "traffic": traffic}
+    names = ("round", "cohort", "losses", "accuracy", "traffic", "faults", "drift", "seconds")
+    content = {name: known[name] if name in known else getattr(metrics, name) for name in names}
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
 
 
 def from_line(line: str) -> RoundMetrics:
     """Parse a line of `to_line`; null becomes NaN."""
-    content = json.loads(line)
+    found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
     accuracy = {
-        Scope(cast(Model, model), cast(Split, split), cast(Phase, phase)): AccuracyStats.of(_numbers(stats))
-        for model, splits in content["accuracy"].items()
+        Scope(cast(Model, model), cast(Split, split), cast(Phase, phase)): AccuracyStats.of(stats)
+        for model, splits in found["accuracy"].items()
         for split, phases in splits.items()
         for phase, stats in phases.items()
     }
-    traffic = content["traffic"]
-    return RoundMetrics(
-        round=content["round"],
-        cohort=content["cohort"],
-        losses=_numbers(content["losses"]),
-        accuracy=accuracy,
-        traffic=Traffic(traffic["up_bytes"], traffic["down_bytes"]),
-        traffic_total=Traffic(traffic["up_bytes_total"], traffic["down_bytes_total"]),
-        seconds=_numbers(content["seconds"]),
-        faults=content["faults"],
-        drift=_numbers(content["drift"]),
+    traffic, total = (
+        Traffic(*(found["traffic"][f"{name}{end}"] for name in Traffic.__match_args__)) for end in ("", "_total")
     )
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in values.items()}
+    return RoundMetrics(**{**found, "accuracy": accuracy, "traffic": traffic, "traffic_total": total})
 
 
 def read_history(folder: Path) -> list[RoundMetrics]:
     """Return all rounds in metrics.jsonl of a run folder. An incomplete last line is ignored."""
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return [from_line(line) for line in whole.split("\n") if line]
+    return [from_line(line) for line in (folder / METRICS).read_text(encoding="utf-8").split("\n")[:-1] if line]
+
+
+def validation_scores(history: Iterable[RoundMetrics], reported: Scope) -> dict[int, float]:
+    """Return the mean validation accuracy of the reported model by round, for the rounds that evaluate it."""
+    scope = reported._replace(split="val")
+    return {line.round: line.accuracy[scope].mean for line in history if scope in line.accuracy}
+
+
+def stalled_since(scores: Mapping[int, float], patience: int | None) -> int | None:
+    """Return the round after which `patience` evaluations in sequence are not better, so that the run stops early.
+
+    Args:
+        scores: the score by round, ascending. An equal score is not better.
+        patience: the number of evaluations, from 1; None: any number is accepted.
+
+    Returns:
+        None if there is no such round.
+    """
+    best, waited = None, 0
+    for number, score in scores.items():
+        if best is None or score > scores[best]:
+            best, waited = number, 0
+        else:
+            waited += 1
+        if waited == patience:
+            return best
+    return None

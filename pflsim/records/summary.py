@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pflsim.records.accounting import Traffic
-from pflsim.records.early_stopping import stalled_since, validation_scores
+from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope, accuracy_stats
 from pflsim.records.files import write_atomically
-from pflsim.records.history import RoundMetrics, finite
-from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope, accuracy_stats
+from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
 from pflsim.types import NewcomerRecord, Precision
 
 Choice = Literal["last", "best_val", "best_test_oracle"]
@@ -167,43 +165,41 @@ def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, ch
 
 def to_dict(summary: Summary) -> dict[str, object]:
     """Return the content of summary.json."""
-    meta = summary.meta
+    meta, reason = summary.meta, summary.stopped_early
     phases = {model: meta.phase(model) for model in get_args(Model)}
+    present = {
+        "states_saved": None if summary.states_saved else False,
+        "stopped_early": {"round": summary.rounds, "reason": reason} if reason else None,
+        "resumed_after": list(summary.resumed_after) or None,
+        "actor_restarts": summary.actor_restarts or None,
+        "warnings": list(summary.warnings) or None,
+        "newcomers": _newcomers(summary) if meta.newcomers else None,
+    }
     return {
         "complete": summary.complete,
-        **({} if summary.states_saved else {"states_saved": False}),
         **{name: getattr(meta, name) for name in ("method", "data", "partition", "partition_hash", "model", "clients")},
         "rounds": summary.rounds,
         "rounds_planned": meta.rounds,
-        **({"stopped_early": {"round": summary.rounds, "reason": reason}} if (reason := summary.stopped_early) else {}),
         "seed": meta.seed,
         "precision": meta.precision,
         "seconds": round(summary.seconds, 3),
         "reported_model": meta.reported_model,
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
-        "accuracy": {model: _figures(summary, model) for model in get_args(Model)},
+        "accuracy": {
+            model: {choice: f and {"round": f.round, **f.stats.values()} for choice, f in found.items()}
+            for model, found in ((model, summary.figures(model)) for model in get_args(Model))
+        },
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
-        **({"resumed_after": list(summary.resumed_after)} if summary.resumed_after else {}),
-        **({"actor_restarts": summary.actor_restarts} if summary.actor_restarts else {}),
-        **({"warnings": list(summary.warnings)} if summary.warnings else {}),
-        **_newcomers(summary),
+        **{name: value for name, value in present.items() if value is not None},
     }
 
 
 def _newcomers(summary: Summary) -> dict[str, object]:
-    """Return the entry of the newcomers; empty if the run has none."""
-    meta, found = summary.meta, summary.newcomers
-    if not meta.newcomers:
-        return {}
-    figures = {name: getattr(found, name, None) for name in ("received", "trained", "down_bytes")}
+    figures = {name: getattr(summary.newcomers, name, None) for name in ("received", "trained", "down_bytes")}
     values = {name: each.values() if isinstance(each, AccuracyStats) else each for name, each in figures.items()}
-    return {"newcomers": {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **values}}
-
-
-def _figures(summary: Summary, model: Model) -> dict[str, dict[str, float] | None]:
-    return {choice: f and {"round": f.round, **f.stats.values()} for choice, f in summary.figures(model).items()}
+    return {"clients": summary.meta.newcomers, "finetune_epochs": summary.meta.finetune_epochs, **values}
 
 
 def write_summary(folder: Path, summary: Summary) -> None:

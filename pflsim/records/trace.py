@@ -1,25 +1,31 @@
-"""Saves the messages of traced rounds as safetensors, e.g. to check the fusion with numpy.
+"""Tensors of single rounds as safetensors: the messages of traced rounds, and the matrices of diagnostics.
 
     trace/round_0001/down_003.safetensors   what client 3 received at the start of round 1
     trace/round_0001/up_003.safetensors     what client 3 sent after training
     trace/round_0001/server.safetensors     what the server rule reports after fusion
+    diagnostics.safetensors                 matrices of the last round that computes them, e.g. mixing weights
 
-Tensor names: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C], `extra/<name>` and
-`numbers/<name>` (0-d float64). Header: method, round, client, num_examples, as strings.
+Tensor names of messages: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C],
+`extra/<name>` and `numbers/<name>` (0-d float64). Header: method, round, client, num_examples, as strings.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from pflsim.errors import SettingsError
 from pflsim.messages import Message
-from pflsim.records.files import in_order, write_atomically
-from pflsim.types import Tensors
+from pflsim.records.files import write_atomically
+from pflsim.types import Axis, Matrix, Tensors
+
+DIAGNOSTICS = "diagnostics.safetensors"
 
 
 def trace_folder(folder: Path, round_number: int) -> Path:
@@ -50,9 +56,14 @@ def write_message(
     Returns:
         The path of the file.
     """
+    tensors = {f"weights/{name}": tensor for name, tensor in message.weights.items()}
+    if message.prototypes is not None:
+        tensors |= {f"prototypes/{name}": getattr(message.prototypes, name) for name in ("means", "counts")}
+    tensors |= {f"extra/{name}": tensor for name, tensor in message.extra.items()}
+    tensors |= {f"numbers/{name}": torch.tensor(x, dtype=torch.float64) for name, x in message.numbers.items()}
     header = {"method": method, "round": str(round_number), "client": str(client), "num_examples": str(num_examples)}
     path = trace_folder(folder, round_number) / f"{direction}_{client:03d}.safetensors"
-    _write(path, _flatten(message), header)
+    write_tensors(path, tensors, header)
     return path
 
 
@@ -66,22 +77,64 @@ def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Ma
         metadata: texts for the header, e.g. the names of the units. The round is added.
     """
     path = trace_folder(folder, round_number) / "server.safetensors"
-    _write(path, tensors, {"round": str(round_number), **metadata})
+    write_tensors(path, tensors, {"round": str(round_number), **metadata})
     return path
 
 
-def _flatten(message: Message) -> dict[str, Tensor]:
-    named = {f"weights/{name}": tensor for name, tensor in message.weights.items()}
-    if message.prototypes is not None:
-        named["prototypes/means"] = message.prototypes.means
-        named["prototypes/counts"] = message.prototypes.counts
-    named |= {f"extra/{name}": tensor for name, tensor in message.extra.items()}
-    return named | {f"numbers/{k}": torch.tensor(v, dtype=torch.float64) for k, v in message.numbers.items()}
-
-
-def _write(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:
+    """Write a safetensors file atomically. Equal contents give equal bytes."""
     from safetensors.torch import save
 
     own = {k: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
+    data = save(own, dict(header))
+    start = 8 + int.from_bytes(data[:8], "little")
+    content = json.loads(data[8:start])
+    content["__metadata__"] = dict(sorted(header.items()))  # the library writes the header's keys in random order
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, in_order(save(own, dict(header))))
+    write_atomically(path, len(text).to_bytes(8, "little") + text + data[start:])
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMatrices:
+    """The matrices of a round, such as mixing weights, similarities between clients and confusion matrices."""
+
+    round: int
+    matrices: tuple[Matrix, ...]
+
+
+def write_matrices(folder: Path, found: RoundMatrices) -> None:
+    """Write the matrices of a round to a run folder; they replace earlier ones."""
+    header, tensors = {"round": str(found.round)}, {}
+    for number, matrix in enumerate(found.matrices):
+        attributes = asdict(matrix)
+        tensors[str(number)] = torch.from_numpy(np.array(attributes.pop("values"), np.float32))
+        header[str(number)] = json.dumps(attributes)
+    write_tensors(folder / DIAGNOSTICS, tensors, header)
+
+
+def read_matrices(folder: Path) -> RoundMatrices | None:
+    """Read the matrices in a run folder; None if there are none.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / DIAGNOSTICS
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            header = file.metadata() or {}
+            numbers = map(str, range(len(header) - 1))
+            return RoundMatrices(int(header["round"]), tuple(_matrix(header[n], file.get_tensor(n)) for n in numbers))
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def _matrix(attributes: str, values: np.ndarray) -> Matrix:
+    saved = json.loads(attributes)
+    rows, columns = (Axis(saved[side]["label"], tuple(saved[side]["names"])) for side in ("rows", "columns"))
+    return Matrix(saved["name"], saved["title"], rows, columns, values, saved["bounds"] and tuple(saved["bounds"]))

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
+from pflsim.records.accuracy import Model, Scope
 from pflsim.records.history import RoundMetrics
-from pflsim.records.metrics import Model, Scope
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
 from pflsim.terminal.live import Live, Status

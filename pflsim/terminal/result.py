@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pflsim.config.installation import program
+from pflsim.records.accuracy import Model
 from pflsim.records.environment import JOB
-from pflsim.records.metrics import Model
 from pflsim.records.summary import Figure, RunMeta, Summary
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 

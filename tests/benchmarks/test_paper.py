@@ -16,10 +16,11 @@ from pflsim.analysis.runs import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import plain as settings_of
 from pflsim.errors import SettingsError
+from pflsim.records.accuracy import Model, Phase
+from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
-from pflsim.records.metrics import Model, Phase
 from pflsim.records.summary import RunMeta
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord
 
 NAME = "pfedcfr_table2_mnist"
@@ -54,6 +55,7 @@ def made(
     meta = RunMeta(*names, settings.clients, settings.rounds, settings.seed, model, phase)
     folder.mkdir()
     write_config(folder, asdict(settings))
+    write_environment(folder)
     (folder / "partition.json").write_text(json.dumps({"hash": "0" * 64}))
     with Tracker(folder, meta) as tracker:
         for number, row in enumerate(counts, start=1):

@@ -11,7 +11,7 @@ import pytest
 from lightning_modules.loggers import logger_makers
 from pflsim import cli
 from pflsim.records.history import read_history
-from pflsim.records.tracking.loggers import Loggers
+from pflsim.records.loggers import Loggers
 
 RUN = ("executor=inline", "clients=3", "rounds=2", "model.hidden=[4]", "progress=quiet")
 

@@ -19,7 +19,7 @@ from lightning_modules.nets.own import OwnNet, own_net
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.cli import main
 from pflsim.errors import SettingsError
-from pflsim.records.resume import saved_settings
+from pflsim.records.saved_settings import saved_settings
 
 NUMBERS = itertools.count()
 MINE = """

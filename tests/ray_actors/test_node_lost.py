@@ -20,7 +20,7 @@ from lightning_modules.training import Training
 from pflsim.engine.execution import NodeLost, TrainTask
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
 from ray_actors import executor as remote
 from ray_actors.client_actor import Environment

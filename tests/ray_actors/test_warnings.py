@@ -16,7 +16,7 @@ from pflsim.analysis.report.page import page
 from pflsim.config.compose import CONFIGS, composed, composing, plain
 from pflsim.config.settings import Settings
 from pflsim.records.summary import RunMeta
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.tracker import Tracker
 from pflsim.types import RoundRecord, TrainReport
 
 SMALL = ["clients=3", "rounds=2", "executor=inline", "progress=quiet", "batch_size=50"]

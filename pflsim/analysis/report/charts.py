@@ -14,10 +14,10 @@ from pflsim.analysis.groups import Group
 from pflsim.analysis.report.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
 from pflsim.analysis.runs import Run
 from pflsim.data.picture import partition_figure
-from pflsim.records.diagnostics import read_diagnostics
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice
+from pflsim.records.trace import read_matrices
 from pflsim.terminal.formats import plural
 from pflsim.types import Split
 
@@ -154,7 +154,7 @@ def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
     """Return the matrices of every group's shown run, one chart for each kind; wide ones come first."""
     charts = []
     for group, run in zip(groups, shown_runs(groups), strict=True):
-        diagnostics = read_diagnostics(run.folder)
+        diagnostics = read_matrices(run.folder)
         if diagnostics is None:
             continue
         for kind in by_kind(diagnostics.matrices).values():

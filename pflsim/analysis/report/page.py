@@ -17,7 +17,7 @@ from pflsim.analysis.runs import incomplete, read_run
 from pflsim.analysis.tables import title
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
-from pflsim.records.metrics import Model
+from pflsim.records.accuracy import Model
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 

@@ -13,7 +13,8 @@ import pytest
 from made_runs import make_run
 
 from pflsim.analysis.report.write import main
-from pflsim.records.diagnostics import Diagnostics, write_diagnostics
+from pflsim.records.environment import FORMAT
+from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.types import Axis, Matrix
 
 TESTS = 20
@@ -197,6 +198,7 @@ def test_a_method_that_is_not_clearly_better_is_not_called_so(tmp_path: Path) ->
 def test_settings_environment_and_command(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], lr=0.25, batch_size=20)
     environment = {
+        "format": FORMAT,
         "versions": {"python": "3.11.7", "torch": "2.14.1"},
         "code": {"commit": "abc123", "dirty": True},
         "machine": {"platform": "Linux", "cpus": 4, "cpus_usable": 2, "memory_mb": 8000, "gpus": []},
@@ -231,8 +233,8 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     (tmp_path / "a" / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
     half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
     matrices = [Matrix(f"alpha/{unit}", "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for unit in "ab"]
-    write_diagnostics(
-        tmp_path / "a", Diagnostics(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
+    write_matrices(
+        tmp_path / "a", RoundMatrices(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
     )
     page = report(tmp_path / "a")
     charts = re.findall(r'<svg[^>]* aria-label="(Examples|Heat map)[^"]*".*?</svg>', page, re.DOTALL)

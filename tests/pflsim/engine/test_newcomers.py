@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.records.metrics import Phase
+from pflsim.records.accuracy import Phase
 from pflsim.records.summary import RunMeta, Summary, newcomer_figures, to_dict
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
 

@@ -20,7 +20,7 @@ from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import ClientError, RunError
 from pflsim.messages import Message, Uplink
-from pflsim.records.run_log import LOG, run_log
+from pflsim.records.folder import LOG, run_log
 from pflsim.types import Axis, EvalRow, Matrix, Tensors, TrainReport
 
 SEEN = Matrix("seen", "Seen", Axis("row"), Axis("column"), np.zeros((1, 1), np.float32))

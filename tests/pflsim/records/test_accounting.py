@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.accounting import Traffic, client_traffic, round_traffic
+from pflsim.records.history import Traffic, client_traffic, round_traffic
 from pflsim.types import RoundRecord, TrainReport
 
 sizes = st.dictionaries(st.integers(0, 6), st.integers(0, 10**12), max_size=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 import torch
 from run_files import read_state, write_checkpoint
 
-from pflsim.records.checkpoint.state import plain
+from pflsim.records.checkpoint_write import to_containers
+from pflsim.records.environment import FORMAT
 from pflsim.types import Tensors, Unit
 
 
@@ -43,10 +43,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert folder == tmp_path / "checkpoints" / "round_0012"
     assert names(folder) == ["client_000.pt", "client_007.pt", "meta.json", "server.pt"]
     meta = json.loads((folder / "meta.json").read_text())
-    assert (meta["format"], meta["round"], meta["header"]) == (2, 12, {"method": "test", "seed": 5})
+    assert (meta["format"], meta["round"], meta["header"]) == (FORMAT, 12, {"method": "test", "seed": 5})
     server = read_state(folder, "server")
     assert torch.equal(server.pop("table")[3]["w"], SERVER.table[3]["w"])
-    assert server == {"units": [{"name": "a", "parameters": ["w"], "buffers": []}], "rate": None, "done": True}
+    assert server == {"units": ({"name": "a", "parameters": ("w",), "buffers": ()},), "rate": None, "done": True}
     for client, state in CLIENTS:
         read = read_state(folder, f"client_{client:03d}")
         assert all(torch.equal(read[key], state[key]) and read[key].dtype == state[key].dtype for key in state)
@@ -69,19 +69,6 @@ def test_a_failure_leaves_the_last_good_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["round_0003"]
 
 
-def test_a_failing_delete_leaves_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, 1)
-
-    def interrupted(folder: Path) -> None:
-        (folder / "server.pt").unlink()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, 2, keep=1)
-    assert [path.name for path in tmp_path.glob("round_*")] == ["round_0002"]
-
-
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     for number in (8, 9, 10, 10, 11):
         write(tmp_path, number, keep=2)
@@ -93,31 +80,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["round_10001"]
 
 
-def test_a_tampered_file_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path, 1)
-    data = bytearray((folder / "client_007.pt").read_bytes())
-    data[len(data) // 2] ^= 1
-    (folder / "client_007.pt").write_bytes(data)
-    read_state(folder, "client_000")
-    with pytest.raises(ValueError, match="client_007.pt does not match its checksum"):
-        read_state(folder, "client_007")
-    shutil.copy(folder / "server.pt", folder / "client_001.pt")  # a file that meta.json knows nothing of
-    with pytest.raises(ValueError, match="client_001.pt is not in meta.json"):
-        read_state(folder, "client_001")
-
-
 def test_views_do_not_save_their_base(tmp_path: Path) -> None:
     base = torch.zeros(100_000)
     diagnostics = {"slice": base[:2], "spread": base[:1].expand(3), "turned": base[:6].view(2, 3).T, "scalar": base[0]}
-    saved = plain(diagnostics)
+    saved = to_containers(diagnostics)
     assert all(saved[name].untyped_storage().nbytes() == 4 * diagnostics[name].numel() for name in diagnostics)
     folder = write(tmp_path, 1, [(0, diagnostics)])
     assert (folder / "client_000.pt").stat().st_size < 10_000
 
 
-def test_plain_copies(tmp_path: Path) -> None:
+def test_containers_are_copies(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    saved = plain((weight,))
+    saved = to_containers((weight,))
     with torch.no_grad():
         weight.zero_()
     assert saved[0].tolist() == [1, 1] and not saved[0].requires_grad and type(saved[0]) is torch.Tensor
@@ -131,5 +105,5 @@ def test_numpy_floats_become_plain_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [{1, 2}, np.zeros(2), object(), torch.Generator(), Unit, b"bytes", {np.int64(1): 2}])
 def test_what_is_not_plain_is_refused(value: object) -> None:
-    with pytest.raises(TypeError, match="in a state; expected dataclasses"):
-        plain({"state": [value]})
+    with pytest.raises(TypeError, match="Generator|object|set|ndarray|type|bytes|int64"):
+        to_containers({"state": [value]})

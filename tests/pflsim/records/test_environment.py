@@ -20,7 +20,7 @@ def test_the_file_names_versions_code_and_machine_but_no_host(tmp_path):
     write_environment(tmp_path)
     text = (tmp_path / "environment.json").read_text()
     content = json.loads(text)
-    assert set(content) == {"versions", "code", "machine", "command"}
+    assert set(content) == {"format", "versions", "code", "machine", "command"}
     assert content["versions"]["torch"] == torch.__version__
     assert content["versions"]["python"] == platform.python_version()
     assert content["machine"]["memory_mb"] > 100
@@ -48,7 +48,7 @@ def test_the_processor_is_its_model_and_the_instructions_that_torch_uses(tmp_pat
 
 def test_versions_are_read_without_importing_anything():
     script = (
-        "import sys, pflsim.records.environment as e; e.environment(); "
+        "import sys, pflsim.records.environment as e; e.versions(), e.code(), e.machine(); "
         "print(*{'torch', 'ray', 'lightning'} & {*sys.modules})"
     )
     root = Path(pflsim.__file__).parents[1]

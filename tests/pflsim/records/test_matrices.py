@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.records.diagnostics import FILE, Diagnostics, read_diagnostics, write_diagnostics
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
-from pflsim.records.tracking.gallery import SHARE, Gallery
+from pflsim.records.tensorboard import SHARE, Gallery
+from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
 from pflsim.types import Axis, Matrix
 
 Bounds = tuple[float, float] | None
@@ -23,9 +23,9 @@ def matrix(name: str = "alpha/conv", size: tuple[int, int] = (4, 4), bounds: Bou
 
 
 def test_matrices_come_back_as_they_were(tmp_path: Path) -> None:
-    written = Diagnostics(7, (matrix(), matrix("psi", (2, 3), (0.0, 1.0))))
-    write_diagnostics(tmp_path, written)
-    found = read_diagnostics(tmp_path)
+    written = RoundMatrices(7, (matrix(), matrix("psi", (2, 3), (0.0, 1.0))))
+    write_matrices(tmp_path, written)
+    found = read_matrices(tmp_path)
     assert found is not None
     assert found.round == 7
     for before, after in zip(written.matrices, found.matrices, strict=True):
@@ -36,10 +36,10 @@ def test_matrices_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_no_matrices_and_damaged_ones(tmp_path: Path) -> None:
-    assert read_diagnostics(tmp_path) is None
-    (tmp_path / FILE).write_bytes(b"no tensors")
-    with pytest.raises(SettingsError, match=FILE):
-        read_diagnostics(tmp_path)
+    assert read_matrices(tmp_path) is None
+    (tmp_path / DIAGNOSTICS).write_bytes(b"no tensors")
+    with pytest.raises(SettingsError, match=DIAGNOSTICS):
+        read_matrices(tmp_path)
 
 
 def test_the_scale_is_of_the_weights_between_clients() -> None:
@@ -96,7 +96,7 @@ def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn() -> No
 
     gallery = Gallery(put, lambda: now[0])
     for number in range(1, 20):
-        gallery.show(Diagnostics(number, (matrix(),)))
+        gallery.show(RoundMatrices(number, (matrix(),)))
         now[0] += 20.0
     assert [at for at, _ in drawn] == [3, 11, 16]
     assert all(number <= SHARE * at + 1 for number, (_, at) in enumerate(drawn, start=1))
@@ -105,11 +105,11 @@ def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn() -> No
     assert [at for at, _ in drawn] == [3, 11, 16, 19]
 
 
-def test_a_picture_that_cannot_be_drawn_ends_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_that_cannot_be_drawn_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
     def put(kind: str, figure: object, round_number: int) -> None:
         raise ValueError("no such font")
 
     gallery = Gallery(put)
-    gallery.show(Diagnostics(4, (matrix(),)))
+    gallery.show(RoundMatrices(4, (matrix(),)))
     gallery.close()
-    assert "matrices of round 4 could not be drawn: no such font" in capsys.readouterr().err
+    assert "round 4" in caplog.text and "no such font" in caplog.text

@@ -2,15 +2,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import pflsim
-from pflsim.records.tracking import memory
-from pflsim.records.tracking.memory import MemorySampler, held_mb
+from pflsim.records import tracker as memory
+from pflsim.records.tracker import MemorySampler
 
 SCRIPT = """
 import subprocess, sys
-from pflsim.records.tracking.memory import MemorySampler
+from pflsim.records.tracker import MemorySampler
 
 hold = "import sys; block = bytearray(b'x') * 100_000_000; print(flush=True); sys.stdin.read()"
 sampler = MemorySampler()
@@ -31,15 +29,6 @@ def test_a_child_process_counts_and_the_peak_stays():
     assert 95 < during - before < 140
     assert after < during - 90
     assert peak == during
-
-
-def test_without_smaps_the_resident_set_counts(monkeypatch):
-    def refuse(self):
-        raise memory.psutil.AccessDenied
-
-    monkeypatch.setattr(memory.psutil.Process, "memory_full_info", refuse)
-    monkeypatch.setattr(memory.psutil.Process, "children", lambda self, recursive: [])
-    assert held_mb() == pytest.approx(memory.psutil.Process().memory_info().rss / 1e6, rel=0.05)
 
 
 def test_calls_that_come_too_soon_are_skipped(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.metrics import SCOPES, Model, Phase, Scope, accuracy_by_scope, accuracy_stats, mean_losses
+from pflsim.records.accuracy import SCOPES, Model, Phase, Scope, accuracy_by_scope, accuracy_stats, mean_losses
 from pflsim.types import EvalRow, Split, TrainReport
 
 
@@ -45,15 +45,6 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     assert accuracy_stats(shuffled) == stats
 
 
-def test_the_numbers_of_a_small_example_by_hand():
-    stats = accuracy_stats(rows_of([(1, 4, 2.0), (3, 4, 4.0), (0, 0, 0.0), (8, 8, 8.0)]))
-    assert stats is not None
-    assert (stats.clients, stats.mean, stats.weighted_mean, stats.median) == (3, 2 / 3, 12 / 16, 0.75)
-    assert stats.std == pytest.approx(np.sqrt(((0.25 - 2 / 3) ** 2 + (0.75 - 2 / 3) ** 2 + (1 - 2 / 3) ** 2) / 3))
-    assert (stats.worst_decile, stats.best_decile) == (0.25, 1.0)
-    assert stats.loss == pytest.approx((0.5 + 1 + 1) / 3)
-
-
 def test_equal_means_are_equal_numbers():
     halves = accuracy_stats(rows_of([(10, 20, 0.0)] * 20))
     tenths = [0, 2, 2, 4, 6, 6, 8, 8, 10, 10, 10, 10, 12, 12, 14, 14, 16, 18, 18, 20]
@@ -69,11 +60,6 @@ def test_a_decile_is_a_tenth_rounded_up(clients, worst):
     stats = accuracy_stats(rows_of([(c, 100, 0.0) for c in range(clients)]))
     assert stats is not None
     assert stats.worst_decile == pytest.approx(np.mean(np.arange(worst)) / 100)
-
-
-def test_a_client_twice_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"\[1\]"):
-        accuracy_stats([*rows_of([(1, 2, 0.0), (1, 2, 0.0)]), EvalRow(1, "test", "personal", "trained", 1, 2, 0.0)])
 
 
 def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pflsim.records.run_log import LOG, PACKAGES, run_log
+from pflsim.records.folder import LOG, PACKAGES, run_log
 
 LOGGER = logging.getLogger("ray_actors.made_up")
 

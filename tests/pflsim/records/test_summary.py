@@ -1,17 +1,14 @@
 import json
-import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.accounting import Traffic
+from pflsim.records.accuracy import AccuracyStats, Scope
 from pflsim.records.files import write_atomically
-from pflsim.records.history import RoundMetrics
-from pflsim.records.metrics import AccuracyStats, Scope
+from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary, to_dict, write_summary
 
 META = RunMeta("pfedcfr", "digits", "label_lognormal", "abc", "mlp", 10, 20, 5)
@@ -86,21 +83,6 @@ def test_the_file_has_every_promised_field(tmp_path):
     }  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_is_null_in_valid_json(tmp_path):
-    broken = replace(stats(0.1), loss=math.nan)
-    history = [RoundMetrics(1, 1, {}, {TEST: broken}, Traffic(), Traffic(), {"total": 1.0})]
-    write_summary(tmp_path, Summary(META, history, True, 1.0, 1.0))
-    text = (tmp_path / "summary.json").read_text()
-    assert "NaN" not in text
-    assert json.loads(text)["accuracy"]["personal"]["last"]["loss"] is None
-
-
-def test_no_round_at_all_is_a_summary_too(tmp_path):
-    write_summary(tmp_path, Summary(META, [], False, 0.0, 1.0))
-    content = json.loads((tmp_path / "summary.json").read_text())
-    assert (content["rounds"], content["traffic"]) == (0, {"up_bytes": 0, "down_bytes": 0})
-
-
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fails):
     path = tmp_path / "summary.json"
@@ -114,21 +96,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write_atomically(path, "new" * 1000)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    path, seen = tmp_path / "summary.json", []
-    write_atomically(path, "old")
-    rename = os.replace
-
-    def look(source, target):
-        seen.append((path.read_text(), Path(source).read_text()))
-        rename(source, target)
-
-    monkeypatch.setattr(os, "replace", look)
-    write_atomically(path, "new")
-    assert seen == [("old", "new")]
-    assert path.read_text() == "new"
 
 
 def test_an_initial_round_is_no_round():

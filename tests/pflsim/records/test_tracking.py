@@ -2,26 +2,22 @@ import csv
 import json
 import math
 import random
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.records.accounting import Traffic
-from pflsim.records.diagnostics import read_diagnostics
-from pflsim.records.folder import create_run_folder, write_config
-from pflsim.records.history import from_line, read_history, round_metrics, to_line
-from pflsim.records.metrics import Model, Phase
+from pflsim.records.accuracy import Model, Phase
+from pflsim.records.folder import create_run_folder
+from pflsim.records.history import Traffic, from_line, read_history, round_metrics, to_line
+from pflsim.records.loggers import hyperparameters
 from pflsim.records.summary import RunMeta
-from pflsim.records.tracking.hyperparameters import hyperparameters
-from pflsim.records.tracking.tracker import Tracker
+from pflsim.records.trace import read_matrices
+from pflsim.records.tracker import Tracker
 from pflsim.types import Axis, EvalRow, Matrix, RoundRecord, Split, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
@@ -84,27 +80,6 @@ def test_every_line_can_be_recomputed_from_per_client_csv(tmp_path):
                 assert stats["worst_decile"] == pytest.approx(rates.min())
                 loss = np.mean([float(r["loss"]) / int(r["total"]) for r in kept])
                 assert stats["loss"] == pytest.approx(loss)
-
-
-def test_a_round_in_figures(tmp_path):
-    track(tmp_path / "run", [record(1, evaluated=False)])
-    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    weights = np.array([report.num_examples for report in record(1).reports])
-    for name in ("ce", "prox"):
-        values = [report.losses[name] for report in record(1).reports]
-        assert line["losses"][name] == pytest.approx(np.average(values, weights=weights))
-    assert list(line["losses"]) == ["ce", "prox"]
-    assert (line["cohort"], line["accuracy"]) == (3, {})
-    assert line["seconds"] == {"downlink": 0.25, "train": 0.5, "total": 0.75}
-
-
-def test_an_unevaluated_client_with_traffic_has_one_line_with_empty_names(tmp_path):
-    track(tmp_path / "run", [record(1, evaluated=False)])
-    with (tmp_path / "run" / "per_client.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert ",".join(rows[0]) == "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
-    expected = [["1", str(c), "", "", "", "0", "0", "0.0", str(100 + c), str(200 + c), ""] for c in record(1).cohort]
-    assert rows[1:] == expected
 
 
 def test_all_but_the_seconds_is_the_same_in_any_order_and_at_any_speed(tmp_path):
@@ -193,13 +168,6 @@ def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path):
     assert [folder.name for folder in made] == [name, f"{name}-2", f"{name}-3"]
 
 
-def test_simultaneous_runs_get_folders_of_their_own(tmp_path):
-    now = datetime(2025, 3, 4, 5, 6, 7)
-    with ThreadPoolExecutor(16) as pool:
-        jobs = [pool.submit(create_run_folder, "m", "d", 0, None, tmp_path, now) for _ in range(40)]
-    assert len({job.result() for job in jobs}) == 40
-
-
 def test_of_runs_that_find_one_run_dir_empty_at_the_same_time_one_wins(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(()))
     assert create_run_folder("m", "d", 0, run_dir=tmp_path) == tmp_path
@@ -220,13 +188,6 @@ def test_a_file_in_the_way_is_a_settings_error_that_names_it(tmp_path):
         create_run_folder("m", "d", 0, run_dir=tmp_path / "file")
     with pytest.raises(SettingsError, match="file"):
         create_run_folder("m", "d", 0, root=tmp_path / "file")
-
-
-def test_config_yaml_is_the_whole_settings(tmp_path):
-    settings = asdict(Settings(method={"_target_": "x.Y", "sigma": 1e6, "mu": 1e-5}, lr=1e-3))
-    folder = create_run_folder("m", "d", 0, run_dir=tmp_path / "new" / "run")
-    write_config(folder, settings)
-    assert yaml.safe_load((folder / "config.yaml").read_text()) == settings
 
 
 def events_of(folder):
@@ -326,11 +287,6 @@ def test_the_best_round_by_validation_is_a_curve(tmp_path: Path, validated: bool
         assert curve[-1].value == pytest.approx(getattr(best.stats, name))
 
 
-def test_accuracy_comes_first_in_tensorboard(tmp_path: Path) -> None:
-    track(tmp_path / "run", [record(1)])
-    assert min(events_of(tmp_path / "run").Tags()["scalars"]).startswith("accuracy/best_by_validation/")
-
-
 class Kept:
     """A logger that keeps what it gets, and fails in a call of our choice."""
 
@@ -410,7 +366,7 @@ def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path)
     with Tracker(tmp_path, META) as tracker:
         for number, matrix in enumerate(matrices, start=1):
             tracker.round(replace(record(number), diagnostics=(matrix,)))
-    found = read_diagnostics(tmp_path)
+    found = read_matrices(tmp_path)
     assert found is not None
     assert found.round == 2
     np.testing.assert_array_equal(found.matrices[0].values, matrices[1].values)

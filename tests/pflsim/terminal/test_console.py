@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from pflsim.records.accounting import Traffic
-from pflsim.records.history import RoundMetrics
-from pflsim.records.metrics import AccuracyStats, Scope
+from pflsim.records.accuracy import AccuracyStats, Scope
+from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
 from pflsim.terminal.formats import WIDTH, format_bytes, format_seconds

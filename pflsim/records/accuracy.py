@@ -1,4 +1,4 @@
-"""Metrics of a round as pure functions of its counts: accuracy over clients, and mean losses."""
+"""Accuracy over clients and mean losses of a round, as pure functions of its counts."""
 
 from __future__ import annotations
 
@@ -71,24 +71,14 @@ STATISTICS = tuple(field.name for field in fields(AccuracyStats) if field.name !
 
 
 def accuracy_stats(rows: Sequence[EvalRow]) -> AccuracyStats | None:
-    """Return statistics over the rows of one scope, one row per client. The order of the rows does not matter.
+    """Return statistics over the rows of one scope, one row per client; None if no row has examples.
 
-    Returns:
-        None if no row has examples.
-
-    Raises:
-        ValueError: a client appears twice.
+    The order of the rows does not matter.
     """
-    clients = [row.client for row in rows]
-    if len(set(clients)) < len(clients):
-        twice = sorted({c for c in clients if clients.count(c) > 1})
-        raise ValueError(f"clients {twice} appear more than once in one set of evaluations")
     counted = sorted((row for row in rows if row.total > 0), key=lambda row: row.client)
     if not counted:
         return None
-    total = np.array([row.total for row in counted], dtype=np.int64)
-    correct = np.array([row.correct for row in counted], dtype=np.int64)
-    loss = np.array([row.loss for row in counted], dtype=np.float64)
+    correct, total, loss = (np.array([getattr(row, name) for row in counted]) for name in ("correct", "total", "loss"))
     accuracies = np.sort(correct / total)
     tenth = math.ceil(len(accuracies) / 10)
     return AccuracyStats(

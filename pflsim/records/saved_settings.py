@@ -1,4 +1,4 @@
-"""Resume a run: find its folder and combine its settings with new ones."""
+"""The settings of a saved run, and which of them may change when it is resumed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from pflsim.config.plain import dotted, settings_from
 from pflsim.config.settings import Settings
 from pflsim.config.urls import check_no_password, is_url
 from pflsim.errors import SettingsError
-from pflsim.records.environment import missing_modules
+from pflsim.records.environment import missing_modules, read_environment
 from pflsim.records.folder import CONFIG, last_run
 
 CHANGEABLE = (
-    *(
-        "placement",
-        "checkpoint",
-        "executor",
-        "ray_address",
-        "on_client_error",
-        "on_nonfinite",
-        "progress",
-        "sweep",
-        "tracking",
-        "stop",
-    ),
-    *("data.root", "data.path", "run_dir"),
+    *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite"),
+    *("progress", "sweep", "tracking", "stop", "data.root", "data.path", "run_dir"),
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path. `stop` decides when the run ends; `ray_actors.resume` checks that it would not have ended
@@ -49,7 +38,7 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
     if not asked:
         raise SettingsError("resume= is empty: expected a run folder, a URL or last")
     if is_url(asked):
-        from pflsim.records.remote_copy.begin import download
+        from pflsim.records.remote import download
 
         return download(asked, root)
     folder = last_run(root) if asked == "last" else Path(os.path.expanduser(asked))
@@ -63,11 +52,11 @@ def saved_settings(folder: Path) -> Settings:
     """Read the settings of a run from its config.yaml.
 
     Raises:
-        SettingsError: it cannot be read, or does not contain valid settings.
+        SettingsError: it cannot be read, does not contain valid settings, or the run has another format.
     """
     import yaml
 
-    path = folder / CONFIG
+    environment, path = read_environment(folder), folder / CONFIG
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -77,7 +66,7 @@ def saved_settings(folder: Path) -> Settings:
     try:
         return settings_from(content)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}{missing_modules(folder)}") from error
+        raise SettingsError(f"{path}: {error}{missing_modules(folder, environment)}") from error
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:

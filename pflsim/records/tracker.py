@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import math
 import os
@@ -13,17 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflsim.records.accounting import Traffic
-from pflsim.records.diagnostics import Diagnostics, write_diagnostics
-from pflsim.records.history import RoundMetrics, round_metrics, to_line
-from pflsim.records.metrics import rows_by_scope
+import psutil
+
+from pflsim.errors import SettingsError
+from pflsim.records.accuracy import rows_by_scope
+from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
+from pflsim.records.loggers import Loggers, RunLogger, Scalars, client_scalars, memory_scalars
+from pflsim.records.per_client import COLUMNS, PER_CLIENT, cut, newcomer_rows, read_records, round_rows
 from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
-from pflsim.records.tracking.loggers import Loggers, RunLogger
-from pflsim.records.tracking.memory import MemorySampler
-from pflsim.records.tracking.per_client import COLUMNS, newcomer_rows, round_rows
-from pflsim.records.tracking.scalars import Scalars, client_scalars, memory_scalars
-from pflsim.records.tracking.sessions import resumed
-from pflsim.records.tracking.tensorboard import TensorBoard
+from pflsim.records.tensorboard import TensorBoard
+from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
 from pflsim.types import NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class Tracker:
         self._newcomers: NewcomerFigures | None = None
         write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
         mode = "a" if resumes else "x"
-        self._lines = (folder / "metrics.jsonl").open(mode, encoding="utf-8")
-        self._per_client = (folder / "per_client.csv").open(mode, newline="", encoding="utf-8")
+        self._lines = (folder / METRICS).open(mode, encoding="utf-8")
+        self._per_client = (folder / PER_CLIENT).open(mode, newline="", encoding="utf-8")
         if not resumes:
             self._write_rows([(*COLUMNS, *meta.metrics)])
         self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters)
@@ -99,7 +99,7 @@ class Tracker:
         self._lines.flush()
         self._write_rows(round_rows(record, self.meta.metrics))
         if record.diagnostics:
-            write_diagnostics(self.folder, Diagnostics(record.round, record.diagnostics))
+            write_matrices(self.folder, RoundMatrices(record.round, record.diagnostics))
         scalars = self._scalars(metrics) | memory_scalars(record, self.memory.sample())
         scalars |= client_scalars(record) if self._of_clients else {}
         self._tensorboard.write(record, scalars)
@@ -181,3 +181,84 @@ class Tracker:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(complete=kind is None)
+
+
+def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
+    """Remove the records after a round, and return what is kept.
+
+    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Reads and
+    checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be resumed
+    again.
+
+    Raises:
+        SettingsError: records of rounds up to `after` are missing.
+    """
+    found = read_records(folder)
+    if found.last < after:
+        raise SettingsError(
+            f"the run cannot resume after round {after}: {METRICS} and {PER_CLIENT} are complete up to "
+            f"round {found.last} only{f' ({found.reason})' if found.reason else ''}"
+        )
+    summary: dict[str, Any] = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0}
+    with suppress(OSError, ValueError, TypeError):  # the file may be missing or damaged
+        summary |= json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    seconds = summary["seconds"] + sum(line.total_seconds for line in found.lines if line.round > summary["rounds"])
+    cut(folder, found, after)
+    try:
+        matrices = read_matrices(folder)
+    except SettingsError:
+        matrices = None
+    if matrices is None or matrices.round > after:
+        (folder / DIAGNOSTICS).unlink(missing_ok=True)
+    return Summary(
+        meta,
+        [line for line in found.history if line.round <= after],
+        complete=False,
+        seconds=seconds,
+        peak_rss_mb=summary["peak_rss_mb"],
+        resumed_after=(*summary.get("resumed_after", ()), after),
+        actor_restarts=summary.get("actor_restarts", 0),
+        warnings=tuple(summary.get("warnings", ())),
+    )
+
+
+def held_mb() -> float:
+    """Return the memory of this process and all its descendants, in MB (10⁶ bytes).
+
+    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) where Linux
+    permits reading it, else the resident set size, which counts shared pages in every process.
+    """
+    own = psutil.Process()
+    return sum(_process_bytes(process) for process in [own, *own.children(recursive=True)]) / 1e6
+
+
+def _process_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error, AttributeError):  # not permitted, or not Linux
+        return process.memory_full_info().pss
+    with suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+class MemorySampler:
+    """Samples memory use and keeps the peak. Peaks between two samples are missed.
+
+    Args:
+        share: the maximum share of the time to spend on sampling; calls that come too soon are skipped.
+    """
+
+    def __init__(self, share: float = 0.01):
+        self.share = share
+        self.last_mb = 0.0
+        self.peak_mb = 0.0
+        self._due = 0.0
+
+    def sample(self, force: bool = False) -> float:
+        """Take a sample unless it is too soon, and return the latest sample in MB."""
+        start = time.perf_counter()
+        if force or start >= self._due:
+            self.last_mb = held_mb()
+            self.peak_mb = max(self.peak_mb, self.last_mb)
+            end = time.perf_counter()
+            self._due = end + (end - start) / self.share
+        return self.last_mb

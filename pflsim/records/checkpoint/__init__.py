@@ -1,1 +1,0 @@
-"""Checkpoints: the state of a run after a round, in a folder that is created atomically."""

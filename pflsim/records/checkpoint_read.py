@@ -1,0 +1,244 @@
+"""Finds, verifies and reads checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from pflsim.errors import SettingsError
+from pflsim.records import environment
+
+META = "meta.json"
+FOLDER = re.compile(r"round_(\d{4}|[1-9]\d{4,})")
+State = TypeVar("State")
+
+
+class BadCheckpoint(ValueError):
+    """Raised when a checkpoint is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint. Its methods verify the SHA-256 of each file that they load, and raise BadCheckpoint.
+
+    Args:
+        path: its folder.
+        round: the round just finished.
+        header: the settings of the run, e.g. method, model, seed.
+        score: mean validation accuracy of the reported model after the round; None if unknown.
+        files: the SHA-256 of every file by name.
+        versions: of pflsim and torch (None if a package is not installed), and the processor.
+    """
+
+    path: Path
+    round: int
+    header: Mapping[str, Any]
+    score: float | None
+    files: Mapping[str, str]
+    versions: Mapping[str, str | None]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Return the ids of its clients, ascending."""
+        return tuple(sorted(int(name[7:-3]) for name in self.files if name.startswith("client_")))
+
+    def server(self) -> Any:
+        """Return the containers of the server rule's state; `from_containers` rebuilds it."""
+        return self.load("server.pt")
+
+    def clients(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each client's id and private state by ascending id. Loads one client at a time."""
+        return ((client, self.client(client)) for client in self.ids)
+
+    def client(self, client: int) -> dict[str, Any]:
+        """Return the private state of a client."""
+        return self.load(f"client_{client:03d}.pt")
+
+    def adapted(self, client: int) -> dict[str, Any] | None:
+        """Return the tensors of a client's adapted model that differ from its private state; None: not stored."""
+        name = f"adapted_{client:03d}.pt"
+        return self.load(name) if name in self.files else None
+
+    def load(self, name: str) -> Any:
+        """Return the content of a file.
+
+        Raises:
+            BadCheckpoint: the file does not match its SHA-256 in meta.json, or cannot be loaded.
+        """
+        data = _read(self.path / name)
+        if hashlib.sha256(data).hexdigest() != self.files.get(name):
+            raise BadCheckpoint(f"{name} does not match its checksum")
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except Exception as error:  # torch.load raises errors of many types
+            reason = str(error).strip().partition("\n")[0]
+            raise BadCheckpoint(f"{name} cannot be loaded: {reason}") from error
+
+
+def from_containers(kind: type[State], saved: object) -> State:
+    """Rebuild a server's state from its containers, by the type annotations of its class.
+
+    Args:
+        kind: the class of the state.
+        saved: the result of `to_containers` for a state of this class.
+
+    Raises:
+        SettingsError: a saved value does not have the annotated type.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and only resuming needs it
+
+    adapter: Any = TypeAdapter(tuple[kind], config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))  # type: ignore[valid-type]
+    try:
+        return adapter.validate_python((saved,))[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("state", *first["loc"][1:])))
+        why = f"{where}: {first['msg']}; use the version of the method that saved it"
+        raise SettingsError(f"the server's state cannot be restored: {why}") from None
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of pflsim and torch, and the processor."""
+    found = environment.versions()
+    return {"pflsim": found["pflsim"], "torch": found["torch"], "processor": environment.processor()}
+
+
+def name_of(checkpoint: Path) -> str:
+    """Return the name of a checkpoint's folder and of its parent, for messages."""
+    return f"{checkpoint.parent.name}/{checkpoint.name}"
+
+
+def by_round(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a folder by round, ascending."""
+    found = {int(path.name[6:]): path for path in folder.glob("round_*") if FOLDER.fullmatch(path.name)}
+    return dict(sorted(found.items()))
+
+
+def as_json(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header as it is after a round trip through JSON: tuples as lists, keys as strings."""
+    return json.loads(json.dumps(dict(header), allow_nan=False))
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read meta.json of a checkpoint, without reading the other files.
+
+    Raises:
+        BadCheckpoint: it is missing or damaged.
+        SettingsError: it has another format.
+    """
+    data = _read(folder / META)
+    try:
+        content = json.loads(data)
+        environment.check_format(content.pop("format", None), folder)
+        return Checkpoint(folder, **content)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise BadCheckpoint(f"{META} is damaged") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{path.name} is missing") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint; None if there is none.
+
+    Verifies the SHA-256 of every file, and that it can be loaded. Keeps damaged checkpoints.
+
+    Args:
+        folder: the run's checkpoints folder; it may not exist.
+        report: called with one line for each newer checkpoint that is not used.
+        until: ignore checkpoints of later rounds.
+
+    Raises:
+        SettingsError: a checkpoint is not readable now, or has another format.
+    """
+    refused: list[str] = []
+    used: Checkpoint | None = None
+    for number, path in reversed(by_round(folder).items()):
+        if until is not None and number > until:
+            refused.append(f"{name_of(path)} is ignored (the records end at round {until})")
+            continue
+        try:
+            found = read_checkpoint(path)
+            for name in found.files:
+                found.load(name)
+        except BadCheckpoint as bad:
+            refused.append(f"{name_of(path)} is damaged ({bad})")
+        else:
+            used = found
+            break
+    instead = f"{used.path.name} is used instead" if used else "there is no other checkpoint"
+    for line in refused:
+        report(f"{line}; {instead}")
+    return used
+
+
+def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
+    """Return a checkpoint by name, without verifying its files.
+
+    Args:
+        folder: the run's checkpoints folder.
+        asked: "last"; "best", the first one with the highest score; or a round.
+
+    Raises:
+        SettingsError: there is no such checkpoint, or its meta.json is damaged.
+    """
+    paths = by_round(folder)
+    if not paths:
+        raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
+    rounds = f"the run has checkpoints of rounds {', '.join(map(str, paths))}"
+    named = {"last": max(paths)} | {str(number): number for number in paths}
+    if asked != "best" and asked not in named:
+        raise SettingsError(f"there is no checkpoint of round {asked}: expected best, last or a number; {rounds}")
+    try:
+        if asked != "best":
+            return read_checkpoint(paths[named[asked]])
+        found = [read_checkpoint(path) for path in paths.values()]
+    except BadCheckpoint as bad:
+        raise SettingsError(f"{folder} has a damaged checkpoint: {bad}; {rounds}") from bad
+    scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
+    if not scored:
+        raise SettingsError(f"no checkpoint has a validation score, so there is no best one; {rounds}")
+    return max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
+
+
+def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:
+    """Check that a run can resume from a checkpoint.
+
+    Args:
+        checkpoint: the checkpoint.
+        header: the header that the run writes to its own checkpoints.
+        report: called with one line for each version that differs, and for another processor: the last bits may differ.
+
+    Raises:
+        SettingsError: the headers differ; names every difference.
+    """
+    saved, own = _flat(checkpoint.header), _flat(as_json(header))
+    differing = [key for key in {**saved, **own} if saved.get(key) != own.get(key)]
+    if differing:
+        theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differing) for side in (saved, own))
+        what = f"{name_of(checkpoint.path)}, which was saved with {theirs}"
+        raise SettingsError(f"the run cannot resume from {what}: this run has {ours}")
+    for name, version in versions().items():
+        if (other := checkpoint.versions[name]) != version:
+            report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the header with its settings next to the other entries."""
+    return {**{k: v for k, v in header.items() if k != "settings"}, **(header.get("settings") or {})}

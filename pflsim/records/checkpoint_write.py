@@ -1,0 +1,177 @@
+"""Writes a checkpoint to a temporary folder, renames the folder, and then removes old checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pflsim.errors import SettingsError
+from pflsim.records.checkpoint_read import META, BadCheckpoint, as_json, by_round, read_checkpoint, versions
+from pflsim.records.environment import FORMAT
+from pflsim.records.files import sync_folder
+from pflsim.types import Tensors
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Staged:
+    """A checkpoint in a temporary folder on the disk, which readers ignore until it is published."""
+
+    round: int
+    aside: Path
+    final: Path
+
+    def discard(self) -> None:
+        """Remove the temporary folder."""
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+    def publish(self, keep: int) -> Path:
+        """Rename the temporary folder to its final name, then remove old checkpoints.
+
+        Replaces a checkpoint of the same round and removes those of later rounds, which exist if the run was resumed
+        from an earlier one.
+
+        Args:
+            keep: the number of newest checkpoints to keep, at least 1. The first checkpoint with the best score is kept
+                too.
+
+        Returns:
+            The final folder.
+
+        Raises:
+            OSError: the disk fails. Earlier checkpoints are unchanged.
+        """
+        try:
+            if self.final.exists():
+                _remove(self.final)
+            self.aside.rename(self.final)
+            sync_folder(self.final.parent)
+        except BaseException:
+            self.discard()
+            raise
+        with suppress(OSError, SettingsError):  # the next call removes the rest
+            _remove_old(self.final.parent, self.round, keep)
+        return self.final
+
+
+def stage_checkpoint(
+    folder: Path,
+    round_number: int,
+    server: object,
+    clients: Iterable[tuple[int, Tensors]],
+    header: Mapping[str, Any],
+    score: float | None = None,
+    adapted: Iterable[tuple[int, Tensors]] = (),
+) -> Staged:
+    """Write the state after a round to a temporary folder; `publish` renames it to e.g. `folder`/round_0001.
+
+    Args:
+        folder: the run's checkpoints folder.
+        round_number: the round just finished.
+        server: the server rule's state, or its containers.
+        clients: each client's id and private state. Only one client's state is in memory at a time.
+        header: the settings that a resumed run must share, e.g. method, model, seed; JSON values.
+        score: mean validation accuracy of the reported model after the round; None or NaN if unknown.
+        adapted: client ids with the tensors that a model adapted to the client's examples has instead of the private
+            state's; resuming does not need them.
+
+    Raises:
+        OSError: the disk fails, e.g. because it is full. The temporary folder is removed.
+    """
+    final = folder / f"round_{round_number:04d}"
+    staged = Staged(round_number, folder / f".{final.name}.part", final)
+    private = ((f"client_{client:03d}.pt", state) for client, state in clients)
+    models = ((f"adapted_{client:03d}.pt", state) for client, state in adapted)
+    try:
+        for left in folder.glob(".round_*"):  # of interrupted writes and removals
+            shutil.rmtree(left)
+        folder.mkdir(exist_ok=True)  # not its parents: the run folder may have been moved
+        staged.aside.mkdir()
+        states = chain([("server.pt", server)], private, models)
+        content = {
+            "format": FORMAT,
+            "round": round_number,
+            "header": as_json(header),
+            "score": score if score is not None and math.isfinite(score) else None,
+            "files": {name: _save(staged.aside / name, state) for name, state in states},
+            "versions": versions(),
+        }
+        _write(staged.aside / META, json.dumps(content, indent=1, allow_nan=False).encode())
+        sync_folder(staged.aside)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
+
+
+def to_containers(value: object) -> Any:
+    """Return a state as containers that `torch.load` reads with weights_only; `from_containers` rebuilds it.
+
+    A state consists of dataclasses (each becomes a dict of its fields), mappings, sequences, tensors, numbers and
+    strings. Tensors are copied. Dense tensors keep their strides, since the order of sums may depend on them.
+
+    Raises:
+        TypeError: the state contains a value of another type.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_containers(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {to_containers(key): to_containers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(to_containers, value))
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)  # saving a view would save its whole base
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # weights_only rejects NumPy floats, which are floats
+    if value is None:
+        return None
+    expected = "dataclasses, mappings, sequences, tensors, numbers and strings"
+    raise TypeError(f"unexpected {type(value)} in a state; expected {expected}")
+
+
+def _save(path: Path, state: object) -> str:
+    """Write a state to a new file, and return the file's SHA-256."""
+    buffer = io.BytesIO()  # given a file, torch.save would replace the error of a full disk by a less specific one
+    torch.save(to_containers(state), buffer)
+    _write(path, buffer.getbuffer())
+    return hashlib.sha256(buffer.getbuffer()).hexdigest()
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _remove_old(folder: Path, newest: int, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep` and the best. Later rounds and unreadable checkpoints go first."""
+    paths = by_round(folder)
+    scores: dict[int, float | None] = {}
+    for number, path in paths.items():
+        with suppress(BadCheckpoint):
+            if number <= newest:
+                scores[number] = read_checkpoint(path).score
+    best = max((n for n in scores if scores[n] is not None), key=lambda n: scores[n] or 0.0, default=None)
+    kept = {*list(scores)[-max(keep, 1) :], best}
+    for number in sorted(paths, key=lambda n: n in scores):
+        if number not in kept:
+            _remove(paths[number])
+
+
+def _remove(checkpoint: Path) -> None:
+    """Rename a checkpoint before deleting it, so that readers never see an incomplete one."""
+    shutil.rmtree(checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.old")))

@@ -1,0 +1,168 @@
+"""The scalars and hyperparameters of a run, for TensorBoard and for loggers such as Weights & Biases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from pflsim.config.components import COMPONENTS, TARGET, settings_of
+from pflsim.config.names import written
+from pflsim.config.plain import dotted
+from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError
+from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
+from pflsim.records.history import RoundMetrics
+from pflsim.records.summary import chosen_round
+from pflsim.types import RoundRecord
+
+logger = logging.getLogger(__name__)
+SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean", "loss"))
+BEST = "accuracy/best_by_validation"
+"""Test accuracy of the reported model in the best round so far, by mean validation accuracy."""
+SHOWN = (
+    *("method", "data", "shift", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
+    *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay"),
+    *("precision", "init", "buffers"),
+)
+"""The settings, and groups of settings, to show as hyperparameters; a table of all settings would be too wide."""
+ALWAYS = ("lr", "seed")
+"""Settings that are shown also if they have their default."""
+
+
+class RunLogger(Protocol):
+    """A logger of Lightning, or an object with the same methods."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None: ...  # noqa: D102
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...  # noqa: D102
+
+    def finalize(self, status: str) -> None: ...  # noqa: D102
+
+
+class Loggers:
+    """Calls all loggers of `tracking.loggers`. One that fails is left out from then on, with one warning.
+
+    Args:
+        makers: functions that create a logger, by its name.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], RunLogger]]):
+        self._makers = dict(makers)
+        self._open: dict[str, RunLogger] = {}
+        self._each(lambda name: self._open.update({name: self._makers[name]()}))
+
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Log the settings of the run."""
+        self._each(lambda name: self._open[name].log_hyperparams(dict(values)))
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Log the scalars of a round."""
+        self._each(lambda name: self._open[name].log_metrics(dict(values), step))
+
+    def close(self, complete: bool) -> None:
+        """Finish all loggers."""
+        self._each(lambda name: self._open[name].finalize("success" if complete else "failed"))
+
+    def _each(self, call: Callable[[str], None]) -> None:
+        for name in [*self._makers]:
+            try:
+                call(name)
+            except Exception as error:  # a logger must not end the run
+                del self._makers[name]
+                first = str(error).partition("\n")[0]
+                logger.warning(f"tracking.loggers: {name} failed and is left out: {type(error).__name__}: {first}")
+
+
+class Scalars:
+    """Returns the scalars of one round after the other. The number of tags does not depend on the number of clients.
+
+    TensorBoard sorts tags by name, so accuracy comes first: `accuracy/best_by_validation/mean` and `/worst_decile`,
+    `accuracy/<model>/<split>/<phase>` (mean), `accuracy_statistics/<model>/<split>/<phase>/<statistic>`. Metrics
+    besides accuracy are `<metric>/<model>/<split>/<phase>`. Then follow
+    `drift/mean`, `drift/max`, `evaluation_loss/<model>/<split>/<phase>`, `loss/<term>`, `seconds/<phase>`,
+    `traffic/up_bytes_total` and `traffic/down_bytes_total`. A round without evaluation has no accuracy.
+
+    Args:
+        reported: the scope that the method reports.
+    """
+
+    def __init__(self, reported: Scope):
+        self._reported = reported
+        self._best: list[RoundMetrics] = []
+
+    def __call__(self, metrics: RoundMetrics) -> dict[str, float]:
+        """Return the scalars of the next round."""
+        values = {f"loss/{name}": value for name, value in metrics.losses.items()}
+        for scope, stats in metrics.accuracy.items():
+            name = "/".join(scope)
+            values |= {f"accuracy/{name}": stats.mean, f"evaluation_loss/{name}": stats.loss}
+            values |= {f"accuracy_statistics/{name}/{each}": getattr(stats, each) for each in SPREAD}
+            values |= {f"{metric}/{name}": value for metric, value in stats.metrics.items()}
+        model, _, phase = self._reported
+        best = chosen_round([*self._best, metrics], model, phase, "best_val")
+        if best is not None and self._reported in metrics.accuracy:
+            self._best, stats = [best], best.accuracy[self._reported]
+            values |= {f"{BEST}/mean": stats.mean, f"{BEST}/worst_decile": stats.worst_decile}
+        values |= {f"drift/{name}": value for name, value in metrics.drift.items()}
+        values["traffic/up_bytes_total"] = metrics.traffic_total.up_bytes
+        values["traffic/down_bytes_total"] = metrics.traffic_total.down_bytes
+        return values | {f"seconds/{phase}": value for phase, value in metrics.seconds.items()}
+
+
+def memory_scalars(record: RoundRecord, held_mb: float) -> dict[str, float]:
+    """Return the memory that all processes hold, and the highest GPU allocation of one process if there is one."""
+    gpu_bytes = max((report.gpu_bytes for report in record.reports), default=0)
+    return {"memory/held_mb": held_mb} | ({"memory/gpu_peak_mb": gpu_bytes / 1e6} if gpu_bytes else {})
+
+
+def client_scalars(record: RoundRecord) -> dict[str, float]:
+    """Return accuracy, metrics and drift of every client.
+
+    Their tags are `client/<id>/<model>/<split>/<phase>`, `client/<id>/<metric>/<model>/...` and `client/<id>/drift`.
+    """
+    values: dict[str, float] = {}
+    for scope, rows in rows_by_scope(record.evaluations).items():
+        for row in rows:
+            values["/".join(("client", str(row.client), *scope))] = row.correct / row.total
+            values |= {"/".join(("client", str(row.client), name, *scope)): x for name, x in row.metrics.items()}
+    return values | {f"client/{client}/drift": distance for client, distance in record.drift.items()}
+
+
+def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:
+    """Return the settings to show: those that vary in the sweep of the run, else those that differ from their default.
+
+    Args:
+        settings: by dotted key.
+        names: names of the components by group, and under "sweep" the keys that vary.
+    """
+    varying = names.get("sweep", "").split(",")
+    components = {group: name for group, name in names.items() if group not in ("placement", "sweep")}
+    if "sweep" in names:
+        components = {group: name for group, name in components.items() if group in varying}
+        settings = {key: value for key, value in settings.items() if key in varying}
+    default = dotted(asdict(Settings())) | _component_defaults(settings)
+    always = varying if "sweep" in names else ALWAYS
+    shown = {
+        key: value
+        for key, value in settings.items()
+        if _is_shown(key) and value is not None and (key in always or written(value) != written(default.get(key)))
+    }
+    numbers = {k: v for k, v in shown.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return components | {key: numbers.get(key, written(value)) for key, value in shown.items()}
+
+
+def _is_shown(key: str) -> bool:
+    group = key.partition(".")[0]
+    return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")
+
+
+def _component_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for component in COMPONENTS:
+        targets = {key: value for key, value in settings.items() if key.startswith(f"{component}.") and TARGET in key}
+        with suppress(SettingsError):  # the code of an own component has moved
+            found |= {f"{component}.{name}": each.default for name, each in settings_of(targets, component).items()}
+    return found

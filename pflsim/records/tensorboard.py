@@ -1,0 +1,147 @@
+"""Writes the results of a run for TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pflsim.records.accuracy import Scope, rows_by_scope
+from pflsim.records.heatmaps import by_kind, draw_heatmaps
+from pflsim.records.loggers import BEST
+from pflsim.records.summary import NewcomerFigures
+from pflsim.records.trace import RoundMatrices
+from pflsim.types import RoundRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+BINS: Any = np.linspace(0, 1, 31)
+"""The bin edges of accuracy histograms."""
+SHARE = 0.01
+"""The maximum share of the run's time to spend on drawing matrices."""
+EXPECTED_S = 0.3
+"""The expected seconds of the first drawing."""
+
+
+class TensorBoard:
+    """Writes each round to an event file, which TensorBoard shows during the run.
+
+    Args:
+        folder: the run folder. It may contain partition.png, which is shown too.
+        reported: the scope that the method reports.
+        resume_after: the round after which the run resumes; TensorBoard drops scalars of later rounds.
+        hyperparameters: settings by dotted key, for the HPARAMS tab.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reported: Scope,
+        resume_after: int | None = None,
+        hyperparameters: Mapping[str, float | str] | None = None,
+    ):
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        self._report = threading.excepthook
+        threading.excepthook = self._report_others
+        self._writer: Any = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
+        self._gallery = Gallery(self._draw)
+        self._end: Any = None
+        if hyperparameters:  # unlike `add_hparams`, without another folder; the tab shows the curves' last values
+            tags = f"{BEST}/mean", f"{BEST}/worst_decile", "/".join(("accuracy", *reported))
+            traffic = "traffic/up_bytes_total", "traffic/down_bytes_total"
+            *begin, self._end = hparams(dict(hyperparameters), dict.fromkeys((*tags, *traffic), 0.0))
+            for summary in begin:
+                self._writer.file_writer.add_summary(summary)
+        self._show_partition(folder / "partition.png")
+
+    def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
+        """Write a round and its scalars by tag."""
+        step = record.round
+        for tag, value in scalars.items():
+            self._writer.add_scalar(tag, value, step)
+        for scope, rows in rows_by_scope(record.evaluations).items():
+            values = np.array([row.correct / row.total for row in rows])
+            self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=BINS)
+        if record.diagnostics:
+            self._gallery.show(RoundMatrices(step, record.diagnostics))
+        self._writer.flush()
+
+    def write_newcomers(self, figures: NewcomerFigures, round_number: int) -> None:
+        """Write the results of newcomers as a table."""
+        from tabulate import tabulate
+
+        found = {"as received": figures.received, "after training": figures.trained}
+        columns = {phase: stats.values() for phase, stats in found.items() if stats is not None}
+        rows = [[name, *(each[name] for each in columns.values())] for name in next(iter(columns.values()), ())]
+        table = tabulate(rows, ["accuracy", *columns], "github", floatfmt=".4g")
+        self._writer.add_text("newcomers", table, round_number)
+        self._writer.flush()
+
+    def close(self, complete: bool = False) -> None:
+        """Write pending matrices and whether the run is complete, and close the event file."""
+        self._gallery.close()
+        if complete and self._end is not None:
+            self._writer.file_writer.add_summary(self._end)
+        self._writer.close()
+        threading.excepthook = self._report
+
+    def _report_others(self, error: threading.ExceptHookArgs) -> None:
+        """Ignore what ends the writer's thread: the writer raises it again in the next call."""
+        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+            self._report(error)
+
+    def _draw(self, kind: str, figure: Figure, round_number: int) -> None:
+        self._writer.add_figure(f"diagnostics/{kind}", figure, round_number)
+
+    def _show_partition(self, picture: Path) -> None:
+        from PIL import Image
+
+        if picture.is_file():
+            with Image.open(picture) as image:
+                self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
+
+
+class Gallery:
+    """Draws the matrices of rounds as figures.
+
+    Skips rounds while drawing exceeds its share of the time. The matrices of the last round are always drawn, at the
+    end if necessary.
+
+    Args:
+        put: receives each figure's kind, the figure, and the round.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(self, put: Callable[[str, Figure, int], None], clock: Callable[[], float] = time.perf_counter):
+        self._put, self._clock = put, clock
+        self._start, self._spent, self._expected = clock(), 0.0, EXPECTED_S
+        self._pending: RoundMatrices | None = None
+
+    def show(self, found: RoundMatrices) -> None:
+        """Draw matrices if there is time; otherwise keep them until `close` or the next call."""
+        self._pending = found
+        if self._spent + self._expected <= SHARE * (self._clock() - self._start):
+            self.close()
+
+    def close(self) -> None:
+        """Draw the latest matrices if they are not drawn yet."""
+        found, self._pending = self._pending, None
+        if found is None:
+            return
+        start = self._clock()
+        try:
+            for kind, matrices in by_kind(found.matrices).items():
+                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}"), found.round)
+        except Exception as error:  # a failed drawing must not end the run
+            logger.warning(f"the matrices of round {found.round} could not be drawn: {error}")
+        self._expected = self._clock() - start
+        self._spent += self._expected

@@ -1,1 +1,0 @@
-"""The tracker, which writes the results of a run to its folder."""
