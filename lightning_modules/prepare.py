@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
-from lightning_modules.components import MakesClient, MakesNet, MakesRule
-from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.lockstep.stacks import stacks
@@ -25,17 +24,15 @@ from lightning_modules.model_checks import (
 )
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.config.component_names import component_name, record_names
-from pflsim.config.components import bind_method
-from pflsim.config.on_client_error import OnError
-from pflsim.config.own_code import own_errors
-from pflsim.config.settings import Settings
+from pflsim.config.components import bind_method, component_name
+from pflsim.config.settings import OnError, Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
+from pflsim.data.record import record_names
 from pflsim.engine.plan import RunPlan
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, own_errors
 from pflsim.records.resume import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults

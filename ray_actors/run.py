@@ -14,12 +14,9 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.checks import check
-from pflsim.config.component_names import record_names
 from pflsim.config.components import COMPONENTS, own_modules
-from pflsim.config.plain import swept
-from pflsim.config.settings import Settings
-from pflsim.data.record import write_partition
+from pflsim.config.settings import Settings, swept
+from pflsim.data.record import record_names, write_partition
 from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
@@ -71,7 +68,6 @@ class Runner:
         """
         self.interrupts.begin()
         with self._stoppable(), self.interrupts.abandonable():
-            check(settings)
             remote = new_remote_folder(settings.run_dir)
             settings, warning = apply_cpu_fallback(settings, lambda: self._gpus(settings))
             settings = with_server_device(settings)
@@ -103,7 +99,6 @@ class Runner:
         """
         with run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
-                check(settings)
                 prepared = prepare(settings)
                 make_executor = self._executor(prepared)
                 notes: list[str] = []

@@ -16,9 +16,9 @@ from typing import Any
 
 from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.compose import CONFIGS
-from pflsim.config.installation import FOLDER, PACKAGES, program
+from pflsim.config.names import FOLDER, PACKAGES, program
 from pflsim.config.settings import Settings
-from pflsim.config.urls import is_url
+from pflsim.config.validate import is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import CODE, JOB, code
 from pflsim.terminal.exit_status import exit_status

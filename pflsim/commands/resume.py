@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.commands.runner import new_runner
-from pflsim.config.compose import composed, composing, parse, plain
+from pflsim.config.compose import composed, composing, parse, to_settings
 from pflsim.config.help import groups_in
-from pflsim.config.urls import is_url
+from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
 from pflsim.records.folder import check_no_links, is_complete, stopped_round
 from pflsim.records.resume import changed, check_destination, run_folder, saved_settings
@@ -39,7 +39,7 @@ def resume_run(name: str, overrides: Sequence[str], folders: Sequence[Path], own
             option = settings.names["data"]
             data = option if option in groups_in(folders)["data"] else settings.data["_target_"]
             same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
-            settings = changed(settings, plain(composed([*same, *overrides], folders)), keys)
+            settings = changed(settings, to_settings(composed([*same, *overrides], folders)), keys)
     stopped, saved = stopped_round(folder), saved_settings(folder)
     if stopped is not None and settings.stop == saved.stop:
         if settings.rounds > saved.rounds:

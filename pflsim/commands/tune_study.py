@@ -17,8 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pflsim.analysis.results import read_run
 from pflsim.analysis.results.run import read_mapping
 from pflsim.commands.tune_methods import Method, distribution, is_discrete, settings_text
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import LOCK

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from pflsim.config.signatures import find_source
+from pflsim.config.components import module_file
 from pflsim.records.files import write_atomically
 
 PACKAGES = (
@@ -148,7 +148,7 @@ def missing_modules(folder: Path) -> str:
     """Return a hint where a run found the own modules that are not found now; empty if there are none."""
     try:
         own: Mapping[str, str] = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["own_modules"]
-        missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
+        missing = {name: (folder / path).resolve() for name, path in own.items() if module_file(name) is None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
     places = ", ".join(f"{name} was {path}" for name, path in missing.items())

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.config.settings import Placement
 from pflsim.errors import SettingsError
 from ray_actors.cluster.ray_folder import PREFIX

@@ -11,7 +11,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayTaskError
 
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import ServerError
 from ray_actors.executor.actor_pool import ActorPool

@@ -23,7 +23,7 @@ from typing import Any
 
 from ray.job_config import JobConfig
 
-from pflsim.config.installation import FOLDER
+from pflsim.config.names import FOLDER
 
 
 class SafePathConfig(JobConfig):

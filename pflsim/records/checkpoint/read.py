@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.checkpoint.meta import (
     BadCheckpoint,

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.urls import check_no_password, is_url
+from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import SettingsError
 from pflsim.records.checkpoint.meta import META, round_of
 from pflsim.records.folder import CONFIG, first_free, write_config

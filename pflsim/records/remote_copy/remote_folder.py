@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pflsim.config.names import nearest
-from pflsim.config.urls import CONFIGURATION
+from pflsim.config.validate import CONFIGURATION
 from pflsim.errors import SettingsError
 
 

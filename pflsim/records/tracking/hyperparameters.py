@@ -9,8 +9,7 @@ from typing import Any
 
 from pflsim.config.components import COMPONENTS, TARGET, settings_of
 from pflsim.config.names import written
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.metrics import Scope
 from pflsim.records.tracking.scalars import BEST

@@ -16,7 +16,7 @@ from fsspec.registry import known_implementations
 from run_files import write_checkpoint
 
 from pflsim.analysis.results import find_runs
-from pflsim.config.urls import has_password, is_url
+from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint.meta import read_checkpoint
 from pflsim.records.checkpoint.read import newest_checkpoint
@@ -417,8 +417,11 @@ def test_a_place_that_cannot_be_reached_at_all(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_url_is() -> None:
     assert is_url("s3://a/b") and is_url("simplecache::s3://a") and not is_url("runs/a") and not is_url(None)
-    assert has_password("sftp://me:secret@host/x") and has_password("filecache::ftp://me:secret@host/x")
-    assert not has_password("sftp://me@host/x") and not has_password("s3://a/b:c@d") and not has_password("x://[")
+    for url in ("sftp://me@host/x", "s3://a/b:c@d", "x://["):
+        check_no_password(url)
+    for url in ("sftp://me:secret@host/x", "filecache::ftp://me:secret@host/x"):
+        with pytest.raises(SettingsError, match="resume.*password"):
+            check_no_password(url)
     assert [last_part(url) for url in ("s3://a/b c/", "s3://a", "x://a/..", "memory://")] == ["b_c", "a", "run", "run"]
 
 

@@ -21,7 +21,7 @@ from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
@@ -43,7 +43,9 @@ MIB, GIB = 2**20, 2**30
 
 def settings(*overrides: str, **placement: Any) -> Settings:
     with composing([CONFIGS]):
-        made = plain(composed(["data=digits", "clients=8", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS]))
+        made = to_settings(
+            composed(["data=digits", "clients=8", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS])
+        )
     return replace(made, placement=replace(made.placement, **{"device": "cpu", "gpus": 1, **placement}))
 
 

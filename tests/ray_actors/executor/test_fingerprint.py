@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_modules.hosts.failure_policy import FailurePolicy
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.faults import FaultRecorder
 from pflsim.errors import RunError
 from ray_actors.executor import actor_group as actor_group

@@ -24,7 +24,7 @@ from lightning_modules.hosts.devices import apply_cpu_fallback, with_cpus_only, 
 from lightning_modules.hosts.failure_policy import FailurePolicy
 from lightning_modules.hosts.gpu import claim_device, memory_fraction
 from lightning_modules.methods.fedavg import FedAvg
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
@@ -169,7 +169,9 @@ def test_a_mix_works_like_any_other(pool: ActorPool) -> None:
 
 def asked(*overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return plain(composed(["data=digits", "clients=4", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS]))
+        return to_settings(
+            composed(["data=digits", "clients=4", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS])
+        )
 
 
 GPUS = ("placement.gpus=2", "placement.cpu_fallback=true")
