@@ -14,7 +14,6 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.settings import Settings, swept
 from pflsim.data.record import record_names, write_partition
 from pflsim.engine.execution import Executor, NodeLost
@@ -24,7 +23,7 @@ from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint.meta import Checkpoint
 from pflsim.records.early_stopping import validation_scores
-from pflsim.records.environment import write_environment
+from pflsim.records.environment import own_modules, write_environment
 from pflsim.records.folder import create_run_folder, run_lock, write_config
 from pflsim.records.remote_copy.begin import new_remote_folder, resume_remote_copy
 from pflsim.records.remote_copy.remote_copy import RemoteCopy
@@ -79,7 +78,7 @@ class Runner:
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
                 write_config(folder, asdict(settings))
-                write_environment(folder, modules=_own_modules(settings))
+                write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
             if warning:
                 logger.warning(warning)
@@ -110,7 +109,7 @@ class Runner:
                 if checkpoint is None:
                     remove_empty_records(folder)
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
-                write_environment(folder, name, _own_modules(settings))
+                write_environment(folder, name, own_modules(settings))
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
                 saved = saved_settings(folder)
@@ -332,10 +331,6 @@ def _write_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
-
-
-def _own_modules(settings: Settings) -> dict[str, Path]:
-    return own_modules([getattr(settings, component) for component in COMPONENTS])
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:

@@ -24,11 +24,11 @@ from typing import Any
 from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.components import module_file
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.names import nearest, program
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
+from pflsim.records.environment import module_file
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import exit_status
 

@@ -10,17 +10,10 @@ from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key, written
+from pflsim.config.names import program, shortened, unknown_key
 from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
-
-EXCLUSIVE = (
-    ("local_epochs", "local_steps"),
-    ("placement.actors", "placement.clients_per_actor"),
-    ("placement.cpu_actors", "placement.clients_per_actor"),  # with cpu_actors, clients are divided by speed
-)
-"""Settings of which one must have its default."""
 
 
 def settings_from(config: Mapping[str, Any]) -> Settings:
@@ -123,12 +116,14 @@ def _training(settings: Settings) -> Iterator[str]:
 
 
 def _exclusive(settings: Settings) -> Iterator[str]:
-    """Yield the pairs of `EXCLUSIVE` of which both differ from the default."""
-    given, default = dotted(asdict(settings)), dotted(asdict(Settings()))
-    for pair in EXCLUSIVE:
-        if all(given[key] != default[key] for key in pair):
-            values, unset = ([f"{key}={written(found[key])}" for key in pair] for found in (given, default))
-            yield f"{' and '.join(values)} are both set; leave one of them out, or set {' or '.join(unset)}"
+    """Yield pairs of settings of which one must have its default."""
+    placement, other = settings.placement, f"placement.clients_per_actor={settings.placement.clients_per_actor}"
+    if settings.local_epochs is not None and settings.local_steps is not None:
+        yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
+    if placement.clients_per_actor != "auto" and placement.actors is not None:
+        yield f"placement.actors={placement.actors} and {other}: leave one of them out"
+    if placement.clients_per_actor != "auto" and placement.cpu_actors:  # then clients are divided by speed
+        yield f"placement.cpu_actors={placement.cpu_actors} and {other}: leave one of them out"
 
 
 def _placement(settings: Settings) -> Iterator[str]:

@@ -14,16 +14,15 @@ import os
 import pkgutil
 import re
 import sys
-import sysconfig
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.names import PACKAGES, nearest, unknown_key
+from pflsim.config.names import nearest, unknown_key
 from pflsim.config.settings import Settings
 from pflsim.config.validate import checked, validator
 from pflsim.errors import SettingsError, own_errors
@@ -142,24 +141,6 @@ def _imported(target: str, key: str) -> Any:
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
     return getattr(found, name)
-
-
-def module_file(module: str) -> Path | None:
-    """Return the Python file of a module; None if there is no such module."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
-
-
-def own_modules(components: Iterable[Mapping[str, Any]]) -> dict[str, Path]:
-    """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    targets = [str(side.get(TARGET, "")) for node in components for side in (node, *map(node.get, SIDES)) if side]
-    modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in PACKAGES}
-    files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
-    return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}
 
 
 def _check_kind(found: Any, kind: Any, where: str) -> None:
