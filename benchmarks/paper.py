@@ -35,9 +35,8 @@ from pflsim.analysis.formats import Format, as_csv, drawn, format_of
 from pflsim.analysis.runs import Run, find_runs, read_run, run_settings, settings_by_key
 from pflsim.analysis.tables import CHOSEN, NONE, Table, numbers, span
 from pflsim.config.components import COMPONENTS
-from pflsim.config.compose import CONFIGS, composed, composing, plain
-from pflsim.config.installation import program
-from pflsim.config.names import nearest, written
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.names import nearest, program, written
 from pflsim.errors import SettingsError
 from pflsim.records.accuracy import Model, Phase, Scope
 from pflsim.records.summary import Choice, chosen_round
@@ -196,7 +195,7 @@ def differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 def settings_of_rows(rows: tuple[PublishedRow, ...], configs: Path = CONFIGS) -> list[dict[str, Any]]:
     """Return the settings of each row's command by dotted key, as `run_settings` returns those of a run."""
     with composing([configs]):
-        found = [plain(composed(shlex.split(row.command), [configs])) for row in rows]
+        found = [to_settings(composed(shlex.split(row.command), [configs])) for row in rows]
     return [settings_by_key(asdict(settings), settings.names) for settings in found]
 
 

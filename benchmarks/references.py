@@ -68,10 +68,10 @@ COLUMNS = (*IDENTITY, "correct", "total", "loss", "up_bytes", "down_bytes", "fau
 
 def settings_of(overrides: Sequence[str]) -> Any:
     """Return the settings of a run."""
-    from pflsim.config.compose import composed, composing, plain
+    from pflsim.config.compose import composed, composing, to_settings
 
     with composing([CONFIGS]):
-        return plain(composed([*SMALL, *overrides], [CONFIGS]))
+        return to_settings(composed([*SMALL, *overrides], [CONFIGS]))
 
 
 def load_data(overrides: Sequence[str]) -> Any:

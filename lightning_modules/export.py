@@ -23,9 +23,8 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import read_run
-from pflsim.config.component_names import component_name
-from pflsim.config.components import bind_method
-from pflsim.config.installation import program
+from pflsim.config.components import bind_method, component_name
+from pflsim.config.names import program
 from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message

@@ -16,14 +16,12 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.lockstep.tracing import TracedStep
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet
-from pflsim.config.component_names import component_name
-from pflsim.config.memory import check_room
-from pflsim.config.own_code import place_of
+from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
-from pflsim.config.validate import Bounds
+from pflsim.config.validate import Bounds, check_room
 from pflsim.data.dataset import Dataset, Kind
 from pflsim.data.federated import Examples, Partition
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, place_of
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.records.accuracy import Model, Phase
 from pflsim.seeding import seeded_global

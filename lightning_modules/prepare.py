@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from lightning_modules.base import ClientModule
-from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.lockstep.stacks import stacks
@@ -22,49 +22,22 @@ from lightning_modules.model_checks import (
     in_lockstep,
     sharing_warnings,
 )
-from lightning_modules.nets.net import Net
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.config.component_names import component_name, record_names
-from pflsim.config.components import bind_method
-from pflsim.config.on_client_error import OnError
-from pflsim.config.own_code import own_errors
-from pflsim.config.settings import Settings
+from pflsim.config.components import bind_method, component_name
+from pflsim.config.settings import OnError, Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Partition
+from pflsim.data.record import record_names
 from pflsim.engine.plan import RunPlan
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, own_errors
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import Split
-
-
-class MakesClient(Protocol):
-    """Type of a method's `client` with its settings bound."""
-
-    def __call__(self, net: Net, training: Training, /) -> ClientModule:
-        """Return a client's module."""
-        ...
-
-
-class MakesRule(Protocol):
-    """Type of a method's `server` with its settings bound."""
-
-    def __call__(self) -> ServerRule:
-        """Return the server rule."""
-        ...
-
-
-class MakesNet(Protocol):
-    """Type of a model with its settings bound."""
-
-    def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
-        """Return a network."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

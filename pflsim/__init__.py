@@ -74,7 +74,7 @@ def _run(
     from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.sweep import run_all
-    from pflsim.config.compose import config_folders, configs, plain
+    from pflsim.config.compose import config_folders, configs
     from pflsim.errors import SettingsError
 
     if isinstance(overrides, str):
@@ -83,7 +83,7 @@ def _run(
     check_start(texts)
     jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []
-    run_all(jobs, [plain(config) for config in found], done, callbacks=callbacks)
+    run_all(jobs, found, done, callbacks=callbacks)
     return done
 
 

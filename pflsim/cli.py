@@ -15,11 +15,23 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import NoReturn, cast
 
-from pflsim.commands.sweep import check_all, run_all
-from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, plain, quoted
+from pflsim.commands.sweep import LIGHT, run_all
+from pflsim.config.checks import check_sweep
+from pflsim.config.compose import (
+    Composition,
+    as_yaml,
+    composed,
+    composing,
+    config_folders,
+    configs,
+    parse,
+    quoted,
+    to_settings,
+)
 from pflsim.config.help import usage
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.config.settings import Settings
+from pflsim.config.validate import check_no_password
 from pflsim.errors import RunError, SettingsError
 from pflsim.terminal.exit_status import exit_status
 
@@ -89,6 +101,8 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         print(usage(folders), flush=True)
         return 0
     asked = [text for text in overrides if text.startswith(RESUME)]
+    if partition or asked or options.cfg:
+        importlib.import_module(LIGHT)
     if partition:
         return _partition(overrides, options)
     if asked:
@@ -102,7 +116,7 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         for config in found:
             print(as_yaml(config, options.resolve), end="")
         return 0
-    return _run(jobs, [plain(config) for config in found])
+    return _run(jobs, found)
 
 
 def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:
@@ -119,11 +133,11 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
         _resumed_folder([text for text in texts if text.startswith(RESUME)], multirun)
         known = [text for text in others if not text.startswith("data.")]  # only the run folder knows the data set
         with composing(folders):
-            given = plain(composed(known, folders))
+            given = to_settings(composed(known, folders))
             changed(given, given, [str(override.key_or_group) for override in parse(known)])
         return []
-    runs = [plain(config) for config in configs(texts, multirun, folders)[1]]
-    check_all(runs)
+    runs = [to_settings(config) for config in configs(texts, multirun, folders)[1]]
+    check_sweep(runs)
     return runs
 
 
@@ -151,8 +165,6 @@ def _usage_error(message: str) -> NoReturn:
 
 def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     """Return the folder or URL of the only resume= on the command line."""
-    from pflsim.config.urls import check_no_password
-
     for text in asked:
         check_no_password(text.removeprefix(RESUME))
     if sweep or len({*asked}) > 1:
@@ -160,12 +172,12 @@ def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     return asked[0].removeprefix(RESUME)
 
 
-def _run(jobs: Sequence[Sequence[str]], runs: Sequence[Settings]) -> int:
+def _run(jobs: Sequence[Sequence[str]], found: Sequence[Composition]) -> int:
     """Run all, then print a table of those that are complete."""
     done: list[Path] = []
     failure: RunError | None = None
     try:
-        run_all(jobs, runs, done, own_process=True)
+        run_all(jobs, found, done, own_process=True)
     except RunError as error:
         failure = error
     if len(done) > 1:

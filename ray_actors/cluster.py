@@ -22,7 +22,7 @@ import psutil
 import ray
 from ray.job_config import JobConfig
 
-from pflsim.config.installation import FOLDER, program
+from pflsim.config.names import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import usable_cpus

@@ -31,7 +31,7 @@ from ray.exceptions import (
 from lightning_modules.hosts.base_executor import BaseExecutor
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.failures import Failure
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics

@@ -15,12 +15,8 @@ from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.analysis.runs import read_run
-from pflsim.config.checks import check
-from pflsim.config.component_names import record_names
-from pflsim.config.components import COMPONENTS, own_modules
-from pflsim.config.plain import swept
-from pflsim.config.settings import Settings
-from pflsim.data.record import write_partition
+from pflsim.config.settings import Settings, swept
+from pflsim.data.record import record_names, write_partition
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
@@ -28,7 +24,7 @@ from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import Checkpoint
-from pflsim.records.environment import write_environment
+from pflsim.records.environment import own_modules, write_environment
 from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
@@ -70,7 +66,6 @@ class Runner:
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
         with self._stoppable(), self.interrupts.abandonable():
-            check(settings)
             called = Callbacks(callbacks)
             remote = new_remote_folder(settings.run_dir)
             settings = with_server_device(settings)
@@ -82,7 +77,7 @@ class Runner:
         with run_lock(folder), run_log(folder):
             with _write_errors("this run"):
                 write_config(folder, asdict(settings))
-                write_environment(folder, modules=_own_modules(settings))
+                write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
             copy = None if remote is None else RemoteCopy(remote, folder)
             self._run_session(prepared, folder, make_executor, copy, called)
@@ -102,7 +97,6 @@ class Runner:
         """
         with run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
-                check(settings)
                 called = Callbacks(callbacks)
                 prepared = prepare(settings)
                 make_executor = self._executor(prepared)
@@ -115,7 +109,7 @@ class Runner:
                 if checkpoint is None:
                     remove_empty_records(folder)
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
-                write_environment(folder, name, _own_modules(settings))
+                write_environment(folder, name, own_modules(settings))
                 if not (folder / "partition.json").exists():
                     _write_partition(folder, prepared)
                 saved = saved_settings(folder)
@@ -335,10 +329,6 @@ def _write_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
-
-
-def _own_modules(settings: Settings) -> dict[str, Path]:
-    return own_modules([getattr(settings, component) for component in COMPONENTS])
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:

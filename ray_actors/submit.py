@@ -14,13 +14,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.components import COMPONENTS, own_modules
 from pflsim.config.compose import CONFIGS
-from pflsim.config.installation import FOLDER, PACKAGES, program
+from pflsim.config.names import FOLDER, PACKAGES, program
 from pflsim.config.settings import Settings
-from pflsim.config.urls import is_url
+from pflsim.config.validate import is_url
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.environment import CODE, JOB, code
+from pflsim.records.environment import CODE, JOB, code, own_modules
 from pflsim.terminal.exit_status import exit_status
 
 ADDRESS = "http://127.0.0.1:8265"
@@ -86,7 +85,7 @@ def _submit(options: argparse.Namespace) -> None:
     for folder in options.config_dir:
         if not any(file.is_relative_to(Path(folder).resolve()) for file in files.values()):
             raise SettingsError(f"--config-dir {folder} is not uploaded: put it into {root}, without --exclude")
-    for module, file in own_modules([getattr(run, name) for run in runs for name in COMPONENTS]).items():
+    for module, file in {module: file for run in runs for module, file in own_modules(run).items()}.items():
         if file.resolve() not in files.values():
             raise SettingsError(f"{module} is {file}, which is not uploaded: put it into {root}, without --exclude")
     if skipped:

@@ -13,7 +13,7 @@ import torch
 from support import Records, World, states
 
 from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, TrainTask
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan

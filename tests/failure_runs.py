@@ -8,8 +8,7 @@ from typing import Any
 
 from support import Records, World, plan, same, states
 
-from pflsim.config.on_client_error import OnError
-from pflsim.config.settings import Placement
+from pflsim.config.settings import OnError, Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.records.folder import LOG, run_log

@@ -71,9 +71,9 @@ def make_run(
     chosen = {part: {**COMPONENTS[part], **(parts or {}).get(part, {})} for part in COMPONENTS}
     called = {"method": method, "data": "digits", "partition": "dirichlet", "split": "official", "model": "mlp"}
     rounds = len(test) * every
-    config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings})
-    config.names = {**called, **(names or {})}
-    config.eval = replace(config.eval, every=every, on=on)
+    called |= names or {}
+    config = Settings(**{"clients": clients, "rounds": rounds, "seed": seed, **chosen, **settings, "names": called})
+    config = replace(config, eval=replace(config.eval, every=every, on=on))
     hashed = digest or f"{seed:064d}"
     meta = RunMeta(
         method, config.names["data"], "dirichlet(alpha=0.1)", hashed, config.names["model"], config.clients,

@@ -20,8 +20,7 @@ from failing_clients import EndangeredServer, caught, set_trap
 from support import Records, World, plan, same, states, world
 
 from lightning_modules.methods.fedprox import FedProx
-from pflsim.config.on_client_error import OnError
-from pflsim.config.settings import Placement
+from pflsim.config.settings import OnError, Placement
 from pflsim.data.federated import Shard
 from pflsim.engine.simulation import Simulation
 from pflsim.records.folder import LOG, run_log

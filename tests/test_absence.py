@@ -26,7 +26,7 @@ from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.methods.pfedla import PFedLA
 from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
@@ -53,7 +53,7 @@ BY_ROUND = {"fedfomo", "l2gd"}
 @cache
 def job(method: str) -> PreparedRun:
     with composing([CONFIGS]):
-        return prepare(plain(composed([f"method={method}", "executor=inline", *SMALL], [CONFIGS])))
+        return prepare(to_settings(composed([f"method={method}", "executor=inline", *SMALL], [CONFIGS])))
 
 
 def start(method: str, initial_round: Collection[int] = ALL) -> InlineExecutor:

@@ -17,7 +17,7 @@ from documents import FENCE, PAGES, ROOT, Command, commands, rows, write_files
 from pflsim import cli
 from pflsim.config.checks import check
 from pflsim.config.components import resolve, settings_of, targets_of
-from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
+from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
 from pflsim.config.names import written
 
 README = ROOT / "README.md"
@@ -131,7 +131,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     with composing(folders):
         jobs = sweep(options.overrides, folders) if options.multirun else [options.overrides]
         for job in jobs if len(jobs) < 3 else (jobs[0], jobs[-1]):
-            check(plain(composed(job, folders)))
+            check(to_settings(composed(job, folders)))
 
 
 def test_there_are_commands() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pflsim import cli
-from pflsim.config.checks import check, check_sweep
-from pflsim.config.components import bind_variants
-from pflsim.config.compose import CONFIGS, composed, composing, plain, sweep
+from pflsim.config.checks import check_sweep
+from pflsim.config.components import bind, variants_of
+from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
@@ -24,14 +24,14 @@ NAME = "fedfcd_table1_cifar10_pat"
 
 def settings(*overrides: str) -> Settings:
     with composing([CONFIGS]):
-        found = plain(composed(list(overrides), [CONFIGS]))
+        found = to_settings(composed(list(overrides), [CONFIGS]))
     sound(found)
     return found
 
 
 def sound(found: Settings) -> None:
-    check(found)
-    bind_variants(found.model)
+    for variant in variants_of(found.model):
+        bind(variant, "model")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -52,7 +52,7 @@ def test_the_command_line_wins_over_quick() -> None:
     assert settings(f"+experiment={NAME}", "quick=false") == settings(f"+experiment={NAME}")
     with composing([CONFIGS]):
         jobs = sweep([f"+experiment={NAME}", "quick=true,false"], [CONFIGS])
-        assert [plain(composed(job, [CONFIGS])).rounds for job in jobs] == [20, 500]
+        assert [to_settings(composed(job, [CONFIGS])).rounds for job in jobs] == [20, 500]
 
 
 @pytest.mark.parametrize("text", ["quick=true", f"+experiment={NAME} quick=2", f"+experiment={NAME} +quick={NAME}"])
@@ -70,7 +70,7 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
         options = cli._options(shlex.split(line)[2:])
         with composing([CONFIGS]):
             jobs = sweep(options.overrides, [CONFIGS]) if options.multirun else [options.overrides]
-            runs = [plain(composed(job, [CONFIGS])) for job in (jobs[0], *jobs[1:][-1:])]
+            runs = [to_settings(composed(job, [CONFIGS])) for job in (jobs[0], *jobs[1:][-1:])]
         for run in runs:
             sound(run)
         check_sweep(runs)

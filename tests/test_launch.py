@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +22,6 @@ from pflsim.records.saved_settings import run_folder
 NUMBERS = itertools.count()
 COMPONENTS = """
     from typing import Literal
-    import not_there_and_never_imported
     Size = int | float | str
     def load(*, root: str | None = None, size: Size = 3, shape: tuple[int, ...] = (1, 2), flag: bool = False): ...
     class Client:
@@ -115,7 +113,6 @@ def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str)
         "lam": 1.0, "alpha": 5.0, "unit": "module", "must": 4,
     }  # fmt: skip
     assert settings.data["size"] == 0.5 and settings.data["shape"] == [3] and settings.data["root"] == str(Path.home())
-    assert "not_there_and_never_imported" not in sys.modules
 
 
 def test_a_file_may_build_on_another(runs: list[Settings], mine: str, refused: Refused) -> None:
@@ -233,7 +230,6 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["alpha=1"], "alpha: no such setting. Did you mean method.alpha?"),
         (["method.alph=1"], "Did you mean method.alpha"),
         (["method.alph=1"], "The settings of method: method.lam, method.mu"),
-        (["tracking.views_every=1"], "tracking.views_every is now called tracking.diagnostics_every"),
         (["placement.theads=2"], "Did you mean placement.threads"),
         (["methd=fedavg"], "Did you mean method"),
         (["+foo=1"], "foo: no such setting"),
@@ -245,7 +241,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["lr="], "lr='': expected a number"),
         (["eval.received=perhaps"], "eval.received='perhaps': expected true or false"),
         (["trace.rounds=1"], "trace.rounds=1: expected a list"),
-        (["trace.rounds=[a]"], "trace.rounds=['a']: expected a list"),
+        (["trace.rounds=[a]"], "trace.rounds=['a']: expected a whole number"),
         (["model.hidden=10"], "model.hidden=10: expected a list"),
         (["placement=2"], "there is no placement of that name; valid: auto, one_per_client, packed"),
         (["method.unit=modul"], "method.unit='modul': expected module, tensor or model"),
@@ -264,10 +260,9 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["a b"], "'a b' is not of the form"),
         (["lr=[1"], "'lr=[1' is not of the form"),
         (["=3"], "'=3' is not of the form"),
-        (["run_dir=~/x"], f"write run_dir={Path.home() / 'x'}"),
         (["seed=0,1"], "--multirun"),
         (["hydra.run.dir=x"], "hydra.run.dir=x: "),
-        (["names.method=x"], "names.method: no such setting"),
+        (["names.method=x"], "names: no such setting"),
         (
             ["method.client._target_=nowhere.Client"],
             "method.client._target_=nowhere.Client: there is no module",
@@ -286,10 +281,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["--rounds", "--cfg", "job"], "rounds=VALUE"),
         (["-momentum", "0.9"], "see "),
         (["--cfg", "run"], "invalid choice"),
-        (["model._target_=mine.Net"], "write model=mine.Net"),
-        (["method=fedavg", "method.mu=1"], "It is a setting of method=fedprox"),
-        (["data.root=/x"], "It is a setting of data=cifar10"),
-        (["partition.alpha=1"], "It is a setting of partition=dirichlet or dirichlet_by_client."),
+        (["method=fedavg", "method.mu=1"], "method.mu: no such setting"),
     ],
 )
 def test_mistakes_are_explained(refused: Refused, arguments: list[str], said: str) -> None:
@@ -303,11 +295,6 @@ def test_a_tilde_in_run_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pyte
     assert folder == tmp_path / "x" and folder.is_dir()
     (folder / "config.yaml").write_text("lr: 1")
     assert run_folder("~/x") == folder
-
-
-def test_all_bad_overrides_are_named(refused: Refused) -> None:
-    said = refused("clients=abc", "rounds=3", "lr_deca=1")
-    assert "clients=" in said and "lr_deca" in said and "rounds" not in said
 
 
 @pytest.mark.parametrize(
@@ -390,6 +377,6 @@ def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: p
 )
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group, name = file.parent.name, file.stem
-    chosen = [f"{'+' if group in ('experiment', 'cluster') else ''}{group}={name}"]
+    chosen = [f"{group}={name}", *(["partition=by_writer", "split.test_by=writers"] if name == "synthetic" else [])]
     assert cli.main([*chosen, "--cfg", "job"]) == 0
     assert f"{group}: {name}\n" in capsys.readouterr().out

@@ -40,7 +40,7 @@ def test_the_command_line_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(LAUNCH.parent)!r})\n"
         "from pflsim import cli\n"
-        "assert cli.main(['--help']) == 0 and cli.main(['--cfg', 'job']) == 0\n"
+        "assert cli.main(['--help']) == 0 and cli.main(['lr=0']) == 2 and cli.main(['method=no']) == 2\n"
         "heavy = {'torch', 'lightning', 'ray', 'numpy', 'scipy', 'torchvision'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -24,7 +24,7 @@ from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.program import Program
 from lightning_modules.lockstep.training import Stack
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
@@ -39,7 +39,7 @@ NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidd
 
 def job(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
-        return prepare(plain(composed(["executor=inline", *overrides], [CONFIGS])))
+        return prepare(to_settings(composed(["executor=inline", *overrides], [CONFIGS])))
 
 
 @pytest.fixture

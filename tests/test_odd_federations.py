@@ -15,7 +15,7 @@ from support import METHOD_PARAMS, RUN_PARAMS, Records, dataset
 from lightning_modules import prepare as preparing
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -32,7 +32,7 @@ NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.paddin
 def settings_of(method: str, *overrides: str) -> Settings:
     small = [o for o in SMALL if not (NORMS[0] in overrides and o.startswith("model."))]
     with composing([CONFIGS]):
-        return plain(composed([f"method={method}", *small, *overrides], [CONFIGS]))
+        return to_settings(composed([f"method={method}", *small, *overrides], [CONFIGS]))
 
 
 def rows_of(data: Dataset, *classes: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.paper import read_published, settings_of_rows
 from pflsim.analysis.runs import settings_by_key
 from pflsim.config.checks import check
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,13 @@ def test_commands_of_rows_compose(file: dict[str, Any]) -> None:
     rows = [row for i, name in enumerate(names) for row in read_published(name).rows[i :: len(names)]]
     with composing([CONFIGS]):
         for row in rows:
-            check(plain(composed(shlex.split(row.command), [CONFIGS])))
+            check(to_settings(composed(shlex.split(row.command), [CONFIGS])))
 
 
 def test_settings_of_rows_are_those_that_hydra_composes() -> None:
     rows = (*read_published("pfedcfr_table2_mnist").rows[1:4], *read_published("fedalp_table3").rows[:2])
     with composing([CONFIGS]):
-        each = [plain(composed(shlex.split(row.command), [CONFIGS])) for row in rows]
+        each = [to_settings(composed(shlex.split(row.command), [CONFIGS])) for row in rows]
     assert settings_of_rows(rows) == [settings_by_key(asdict(settings), settings.names) for settings in each]
     alpha = settings_of_rows((replace(rows[-1], command=f"{rows[-1].command} partition.alpha=7"),))
     assert alpha[0]["partition.alpha"] == 7

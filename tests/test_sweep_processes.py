@@ -20,7 +20,7 @@ from test_resume import agree, left
 
 from pflsim import cli
 from pflsim.commands.sweep import parallel_runs
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
@@ -87,7 +87,7 @@ def test_a_signal_reaches_every_process_once(tmp_path: Path) -> None:
 
 def settings(*overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return plain(composed(overrides, [CONFIGS]))
+        return to_settings(composed(overrides, [CONFIGS]))
 
 
 @pytest.mark.parametrize(

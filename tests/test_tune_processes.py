@@ -17,7 +17,7 @@ from test_resume import agree, left, stop_after
 from pflsim import cli
 from pflsim.commands.tune import finish
 from pflsim.commands.tune_study import JOURNAL
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
@@ -43,7 +43,7 @@ def trials(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
 
 def settings(folder: Path, *overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return plain(composed([*SMALL, *overrides, f"run_dir={folder}"], [CONFIGS]))
+        return to_settings(composed([*SMALL, *overrides, f"run_dir={folder}"], [CONFIGS]))
 
 
 def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

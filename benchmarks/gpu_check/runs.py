@@ -16,7 +16,7 @@ from benchmarks.cases import settings_of
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.messages import Message
 

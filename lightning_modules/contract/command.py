@@ -10,9 +10,10 @@ METHOD is one of
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -23,14 +24,11 @@ from typing import Any
 from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.components import resolve
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.help import groups_in
-from pflsim.config.installation import program
-from pflsim.config.names import nearest
-from pflsim.config.own_code import place_of
-from pflsim.config.signatures import find_source
-from pflsim.errors import RunError, SettingsError
+from pflsim.config.names import nearest, program
+from pflsim.errors import RunError, SettingsError, own_errors, place_of
+from pflsim.records.environment import module_file
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import exit_status
 
@@ -107,7 +105,7 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
         sides = {"client": client, "server": server}
         chosen |= {side: f"method.{side}._target_={target}" for side, target in sides.items() if target}
         with composing(folders):
-            settings = plain(composed([*chosen.values()], folders))
+            settings = to_settings(composed([*chosen.values()], folders))
         if own:  # errors then use the name in the target
             settings = replace(settings, names={k: v for k, v in settings.names.items() if k != "method"})
         return prepare(settings)
@@ -117,13 +115,17 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
 
 def _targets(name: str, server: str, methods: Sequence[str]) -> tuple[str, str]:
     """Return the client's and the server's target of a module, or of a client class and a rule."""
-    source = find_source(name)
-    if source is None and "." not in name:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    if module_file(name) is None and "." not in name:
         raise SettingsError(f"{name}: there is no method of that name, and no module; {nearest(name, methods)}")
-    if source is None:
+    if module_file(name) is None:
         return name, server or FEDAVG
-    names = [f"{name}.{node.name}" for node in source.tree.body if isinstance(node, ast.ClassDef)]
-    found: dict[str, Any] = {target: resolve(target) for target in names}
+    with own_errors(name):
+        members = vars(importlib.import_module(name))
+    found: dict[str, Any] = {
+        f"{name}.{key}": value for key, value in members.items() if isinstance(value, type) and value.__module__ == name
+    }
     clients = [target for target, cls in found.items() if issubclass(cls, ClientModule)]
     rules = [server] if server else [target for target, cls in found.items() if issubclass(cls, ServerRule)]
     if len(clients) != 1 or len(rules) > 1:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.failure_policy import FailurePolicy
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FaultRecorder, Sent, Trained
 from pflsim.types import EvalRow, Tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
@@ -12,7 +12,32 @@ from lightning_modules.training import Training
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global
+from pflsim.servers.base import ServerRule
 from pflsim.types import Tensors
+
+
+class MakesClient(Protocol):
+    """Type of a method's `client` with its settings bound."""
+
+    def __call__(self, net: Net, training: Training, /) -> ClientModule:
+        """Return a client's module."""
+        ...
+
+
+class MakesRule(Protocol):
+    """Type of a method's `server` with its settings bound."""
+
+    def __call__(self) -> ServerRule:
+        """Return the server rule."""
+        ...
+
+
+class MakesNet(Protocol):
+    """Type of a model with its settings bound."""
+
+    def __call__(self, input_shape: tuple[int, ...], num_classes: int, /) -> Net:
+        """Return a network."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

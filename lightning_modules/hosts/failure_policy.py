@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lightning_modules.hosts.failures import Failure
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder
 from pflsim.errors import ClientError
 

@@ -12,7 +12,7 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost, Reply
 from lightning_modules.hosts.failures import Failure, run_groups
 from lightning_modules.hosts.server_host import ServerHost
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics

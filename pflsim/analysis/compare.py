@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.errors import SettingsError
 from pflsim.terminal.exit_status import exit_status
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from pflsim.config.components import COMPONENTS
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
-from pflsim.config.urls import is_url
+from pflsim.config.settings import Settings, dotted
+from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
 from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope
 from pflsim.records.environment import read_environment

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pflsim.config.components import COMPONENTS
+from pflsim.config.components import COMPONENTS, target_of
 from pflsim.config.names import as_value
-from pflsim.config.objects import target_of
-from pflsim.config.plain import dotted
+from pflsim.config.settings import dotted
 from pflsim.data.dataset import Dataset
 from pflsim.data.explicit import explicit
 from pflsim.data.federated import Partition

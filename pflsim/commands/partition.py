@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pflsim.config.component_names import record_names
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import dataset_warnings
 from pflsim.data.federate import load_federation
-from pflsim.data.record import sizes, write_partition
+from pflsim.data.record import record_names, sizes, write_partition
 from pflsim.errors import RunError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.commands.sweep import new_runner
-from pflsim.config.compose import composed, composing, parse, plain
+from pflsim.config.compose import composed, composing, parse, to_settings
 from pflsim.config.help import groups_in
-from pflsim.config.urls import is_url
+from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
 from pflsim.records.folder import is_complete, stopped_round
 from pflsim.records.saved_settings import changed, check_destination, run_folder, saved_settings
@@ -46,7 +46,7 @@ def resume_run(
             option = settings.names["data"]
             data = option if option in groups_in(folders)["data"] else settings.data["_target_"]
             same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
-            settings = changed(settings, plain(composed([*same, *overrides], folders)), keys)
+            settings = changed(settings, to_settings(composed([*same, *overrides], folders)), keys)
     stopped, saved = stopped_round(folder), saved_settings(folder)
     by_callback = saved.stop.patience is None
     if stopped is not None and settings.stop == saved.stop and not (by_callback and settings.rounds > saved.rounds):

@@ -4,52 +4,38 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pflsim.config.checks import check, check_sweep
+from pflsim.config.checks import check_sweep
+from pflsim.config.compose import Composition, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 
 LIGHT = "lightning_modules.light"
 """Module that imports Lightning without packages that no run needs."""
+T = TypeVar("T")
 RUN_BYTES = 2 * 2**30
 """Free memory that `sweep.parallel=auto` wants for each run."""
 
 
-def check_all(runs: Sequence[Settings], names: Sequence[str] = ()) -> None:
-    """Check the settings of all runs.
-
-    Args:
-        runs: the settings.
-        names: of the runs of a sweep, for messages.
-
-    Raises:
-        SettingsError: a setting is wrong, or two runs have the same folder.
-    """
-    for number, settings in enumerate(runs):
-        try:
-            check(settings)
-        except SettingsError as error:
-            raise (SettingsError(f"{names[number]}: {error}") if len(names) > 1 else error) from None
-    check_sweep(runs)
-
-
 def run_all(
     jobs: Sequence[Sequence[str]],
-    runs: Sequence[Settings],
+    configs: Sequence[Composition],
     done: list[Path],
     own_process: bool = False,
     callbacks: Iterable[Any] = (),
 ) -> None:
     """Check all runs, then run them. A sweep continues after a run that fails.
 
+    Ray starts after the run settings are checked, while the components are imported and checked.
+
     Args:
         jobs: the overrides of each run, for its name in messages.
-        runs: the settings of each run.
+        configs: the config of each run.
         done: the folders of the runs are added.
         own_process: see `new_runner`; inline runs of a sweep may then be in further processes, several at once.
         callbacks: see `pflsim.run`.
@@ -58,42 +44,55 @@ def run_all(
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run failed; `Stopped` if a signal stopped it, and the runs after it were not started.
     """
-    names = [f"[{number}/{len(runs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
-    check_all(runs, names)
+    names = [f"[{number}/{len(jobs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
-    for settings in runs if varying else ():
-        settings.names["sweep"] = ",".join(varying)
     failed: list[str] = []
-    if own_process and (parallel := parallel_runs(runs)) > 1:
-        _run_in_processes(names, runs, parallel, done, failed)
-    else:
-        _run_in_turn(names, runs, done, failed, own_process, callbacks)
+    first = _of_all(run_settings, configs, names)[0]
+    with new_runner(first, own_process) as runner:
+        runs = _of_all(to_settings, configs, names)
+        check_sweep(runs)
+        for settings in runs if varying else ():
+            settings.names["sweep"] = ",".join(varying)
+        if own_process and (parallel := parallel_runs(runs)) > 1:
+            _run_in_processes(names, runs, parallel, done, failed)
+        else:
+            _run_in_turn(runner, names, runs, done, failed, callbacks)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
 
 
+def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition], names: Sequence[str]) -> list[T]:
+    """Return the settings of all runs; an error in a sweep names the run."""
+    found = list[T]()
+    for name, config in zip(names, configs, strict=True):
+        try:
+            found.append(settings(config))
+        except SettingsError as error:
+            raise (SettingsError(f"{name}: {error}") if len(names) > 1 else error) from None
+    return found
+
+
 def _run_in_turn(
+    runner: Any,
     names: Sequence[str],
     runs: Sequence[Settings],
     done: list[Path],
     failed: list[str],
-    own_process: bool,
     callbacks: Iterable[Any],
 ) -> None:
-    with new_runner(runs[0], own_process) as runner:
-        for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
-            if len(runs) > 1 and settings.progress != "none":
-                print(name, flush=True)
-            try:
-                done.append(runner.run(settings, callbacks))
-            except Stopped:
-                _print_missing(len(runs) - number)
+    for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
+        if len(runs) > 1 and settings.progress != "none":
+            print(name, flush=True)
+        try:
+            done.append(runner.run(settings, callbacks))
+        except Stopped:
+            _print_missing(len(runs) - number)
+            raise
+        except (SettingsError, RunError) as error:
+            if len(runs) == 1:
                 raise
-            except (SettingsError, RunError) as error:
-                if len(runs) == 1:
-                    raise
-                print(f"error: {error}", file=sys.stderr)
-                failed.append(name)
+            print(f"error: {error}", file=sys.stderr)
+            failed.append(name)
 
 
 def _print_missing(runs: int) -> None:
@@ -147,17 +146,18 @@ def run_alone(settings: Settings) -> Path:
         return runner.run(settings)
 
 
-def new_runner(first: Settings, own_process: bool) -> Any:
+def new_runner(first: Settings | None, own_process: bool) -> Any:
     """Return a `ray_actors.run.Runner`.
 
     Args:
-        first: the settings of its first run.
+        first: the settings of its first run, for the start of Ray; None: they are not known yet.
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
     """
-    if own_process and first.progress in ("auto", "live") and sys.stdout.isatty():
+    if first is not None and own_process and first.progress in ("auto", "live") and sys.stdout.isatty():
         print("loading PyTorch", end="\r", flush=True)
     early = None
-    if first.executor == "ray" and not first.ray_address and not first.placement.gpus:  # GPUs are looked for by torch
+    local = first is not None and first.executor == "ray" and not first.ray_address
+    if first is not None and local and not first.placement.gpus:  # GPUs are looked for by torch
         early = importlib.import_module("ray_actors.cluster").start_early(first)
     try:
         if own_process:

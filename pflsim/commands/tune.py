@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import parallel_runs, run_alone
 from pflsim.commands.tune_methods import Method, methods_of, settings_text
-from pflsim.config.checks import check
 from pflsim.config.compose import composing, config_folders, quoted
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -100,7 +99,7 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
     with composing(folders):
         methods = methods_of([quoted(text) for text in options["settings"]], folders)
         for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
-            check(method.settings({"rounds": options["rounds"]}))
+            method.settings({"rounds": options["rounds"]})
         folder.mkdir(parents=True, exist_ok=True)
         with run_lock(folder):
             study = importlib.import_module("pflsim.commands.tune_study").Study(folder, options, methods)

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.checks import check
-from pflsim.config.compose import composed, parse, plain
+from pflsim.config.compose import composed, parse, to_settings
 from pflsim.config.names import as_value, written
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 
 SHARED = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
@@ -50,7 +48,7 @@ class Method:
             SettingsError: a setting refuses its value.
         """
         texts = [f"{key}={as_value(value)}" for key, value in values.items()]
-        return plain(composed([*self.overrides, *texts], self.folders))
+        return to_settings(composed([*self.overrides, *texts], self.folders))
 
     def first_point(self) -> dict[str, Any]:
         """Return the values of the first trial: those without a search, or the nearest ones of the space.
@@ -103,7 +101,6 @@ def methods_of(words: Sequence[str], folders: Sequence[Path]) -> list[Method]:
 def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -> Method:
     """Return a method with its space."""
     settings = method.settings({})
-    check(settings)
     if not settings.split.get("validation", True):
         raise SettingsError("split.validation=0: tune chooses by validation accuracy; set split.validation above 0")
     if settings.ray_address and settings.executor == "inline":
@@ -130,8 +127,6 @@ def _checked(method: Method, key: str, node: Any) -> Any:
     try:
         values = [node["low"], node["high"]] if isinstance(node, Mapping) else node
         found = [method.settings({key: value}) for value in values]
-        for settings in found:
-            check(settings)
         distribution(node)
     except ValueError as error:  # a `SettingsError`, or of Optuna
         raise SettingsError(f"{text}: {error}") from None

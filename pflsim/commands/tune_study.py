@@ -16,8 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pflsim.analysis.runs import read_mapping, read_run
 from pflsim.commands.tune_methods import Method, distribution, is_discrete, settings_text
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import LOCK

@@ -1,1 +1,1 @@
-"""The settings of a run: their dataclasses, schemas read from signatures, composition with Hydra, checks, and help."""
+"""The settings of a run: their dataclasses, composition with Hydra, components, checks, and help."""

@@ -1,62 +1,81 @@
-"""Contradictions between the settings of a run, found before data are loaded or actors started.
-
-`pflsim.config.plain` checks each setting alone.
-"""
+"""Checks the settings of a run: each alone, then against each other, before data are loaded or actors started."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec
+from typing import Any, get_type_hints
 
-from pflsim.config.installation import program
-from pflsim.config.names import shortened, written
-from pflsim.config.on_client_error import OnError
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
-from pflsim.config.urls import check_no_password
+from pflsim.config.components import COMPONENTS, check_component, keys_of
+from pflsim.config.names import program, shortened, unknown_key
+from pflsim.config.settings import OnError, Settings, dotted
+from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
 
-EXCLUSIVE = (
-    ("local_epochs", "local_steps"),
-    ("placement.actors", "placement.clients_per_actor"),
-)
-"""Settings of which one must have its default."""
+
+def settings_from(config: Mapping[str, Any]) -> Settings:
+    """Return the settings of a run, checked: names, types, bounds, choices, contradictions, and components.
+
+    Args:
+        config: values by key, nested as `Settings` is. A missing value has its default; a component is required.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    settings = run_settings(config)
+    for name in COMPONENTS:
+        if not getattr(settings, name):
+            raise SettingsError(f"{name} is not set; give {name}=NAME ({program()} --help lists the names)")
+    return replace(settings, **{name: check_component(getattr(settings, name), name) for name in COMPONENTS})
+
+
+def run_settings(config: Mapping[str, Any]) -> Settings:
+    """Return the settings of a run, of which the components are not checked; nothing is imported for them.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+    settings = _section(Settings, config, "", config)
+    check(settings)
+    return settings
+
+
+def _section(schema: Any, values: Mapping[str, Any], prefix: str, config: Mapping[str, Any]) -> Any:
+    """Return an instance of a dataclass from a mapping."""
+    hints, found = get_type_hints(schema, include_extras=True), dict[str, Any]()
+    for name, value in values.items():
+        key, kind = f"{prefix}{name}", hints.get(name)
+        if kind is None:
+            raise SettingsError(unknown_key(next(iter(dotted({key: value}))), _known_keys(config)))
+        if is_dataclass(kind) and isinstance(value, Mapping):
+            found[name] = _section(kind, value, f"{key}.", config)
+        elif is_dataclass(kind):
+            raise SettingsError(f"{key}={shortened(value)}: write {key}.KEY=VALUE")
+        else:
+            found[name] = checked(key, kind, value)
+    return schema(**found)
+
+
+def _known_keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of groups, and the keys of all settings, those of the chosen components included."""
+    yield from get_type_hints(Settings)
+    yield from (key for key in dotted(asdict(Settings())) if key.partition(".")[0] not in (*COMPONENTS, "names"))
+    for component in COMPONENTS:
+        yield from keys_of(config.get(component), component)
 
 
 def check(settings: Settings) -> None:
     """Check the settings of a run against each other.
 
     Raises:
-        SettingsError: lists all contradictions, one per line.
+        SettingsError: two settings contradict each other; the message is about the first contradiction.
     """
-    problems = [
-        *_training(settings),
-        *_exclusive(settings),
-        *_placement(settings),
-        *_sweep(settings),
-        *_texts(settings),
-        *_loggers(settings),
-        *_synthetic(settings),
-    ]
-    if problems:
-        raise SettingsError("\n".join(problems))
-
-
-def _loggers(settings: Settings) -> Iterator[str]:
-    for name in settings.tracking.loggers:
-        found = find_spec(name)
-        if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name
-            yield f"tracking.loggers: the package {name} is not installed: pip install 'pflsim[{name}]'"
-
-
-def _synthetic(settings: Settings) -> Iterator[str]:
-    names, test_by = settings.names, settings.split.get("test_by")
-    mixed = names.get("partition") != "by_writer" or (names.get("split") == "official" and test_by != "writers")
-    if names.get("data") == "synthetic" and mixed:
-        yield "data=synthetic has a model for each writer: set partition=by_writer split.test_by=writers"
+    for checks in (_training, _exclusive, _placement, _texts, _packages):
+        for problem in checks(settings):
+            raise SettingsError(problem)
 
 
 def check_sweep(runs: Sequence[Settings]) -> None:
@@ -81,7 +100,7 @@ def _training(settings: Settings) -> Iterator[str]:
     elif settings.fraction < 1:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
-        yield from _message(cohort_size, clients - held, settings.fraction)
+        cohort_size(clients - held, settings.fraction)
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
     last = settings.rounds + (held > 0)  # newcomers train after the last round
@@ -97,12 +116,12 @@ def _training(settings: Settings) -> Iterator[str]:
 
 
 def _exclusive(settings: Settings) -> Iterator[str]:
-    """Yield the pairs of `EXCLUSIVE` of which both differ from the default."""
-    given, default = dotted(asdict(settings)), dotted(asdict(Settings()))
-    for pair in EXCLUSIVE:
-        if all(given[key] != default[key] for key in pair):
-            values, unset = ([f"{key}={written(found[key])}" for key in pair] for found in (given, default))
-            yield f"{' and '.join(values)} are both set; leave one of them out, or set {' or '.join(unset)}"
+    """Yield pairs of settings of which one must have its default."""
+    placement, other = settings.placement, f"placement.clients_per_actor={settings.placement.clients_per_actor}"
+    if settings.local_epochs is not None and settings.local_steps is not None:
+        yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
+    if placement.clients_per_actor != "auto" and placement.actors is not None:
+        yield f"placement.actors={placement.actors} and {other}: leave one of them out"
 
 
 def _placement(settings: Settings) -> Iterator[str]:
@@ -115,28 +134,27 @@ def _placement(settings: Settings) -> Iterator[str]:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
 
 
-def _sweep(settings: Settings) -> Iterator[str]:
-    parallel = settings.sweep.parallel
+def _texts(settings: Settings) -> Iterator[str]:
+    OnError.of(settings.on_client_error)
+    address, parallel = settings.ray_address, settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
         yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
-
-
-def _texts(settings: Settings) -> Iterator[str]:
-    yield from _message(OnError.of, settings.on_client_error)
     if settings.run_dir == "":
         yield "run_dir= is empty; expected a folder, or leave it out for one below runs/"
-    if settings.run_dir:
-        yield from _message(check_no_password, settings.run_dir, "run_dir")
-    address = settings.ray_address
-    if address is None or address == "auto" or re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
-        return
-    job = f"; to run on another cluster use {program()} submit" if "://" in address else ""
-    yield f"ray_address={shortened(address)}: expected auto or HOST:PORT{job}"
+    check_no_password(settings.run_dir or "", "run_dir")
+    if address not in (None, "auto") and not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
+        yield (
+            f"ray_address={shortened(address)}: expected auto or HOST:PORT; to run as a job of another cluster use "
+            f"{program()} submit"
+        )
 
 
-def _message(check: Callable[..., object], *arguments: object) -> Iterator[str]:
-    """Yield the message of a check that fails."""
-    try:
-        check(*arguments)
-    except SettingsError as error:
-        yield str(error)
+def _packages(settings: Settings) -> Iterator[str]:
+    for name in settings.tracking.loggers:
+        found = find_spec(name)
+        if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name
+            yield f"tracking.loggers: the package {name} is not installed: pip install 'pflsim[{name}]'"
+    names, test_by = settings.names, settings.split.get("test_by")
+    mixed = names.get("partition") != "by_writer" or (names.get("split") == "official" and test_by != "writers")
+    if names.get("data") == "synthetic" and mixed:
+        yield "data=synthetic has a model for each writer: set partition=by_writer split.test_by=writers"

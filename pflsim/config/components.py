@@ -8,36 +8,69 @@ own model, which is no `Net`, are all parameters of its target.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
-import sysconfig
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.installation import PACKAGES
-from pflsim.config.names import unknown_key
-from pflsim.config.objects import object_of
-from pflsim.config.own_code import own_errors
-from pflsim.config.signatures import ANY, Parameter, derives, find, find_source, signature_of, unknown_target
-from pflsim.config.validate import checked
-from pflsim.errors import SettingsError
+from pflsim.config.names import nearest, unknown_key
+from pflsim.config.settings import Settings
+from pflsim.config.validate import checked, validator
+from pflsim.errors import SettingsError, own_errors
 
 COMPONENTS = ("method", "data", "shift", "partition", "split", "model")
 TARGET = "_target_"
 SIDES = ("client", "server")
-ADDED = {"model": {"variants": Parameter(list[dict[str, Any]], [], False)}}
-"""Settings of a component that the simulator handles, beside those of its target."""
-OWN_MODEL = {"head": Parameter(str | None, None, False)}
-"""The same of an own model."""
 NET = "lightning_modules.nets.net.Net"
 FILLED_IN = ("input_shape", "num_classes")
 """Parameters of an own model that the simulator fills in, unless they are given."""
+FILES = {"data": "npz", "partition": "explicit"}
+"""Groups with an option whose setting `path` names a file."""
+NOTEBOOK = "__main__."
+"""Begins the target of an object that other processes cannot import."""
+_objects: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One setting of a component.
+
+    Args:
+        annotation: its type; Any if the signature has none, or one that pydantic cannot validate.
+        default: of the signature; `...` if a YAML file cannot contain it.
+        required: whether the parameter has no default.
+    """
+
+    annotation: Any = Any
+    default: Any = ...
+    required: bool = False
+
+
+# Targets --------------------------------------------------------------------------------------------------------------
+
+
+def target_of(value: Any) -> str:
+    """Return a dotted name for a class or function.
+
+    Those that can be imported keep their own name, so that the command line can resume the run. Others, such as the
+    classes of a notebook, have the name `__main__.NAME` in this process only; a later object of the same name replaces
+    an earlier one.
+    """
+    module, name = value.__module__, value.__qualname__
+    if f"{module}." != NOTEBOOK and getattr(sys.modules.get(module), name, None) is value:
+        return f"{module}.{name}"
+    target = NOTEBOOK + re.sub(r"\W", "", name.rpartition(".")[2])
+    _objects[target] = value
+    return target
 
 
 def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[str, str]:
@@ -53,116 +86,9 @@ def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[st
     if component != "method":
         return {"": str(node[TARGET])}
     for side in SIDES:
-        for key in node[side]:
-            if key != TARGET:
-                raise SettingsError(f"{component}.{side}.{key}: write {component}.{key}, beside client and server")
+        for key in {*node[side]} - {TARGET}:
+            raise SettingsError(f"{component}.{side}.{key}: write {component}.{key}, beside client and server")
     return {side: str(node[side][TARGET]) for side in SIDES}
-
-
-def short_name(target: str) -> str:
-    """Return the last part of a dotted name, for records and tables; of a function `load`, the name of its module."""
-    parts = target.split(".")
-    return parts[-2] if parts[-1] == "load" and len(parts) > 1 else parts[-1]
-
-
-def is_own_model(target: str, component: str = "model") -> bool:
-    """Return whether a target is a model that is called with its settings only, because it is no `Net`."""
-    return component == "model" and not derives(target, NET)
-
-
-def settings_of(
-    targets: Mapping[str, str], component: str = "component", given: Collection[str] = ()
-) -> dict[str, Parameter]:
-    """Return the settings of a component: the parameters of its targets, and what the simulator adds.
-
-    Args:
-        targets: as `targets_of` returns them.
-        component: its group.
-        given: names that have a value. An own model may have settings that are not listed unless they are given.
-
-    Raises:
-        SettingsError: a target does not exist; two targets declare a parameter with different types, or both with a
-            default.
-    """
-    own = any(is_own_model(target, component) for target in targets.values())
-    added = {**ADDED.get(component, {}), **(OWN_MODEL if own else {})}
-    merged: dict[str, Parameter] = dict(added)
-    owner: dict[str, str] = {}
-    for side, target in targets.items():
-        for name, found in _parameters(target, component, _key(component, side, TARGET), given).items():
-            known = merged.get(name)
-            if name in (TARGET, *SIDES, *added):
-                raise SettingsError(f"{target}: a parameter cannot be named {name!r}")
-            if known is not None:
-                both = f"{name!r} is a parameter of both {owner[name]} and {target}"
-                if known.annotation != found.annotation:
-                    raise SettingsError(f"{both}, with different types; use one type")
-                if not known.required and not found.required:
-                    raise SettingsError(f"{both}, each with a default; make it required in one of them")
-            if known is None or known.required:
-                merged[name], owner[name] = found, target
-    return merged
-
-
-def _parameters(target: str, component: str, key: str, given: Collection[str] = ()) -> dict[str, Parameter]:
-    """Return the settings of one target."""
-    if not is_own_model(target, component):
-        return signature_of(target, key)
-    found = signature_of(target, key, every=True)
-    if found.pop("**", None):
-        found |= {name: ANY for name in given if name not in {TARGET, *found, *ADDED["model"], *OWN_MODEL}}
-    found |= {name: ANY for name in FILLED_IN if name in found}
-    return {name: parameter for name, parameter in found.items() if parameter.default is not ... or name in given}
-
-
-def keys_of(node: Any, component: str) -> Iterator[str]:
-    """Yield the dotted keys of a component's settings; none if its targets cannot be read."""
-    try:
-        targets = targets_of(node, component)
-        names = settings_of(targets, component, node)
-    except (SettingsError, TypeError):
-        return
-    yield from (_key(component, name) for name in names)
-    yield from (_key(component, side, TARGET) for side in targets)
-
-
-def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
-    """Return the config of a component with its values as the types of its settings.
-
-    Raises:
-        SettingsError: a setting is unknown, has the wrong type, or is required and missing; lists all problems.
-    """
-    targets = targets_of(node, component)
-    known, problems, found = settings_of(targets, component, node), [], dict(node)
-    for name in node:
-        if name not in known and name not in ((TARGET,) if "" in targets else SIDES):
-            positional = _positional(targets, component, name)
-            problems.append(positional or unknown_key(f"{component}.{name}", [*keys_of(node, component)]))
-    for name, parameter in known.items():
-        key = f"{component}.{name}"
-        if node.get(name, "???" if parameter.required else None) == "???":
-            problems.append(f"{key} has no default; give it a value: {key}=...")
-        elif name in node:
-            try:
-                found[name] = checked(key, parameter.annotation, node[name])
-            except SettingsError as error:
-                problems.append(str(error))
-    if problems:
-        raise SettingsError("\n".join(problems))
-    for number, variant in enumerate(variants_of(found) if found.get("variants") and "variants" in known else []):
-        try:
-            check_component(variant, component)
-        except SettingsError as error:
-            raise SettingsError(f"{component}.variants[{number}]: {error}") from error
-    return found
-
-
-def _positional(targets: Mapping[str, str], component: str, name: str) -> str:
-    """Return a message if a setting that is not known is a parameter of an own target that can be positional."""
-    for target in targets.values():
-        if target.partition(".")[0] not in PACKAGES and name in signature_of(target, every=True):
-            return f"{component}.{name}: settings are keyword-only parameters; put a * before {name} in {target}"
-    return ""
 
 
 def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., Any]:
@@ -179,14 +105,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
-    found: Any = object_of(target)
-    if found is None:
-        if find(target) is None:
-            raise SettingsError(unknown_target(target, key))
-        if find_spec(target.partition(".")[0]) is None:
-            sys.path.append(os.getcwd())
-        with own_errors(f"{key}={target}"):
-            found = pkgutil.resolve_name(target)
+    found = _objects.get(target) or _imported(target, key)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
@@ -194,18 +113,53 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     return found
 
 
+def _imported(target: str, key: str) -> Any:
+    module, _, name = target.rpartition(".")
+    head, group = module.partition(".")[0], key.partition(".")[0]
+    if target.startswith(NOTEBOOK):
+        raise SettingsError(
+            f"{key}={target}: an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
+        )
+    if group in FILES and Path(target).exists():
+        raise SettingsError(f"{key}={target} is a file or folder; write {group}={FILES[group]} {group}.path={target}")
+    if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
+        raise SettingsError(f"{key}={target}: expected package.module.Name of a module outside the standard library")
+    if find_spec(head) is None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with own_errors(f"{key}={target}"):
+            found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module}.".startswith(f"{missing}."):
+            raise
+        parent, _, last = missing.rpartition(".")
+        folders = getattr(sys.modules[parent], "__path__", []) if parent else [os.getcwd()]
+        near = nearest(last, [info.name for info in pkgutil.iter_modules(folders)])
+        raise SettingsError(f"{key}={target}: there is no module {missing}; {near}") from None
+    if not hasattr(found, name):
+        own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
+        raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
+    return getattr(found, name)
+
+
 def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
     arguments = [*inspect.signature(kind.__call__).parameters][1:]
-    wanted = typing.get_type_hints(kind.__call__)["return"]
-    returned = returned_type(found)
+    wanted, returned = typing.get_type_hints(kind.__call__)["return"], returned_type(found)
     if returned != wanted and not (_is_class(returned) and _is_class(wanted) and issubclass(returned, wanted)):
         name = wanted.__name__ if _is_class(wanted) else str(wanted)
-        expected = f"a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> {name}, or such a class"
-        if returned is None:
-            raise SettingsError(f"{where} does not return {name}, because it has no annotation: write -> {name}")
-        raise SettingsError(f"{where} does not return {name}; expected {expected}")
-    if inspect.isabstract(found) or not _accepts(found, len(arguments)):
+        raise SettingsError(
+            f"{where} does not return {name}; expected a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> "
+            f"{name}, or such a class"
+        )
+    keywords = {p.name: None for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    try:
+        inspect.signature(found).bind(*arguments, **keywords)
+        callable_so = not inspect.isabstract(found)
+    except TypeError:
+        callable_so = False
+    if not callable_so:
         raise SettingsError(f"{where} cannot be called with ({', '.join(arguments)})")
 
 
@@ -217,19 +171,128 @@ def returned_type(found: Any) -> Any:
     """Return a class itself, or the type that a function's signature says it returns, or None."""
     try:
         return found if isinstance(found, type) else typing.get_type_hints(found).get("return")
-    except (NameError, TypeError):  # a name imported for type checkers only, or an object without a signature
+    except (NameError, TypeError, AttributeError):  # a name for type checkers only, or an object without a signature
         return None
 
 
-def _accepts(found: Any, count: int) -> bool:
-    """Return whether a callable accepts this many positional arguments, its required keywords aside."""
-    parameters = inspect.signature(found).parameters.values()
-    keywords = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
-    try:
-        inspect.signature(found).bind(*[None] * count, **keywords)
-    except TypeError:
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def is_own_model(target: str, component: str = "model") -> bool:
+    """Return whether a target is a model that is called with its settings only, because it is no `Net`."""
+    if component != "model":
         return False
-    return True
+    returned = returned_type(resolve(target, key=f"model.{TARGET}"))
+    return not (_is_class(returned) and issubclass(returned, pkgutil.resolve_name(NET)))
+
+
+def parameters_of(called: Callable[..., Any], every: bool = False) -> dict[str, Parameter]:
+    """Return the settings of a class or function, in the order of its signature.
+
+    Args:
+        called: the class or function.
+        every: whether all parameters are settings, and not only those after the `*`.
+    """
+    function = called.__init__ if isinstance(called, type) else called
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    chosen = [p for p in inspect.signature(called).parameters.values() if every or p.kind is p.KEYWORD_ONLY]
+    return {p.name: _parameter(p, names) for p in chosen if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter:
+    kind, default = parameter.annotation, parameter.default
+    try:
+        kind = eval(kind, names) if isinstance(kind, str) else kind
+        if kind is parameter.empty:
+            kind = type(default) if type(default) in (bool, int, float, str) else Any
+        kind = kind | None if default is None else kind
+        validator(kind)
+    except (NameError, AttributeError, TypeError, RuntimeError, SyntaxError):  # no type, or none that can be validated
+        kind = Any
+    if default is parameter.empty:
+        return Parameter(kind, None, True)
+    return Parameter(kind, default if _is_plain(default) else ...)
+
+
+def settings_of(
+    targets: Mapping[str, str], component: str = "component", given: Collection[str] = ()
+) -> dict[str, Parameter]:
+    """Return the settings of a component: the parameters of its targets, and what the simulator adds.
+
+    Args:
+        targets: as `targets_of` returns them.
+        component: its group.
+        given: names that have a value. What has no default that a YAML file can contain is not listed unless it has.
+
+    Raises:
+        SettingsError: a target does not exist; two targets declare a parameter with different types, or both with a
+            default.
+    """
+    merged: dict[str, Parameter] = {}
+    if component == "model":
+        merged["variants"] = Parameter(list[dict[str, Any]], [])
+    for side, target in targets.items():
+        called, own = resolve(target, key=_key(component, side, TARGET)), is_own_model(target, component)
+        found = parameters_of(called, own)
+        if own:
+            merged["head"] = Parameter(str | None, None)
+            found |= {name: Parameter() for name in FILLED_IN if name in found}
+            if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(called).parameters.values()):
+                found |= {name: Parameter() for name in given if name not in {TARGET, *found, *merged}}
+        for name, new in found.items():
+            known = merged.get(name)
+            if known is not None and known.annotation != new.annotation:
+                raise SettingsError(f"{target}: {name!r} is a parameter of client and server with different types")
+            if known is not None and not known.required and not new.required:
+                raise SettingsError(f"{target}: client and server both have a default of {name!r}; leave one out")
+            if new.required or new.default is not ... or name in given:
+                merged[name] = new if known is None or known.required else known
+    return merged
+
+
+def keys_of(node: Any, component: str) -> Iterator[str]:
+    """Yield the dotted keys of a component's settings; none if its targets cannot be read."""
+    try:
+        targets = targets_of(node, component)
+        names = settings_of(targets, component, node)
+    except (SettingsError, AttributeError):
+        return
+    yield from (_key(component, name) for name in names)
+    yield from (_key(component, side, TARGET) for side in targets)
+
+
+def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
+    """Return the config of a component with its values as the types of its settings; tuples are lists, as in YAML.
+
+    Raises:
+        SettingsError: a setting is unknown, has the wrong type, or is required and missing.
+    """
+    targets = targets_of(node, component)
+    known, found = settings_of(targets, component, node), dict(node)
+    for name in node:
+        if name not in known and name not in ((TARGET,) if "" in targets else SIDES):
+            if any(name in inspect.signature(resolve(target)).parameters for target in targets.values()):
+                raise SettingsError(f"{component}.{name}: settings are keyword-only parameters; put a * before {name}")
+            raise SettingsError(unknown_key(f"{component}.{name}", keys_of(node, component)))
+    for name, parameter in known.items():
+        key = f"{component}.{name}"
+        if node.get(name, "???" if parameter.required else None) == "???":
+            raise SettingsError(f"{key} has no default; give it a value: {key}=...")
+        if name in node:
+            value = checked(key, parameter.annotation, node[name])
+            found[name] = list(value) if isinstance(value, tuple | set) else value
+    for number, variant in enumerate(variants_of(found) if found.get("variants") and "variants" in known else []):
+        try:
+            check_component(variant, component)
+        except SettingsError as error:
+            raise SettingsError(f"{component}.variants[{number}]: {error}") from error
+    return found
+
+
+def variants_of(node: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the config of each variant of a model; of the model itself if it has none."""
+    own = {key: value for key, value in node.items() if key != "variants"}
+    return [{**own, **variant} for variant in node.get("variants") or [{}]]
 
 
 def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) -> partial[Any]:
@@ -243,37 +306,9 @@ def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) ->
     Raises:
         SettingsError: see `resolve`.
     """
-    target = targets_of(node, field)[""]
-    known = _parameters(target, field, TARGET, node)
-    return partial(resolve(target, kind, f"{field}.{TARGET}"), **_arguments(node, known))
-
-
-def bind_variants(node: Mapping[str, Any], kind: Any = None) -> tuple[partial[Any], ...]:
-    """Import a model once for each entry of `variants`, whose settings replace those of the model; without any, once.
-
-    Raises:
-        SettingsError: see `resolve`.
-    """
-    return tuple(bind(variant, "model", kind) for variant in variants_of(node))
-
-
-def variants_of(node: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the config of each variant of a model; of the model itself if it has none."""
-    own = {key: value for key, value in node.items() if key != "variants"}
-    return [{**own, **variant} for variant in node.get("variants") or [{}]]
-
-
-def own_modules(components: Iterable[Mapping[str, Any]]) -> dict[str, Path]:
-    """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    found: dict[str, Path] = {}
-    for node in components:
-        for side in (node, *(node[side] for side in SIDES if side in node)):
-            module = str(side.get(TARGET, "")).rpartition(".")[0]
-            source = None if module.partition(".")[0] in PACKAGES else find_source(module)
-            if source is not None and not any(source.path.is_relative_to(folder) for folder in installed):
-                found[module] = source.path
-    return found
+    targets = targets_of(node, field)
+    known = {name: p for name, p in settings_of(targets, field, node).items() if name not in ("variants", "head")}
+    return partial(resolve(targets[""], kind, f"{field}.{TARGET}"), **_arguments(node, known, field))
 
 
 def bind_method(
@@ -290,30 +325,48 @@ def bind_method(
         SettingsError: see `resolve`.
     """
     targets = targets_of(node, "method")
-    known = settings_of(targets, "method")
+    known = settings_of(targets, "method", node)
     # One of the two signatures holds the default, and the other side needs the value too.
-    values = {name: p.default for name, p in known.items() if not p.required} | _arguments(node, known)
-    made = [
-        partial(
-            resolve(target, kind, f"method.{side}.{TARGET}"), **{name: values[name] for name in signature_of(target)}
-        )
-        for (side, target), kind in zip(targets.items(), (client_kind, server_kind), strict=True)
-    ]
-    return made[0], made[1]
+    values = {name: p.default for name, p in known.items() if not p.required} | _arguments(node, known, "method")
+    sides = list[partial[Any]]()
+    for (side, target), kind in zip(targets.items(), (client_kind, server_kind), strict=True):
+        called = resolve(target, kind, f"method.{side}.{TARGET}")
+        sides.append(partial(called, **{name: values[name] for name in parameters_of(called) if name in values}))
+    return sides[0], sides[1]
 
 
 def _key(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
-def _arguments(node: Mapping[str, Any], known: Mapping[str, Parameter]) -> dict[str, Any]:
+def _arguments(node: Mapping[str, Any], known: Mapping[str, Parameter], field: str) -> dict[str, Any]:
     """Return the values that a node gives, with tuples where the signature has tuples."""
-    values = {name: (node[name], p.annotation) for name, p in known.items() if name in node}
-    return {
-        name: tuple(value) if isinstance(value, list) and _has_tuple(annotation) else value
-        for name, (value, annotation) in values.items()
-    }
+    return {name: checked(f"{field}.{name}", p.annotation, node[name]) for name, p in known.items() if name in node}
 
 
-def _has_tuple(annotation: Any) -> bool:
-    return any(typing.get_origin(kind) is tuple for kind in (annotation, *typing.get_args(annotation)))
+def _is_plain(value: object) -> bool:
+    """Return whether a YAML file can contain a value."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str) or value == {}
+
+
+# Names of a run's components in records and messages ------------------------------------------------------------------
+
+
+def short_name(target: str) -> str:
+    """Return the last part of a dotted name, for records and tables; of a function `load`, the name of its module."""
+    parts = target.split(".")
+    return parts[-2] if parts[-1] == "load" and len(parts) > 1 else parts[-1]
+
+
+def component_name(settings: Settings, group: str) -> str:
+    """Return the name of a component: its option on the command line, or the name in its target.
+
+    Raises:
+        SettingsError: the component is not set.
+    """
+    if group in settings.names:
+        return settings.names[group]
+    target = next(iter(targets_of(getattr(settings, group), group).values()))
+    return target.split(".")[-2] if group in ("method", "model") and "." in target else short_name(target)

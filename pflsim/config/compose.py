@@ -6,7 +6,7 @@ import itertools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -22,14 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, keys_of, settings_of, short_name, targets_of
+from pflsim.config import checks
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, short_name, targets_of
 from pflsim.config.help import groups_in
-from pflsim.config.installation import FOLDER
-from pflsim.config.names import listed, nearest, shortened, unknown_key
-from pflsim.config.objects import object_of
-from pflsim.config.plain import dotted, settings_from
+from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
-from pflsim.config.signatures import find, unknown_target
 from pflsim.errors import SettingsError
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
@@ -45,13 +42,13 @@ class Composition:
     """The config of one run, and where it comes from.
 
     Args:
-        config: with all defaults; `${...}` is not resolved.
+        config: of the files and the command line, without defaults of Python; `${...}` is not resolved.
         keys: keys that the command line sets.
         folders: config folders, the first one first.
         search: the space of the method that `pflsim tune` searches, as its file gives it.
     """
 
-    config: DictConfig
+    config: dict[str, Any]
     keys: frozenset[str]
     folders: tuple[Path, ...]
     search: Any = None
@@ -84,19 +81,15 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         SettingsError: an override or a file is wrong; the message names it and lists the choices.
     """
     asked, groups = parse(overrides), groups_in(folders)
-    for override in asked:
-        group, _, rest = str(override.key_or_group).partition(".")
-        if group in COMPONENTS and rest == TARGET:
-            name = str(override.input_line).partition("=")[2]
-            raise SettingsError(
-                f"{override.input_line} would keep the settings of another {group}: write {group}={name}"
-            )
-    quick, asked = _is_quick(asked), [override for override in asked if override.key_or_group != QUICK]
+    quick = [override for override in asked if override.key_or_group == QUICK]
+    if not all(isinstance(override.value(), bool) for override in quick):
+        raise SettingsError(f"{quick[0].input_line}: expected true or false, as in +experiment=NAME quick=true")
+    asked = [override for override in asked if override not in quick]
     _check_groups(asked, groups)
     for override in asked:
         if override.is_sweep_override():
             raise SettingsError(f"{override.input_line}: several values need -m (--multirun), which runs each of them")
-    if quick:
+    if is_quick := bool(quick and quick[-1].value()):
         experiment = [override for override in asked if override.key_or_group == "experiment"]
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
         if not smaller:
@@ -107,15 +100,10 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     content.pop(QUICK, None)
     search = content["method"].pop("search", None) if isinstance(content["method"], dict) else None
     if "names" in content:
-        raise SettingsError("\n".join(unknown_key(key, []) for key in dotted({"names": content["names"]})))
+        raise SettingsError(unknown_key("names", []))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
-    names |= {QUICK: "true"} if quick else {}
-    keys, made = frozenset(str(o.key_or_group) for o in asked), {**content, "names": names}
-    try:
-        made = _with_defaults(made)
-    except SettingsError as error:
-        raise _located(error, names, keys, folders) from error
-    return Composition(OmegaConf.create(made), keys, tuple(folders), search)
+    names |= {QUICK: "true"} if is_quick else {}
+    return Composition({**content, "names": names}, frozenset(str(o.key_or_group) for o in asked), (*folders,), search)
 
 
 def configs(
@@ -132,48 +120,46 @@ def configs(
 
 
 def as_yaml(composition: Composition, resolve: bool = False) -> str:
-    """Return a config as `--cfg job` prints it, on request with every `${...}` resolved.
+    """Return a config with all defaults as `--cfg job` prints it, on request with every `${...}` resolved.
 
     Raises:
         SettingsError: a setting is wrong; not checked while a required one is missing.
     """
-    try:
-        if not OmegaConf.missing_keys(composition.config):
-            plain(composition)
-        return OmegaConf.to_yaml(composition.config, resolve=resolve)
-    except OmegaConfBaseException as error:
-        raise SettingsError(f"{error.full_key}: {_message(error)}") from error
+    with _located(composition):
+        config = _with_defaults(composition.config)
+        if not OmegaConf.missing_keys(config):
+            to_settings(composition)
+        return OmegaConf.to_yaml(config, resolve=resolve)
 
 
-def plain(composition: Composition) -> Settings:
-    """Return the settings of a run, with every `${...}` resolved.
+def to_settings(composition: Composition) -> Settings:
+    """Return the settings of a run, checked, with every `${...}` resolved; imports the components.
 
     Raises:
         SettingsError: see `settings_from`; the message names the file of a setting that is not on the command line.
     """
-    try:
-        values = OmegaConf.to_container(composition.config, resolve=True)
-    except OmegaConfBaseException as error:
-        raise SettingsError(f"{error.full_key}: {_message(error)}") from error
-    try:
-        return settings_from(typing.cast(Mapping[str, Any], values))
-    except SettingsError as error:
-        located = _located(error, composition.config.names, composition.keys, composition.folders)
-        raise SettingsError("\n".join(_with_owners(line, composition) for line in str(located).splitlines())) from error
+    with _located(composition):
+        values = OmegaConf.to_container(_with_defaults(composition.config), resolve=True)
+        return checks.settings_from(typing.cast(dict[str, Any], values))
 
 
-def _with_owners(line: str, composition: Composition) -> str:
-    """Add the options that have a setting to the message that the chosen option does not have it."""
-    key = line.partition(": no such setting.")[0].rpartition(" ")[2]
-    group, options = key.partition(".")[0], list[str]()
-    if key == line or group not in COMPONENTS:
-        return line
-    for name in groups_in(composition.folders)[group]:
-        with suppress(SettingsError, YAMLError, OmegaConfBaseException):
-            file = next(file for folder in composition.folders if (file := folder / group / f"{name}.yaml").is_file())
-            options += [name] if key in keys_of(OmegaConf.load(file), group) else []
-    owners = f" It is a setting of {group}={listed(options, 'or')}." if options else ""
-    return line.replace(" All settings:", f"{owners} All settings:")
+def run_settings(composition: Composition) -> Settings | None:
+    """Return the settings of a run, of which the components are not checked, and not imported.
+
+    Returns:
+        None if the run settings use a default of a component: `lr=${method.mu}`.
+
+    Raises:
+        SettingsError: see `to_settings`.
+    """
+    with _located(composition):
+        components = {key: composition.config.get(key) or {} for key in COMPONENTS}
+        others = {**composition.config, **dict.fromkeys(COMPONENTS)}
+        try:
+            values = OmegaConf.to_container(_with_defaults(others), resolve=True)
+        except OmegaConfBaseException:
+            return None
+        return checks.run_settings({**typing.cast(dict[str, Any], values), **components})
 
 
 def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
@@ -209,9 +195,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         try:
             (override,) = parser.parse_overrides([text])
         except (OverrideParseException, ValueError, RecursionError) as error:  # also too many digits or brackets
-            if "=~" in text:
-                key, _, path = text.partition("=")
-                raise SettingsError(f"{text}: nothing expands ~ here; write {key}={Path(path).expanduser()}") from error
             why = str(getattr(error, "message", error)).partition("\n")[0]
             raise SettingsError(f"{form} ({why})") from error
         if not override.key_or_group:
@@ -231,7 +214,8 @@ def _compose(
     named = zip(overrides, of_groups, strict=True)
     chosen = tuple(str(o.input_line) for o, of_group in named if of_group and o.key_or_group not in targets)
     try:
-        found = _composed_files(chosen, tuple(folders), _stamps(folders))
+        stamps = tuple((file, file.stat().st_mtime_ns) for folder in folders for file in folder.rglob("*.yaml"))
+        found = _composed_files(chosen, tuple(folders), stamps)
         config = deepcopy(found)
         for group, target in targets.items():  # instead of the file, whose settings are those of another target
             sides = {"client": {TARGET: target}, "server": {TARGET: FEDAVG}}
@@ -252,53 +236,23 @@ def _compose(
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
 
 
-def _stamps(folders: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Return the time and size of every config file."""
-    found = (file for folder in folders for depth in ("*", "*/*", "*/*/*") for file in folder.glob(f"{depth}.yaml"))
-    files = sorted(file for file in found if file.is_file())
-    return tuple((str(file), (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files)
-
-
 @lru_cache
-def _composed_files(
-    groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[str, int, int], ...]
-) -> DictConfig:
+def _composed_files(groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[Path, int], ...]) -> DictConfig:
     """Return what Hydra composes from the chosen files (0.3 s), once for all runs while no file changes."""
     extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
     return compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
 
 
-def _is_quick(overrides: Sequence[Override]) -> bool:
-    """Return whether the command line asks for the quick form, and refuse values other than true and false."""
-    asked = False
-    for override in overrides:
-        if override.key_or_group == QUICK:
-            added = override.is_add() or override.is_force_add()
-            if added or override.is_sweep_override() or not isinstance(override.value(), bool):
-                raise SettingsError(f"{override.input_line}: expected true or false, as in +experiment=NAME quick=true")
-            asked = bool(override.value())
-    return asked
-
-
 def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:
     """Refuse a deleted setting, and a GROUP=NAME without a file."""
-    entries = OmegaConf.load(CONFIGS / "config.yaml").defaults
-    defaults = {str(key) for entry in entries if isinstance(entry, DictConfig) for key in entry}
     for override in overrides:
         group, line = override.key_or_group, override.input_line
         if override.is_delete() and group not in groups:
             raise SettingsError(f"{line}: a setting cannot be deleted; leave it out to use its default")
-        if group not in groups or override.is_sweep_override():
+        if group not in groups or override.is_sweep_override() or _is_target(override, groups):
             continue
-        name = override.value()
-        if _is_target(override, groups):
-            if object_of(str(name)) is None and find(str(name)) is None:
-                raise SettingsError(unknown_target(str(name), group))
-            continue
-        if not isinstance(name, str) or name not in groups[group]:
+        if (name := override.value()) not in groups[group]:
             raise SettingsError(f"{line}: there is no {group} of that name; {nearest(str(name), groups[group])}")
-        if group not in defaults and not (override.is_add() or override.is_force_add()):
-            raise SettingsError(f"{line}: write +{group}={name}, because {group} is not in the defaults")
 
 
 def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
@@ -307,7 +261,7 @@ def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
-def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
     """Return a config with every default, in the order of `Settings` and of the signatures."""
     values = {**asdict(Settings()), **given}
     for key, default in asdict(Settings()).items():
@@ -318,25 +272,30 @@ def _with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
                 default[name] = "???" if parameter.required else parameter.default
         if isinstance(default, dict) and isinstance(node, Mapping):
             values[key] = {**default, **node}
-    return values
+    return OmegaConf.create(values)
 
 
-def _located(
-    error: SettingsError, names: Mapping[str, str], keys: frozenset[str], folders: Sequence[Path]
-) -> SettingsError:
-    """Name the config file before each problem with a setting that is not on the command line."""
-    lines = []
-    for line in str(error).splitlines():
-        key = typing.cast(re.Match[str], re.match(r"[\w.]*", line))[0]
-        files = [folder / group / f"{name}.yaml" for group, name in names.items() for folder in folders]
-        last = re.compile(rf"\b{key.rpartition('.')[2]}\b\W*:")
-        found = [file for file in files if file.is_file() and last.search(file.read_text(encoding="utf-8"))]
-        lines.append(line if not key or key in keys or not found else f"{found[0]}: {line}")
-    return SettingsError("\n".join(lines))
+@contextmanager
+def _located(composition: Composition) -> Iterator[None]:
+    """Name the config file before an error inside the block about a setting that is not on the command line."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{error.full_key}: {_message(error)}") from error
+    except SettingsError as error:
+        key = typing.cast(re.Match[str], re.match(r"[\w.]*", str(error)))[0]
+        name = key.rpartition(".")[2]
+        options = composition.config["names"].items()
+        chosen = [f"{g}/{option}.yaml" for g, option in options if g not in COMPONENTS or key.startswith(f"{g}.")]
+        files = [file for folder in composition.folders for path in chosen if (file := folder / path).is_file()]
+        found = [file for file in files if re.search(rf"\b{name}\b\W*:", file.read_text(encoding="utf-8"))]
+        if not key or key in composition.keys or not found:
+            raise
+        raise SettingsError(f"{found[0]}: {error}") from error
 
 
 def _message(error: Exception) -> str:
-    """Return the first line of an error; of a YAML error the file, the line and the problem."""
+    """Return an error in one line; of a YAML error the file, the line and the problem."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}: line {error.problem_mark.line + 1}: {error.problem}"
-    return str(error).partition("\n")[0]
+    return " ".join(str(error).split()) if isinstance(error, HydraException) else str(error).partition("\n")[0]

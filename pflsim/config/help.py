@@ -1,23 +1,4 @@
-"""The text of `--help`, made from the config folders and `Settings`."""
-
-from __future__ import annotations
-
-import ast
-import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
-from pathlib import Path
-from typing import Any
-
-from pflsim.config.installation import program
-from pflsim.config.names import written
-from pflsim.config.settings import Settings
-from pflsim.config.signatures import find_source
-
-GROUPS = ("method", "data", "shift", "partition", "split", "model", "optimizer", "placement")
-"""Groups in the order of the help; the others need a +."""
-
-TEXT = """pflsim simulates personalised federated learning: each client trains its own model.
+"""pflsim simulates personalised federated learning: each client trains its own model.
 
 Usage:
   {program} [GROUP=NAME ...] [KEY=VALUE ...] [options]    run an experiment
@@ -65,11 +46,30 @@ Settings of the selected components are written as GROUP.KEY, for example method
 List them with: {program} method=fedprox data=mnist --cfg job
 """
 
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pflsim.config.names import program, written
+from pflsim.config.settings import Settings
+
+GROUPS = ("method", "data", "shift", "partition", "split", "model", "optimizer", "placement")
+"""Groups in the order of the help; the others need a +."""
+
 
 def usage(folders: Iterable[Path]) -> str:
     """Return the help text, with the groups that the config folders contain."""
     lines = [f"  {f'{key}={written(value)}':<32} {about}" for key, value, about in documented(Settings())]
-    return TEXT.format(program=program(), groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines))
+    return str(__doc__).format(
+        program=program(), groups="\n".join(_groups(groups_in(folders))), settings="\n".join(lines)
+    )
 
 
 def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:
@@ -83,9 +83,7 @@ def groups_in(folders: Iterable[Path]) -> dict[str, list[str]]:
 
 def documented(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Yield key, default and help text of every setting of a run."""
-    source = find_source("pflsim.config.settings")
-    assert source is not None
-    body = next(s.body for s in source.tree.body if isinstance(s, ast.ClassDef) and s.name == type(settings).__name__)
+    body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(type(settings))).body[0]).body
     texts: dict[str, str] = {}
     for statement, after in zip(body, body[1:], strict=False):
         match statement, after:

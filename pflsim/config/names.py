@@ -1,25 +1,40 @@
-"""Values and names in messages: values as the command line writes them, and suggestions for names that do not exist."""
+"""Values, keys and commands in messages, and suggestions for names that do not exist."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
+from pathlib import Path, PurePath
 
-from pflsim.config.installation import program
-
-RENAMED = {"tracking.views_every": "tracking.diagnostics_every"}
-"""Old key of a setting to the new one; the error about the old key gives the new one."""
-MEANT = {
-    **dict.fromkeys(("learning_rate", "eta", "step_size"), "lr"),
-    **dict.fromkeys(("optim", "opt"), "optimizer"),
-    **dict.fromkeys(("scheduler", "lr_scheduler"), "lr_schedule"),
-    **dict.fromkeys(("participation", "participation_rate", "sample_fraction", "join_ratio"), "fraction"),
-    **dict.fromkeys(("communication_rounds", "global_rounds"), "rounds"),
-    "dataset": "data",
-}
+PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
+FOLDER = Path(__file__).resolve().parents[2]
+"""The folder that contains the packages: a clone, or site-packages."""
+MEANT = {"learning_rate": "lr", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data"}
 """Names of other programs to what they are called here."""
+
+
+def program() -> str:
+    """Return how the user starts pflsim, for commands in messages: `pflsim` or `python launch.py`, for example."""
+    return started_as(sys.argv[0]) or "pflsim"
+
+
+def started_as(script: str) -> str | None:
+    """Return the command that runs a script; None if it is not a script of pflsim.
+
+    Args:
+        script: its path, as in `sys.argv[0]`.
+    """
+    match PurePath(script).parts:
+        case (*_, "launch.py"):
+            return "python launch.py"
+        case (*_, "pflsim", "__main__.py"):
+            return "python -m pflsim"
+        case (*_, "pflsim"):
+            return "pflsim"
+    return None
 
 
 def shortened(value: object, most: int = 80) -> str:
@@ -80,8 +95,6 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
         key: dotted.
         known: the keys of all settings, and the names of groups.
     """
-    if key in RENAMED:
-        return f"{key} is now called {RENAMED[key]}"
     known = list(known)
     meant, group = MEANT.get(key.rpartition(".")[2]), key.partition(".")[0]
     near = [meant] if meant else close_to(key, known)

@@ -1,23 +1,33 @@
 """The settings of a run as dataclasses: types, bounds, defaults and help.
 
-The text below a field is its help. Components (method, data, shift, partition, split, model) are mappings that name a
-class or function under `_target_` and give its keyword-only arguments; the signatures hold the defaults of those.
+The text below a field is its help. Pydantic checks the values once, when a run is composed or resumed (see
+`pflsim.config.checks`); actors read them without pydantic. Components (method, data, shift, partition, split, model)
+are mappings that name a class or function under `_target_` and give its keyword-only arguments; the signatures hold the
+defaults of those.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from pflsim.config.validate import Bounds
+from annotated_types import Ge, Gt, Le, Lt
 
-Count = Annotated[int, Bounds(1)]
-CountOrZero = Annotated[int, Bounds(0)]
-Epochs = Annotated[int, Bounds(1, 1_000_000)]
-Probability = Annotated[float, Bounds(0, 1)]
+from pflsim.errors import SettingsError
+
+LARGEST = 2**31 - 1
+"""Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
+DEFAULT_RETRIES = 3
+"""Retries of `retry` without a number; with the rule drop, of what is not a client (server, a starting actor)."""
+Count = Annotated[int, Ge(1), Le(LARGEST)]
+CountOrZero = Annotated[int, Ge(0), Le(LARGEST)]
+Epochs = Annotated[int, Ge(1), Le(1_000_000)]
+Probability = Annotated[float, Ge(0), Le(1)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Placement:
     """Where clients run. Only the devices and `threads` can change the last bits of a result."""
 
@@ -29,25 +39,25 @@ class Placement:
     """Maximum number of CPUs that Ray uses; null: all."""
     gpus: CountOrZero = 0
     """Number of GPUs that Ray uses; above 0, clients train on GPUs."""
-    actors_per_gpu: Annotated[int, Bounds(1, 1000)] = 1
+    actors_per_gpu: Annotated[int, Ge(1), Le(1000)] = 1
     """Client actors that share a GPU and its memory."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto (cuda if gpus > 0, else cpu), cpu or cuda."""
     server_device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the server mixes the models of clients; auto: cuda if clients use GPUs and the driver's machine has one."""
-    threads: Annotated[int, Bounds(1, 256)] = 1
+    threads: Annotated[int, Ge(1), Le(256)] = 1
     """Torch threads per client computation; another number can change the last bits of results."""
     strategy: Literal["pack", "spread"] = "pack"
     """On a cluster: pack uses few nodes, spread uses all nodes equally."""
     nodes: Count | None = None
     """On a cluster: wait for this many nodes, including the driver's; null: start with those present."""
-    wait_s: Annotated[float, Bounds(0, 86_400)] = 60.0
+    wait_s: Annotated[float, Ge(0), Le(86_400)] = 60.0
     """Maximum time to wait for Ray's nodes and resources, also after a node is lost, in seconds."""
-    object_store_mb: Annotated[int, Bounds(75)] | None = None
+    object_store_mb: Annotated[int, Ge(75), Le(LARGEST)] | None = None
     """Size of Ray's object store on this machine, in MiB (at least 75); null: 30% of the free memory."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Optimizer:
     """The optimiser of local training."""
 
@@ -59,7 +69,7 @@ class Optimizer:
     """Keep its state from round to round; false: a new optimiser every round."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Eval:
     """When and on which clients the models are evaluated."""
 
@@ -75,11 +85,11 @@ class Eval:
     """Examples per forward pass; null: 128 on a CPU, 1024 on a GPU."""
     holdout_clients: CountOrZero = 0
     """Exclude the last N clients from training; evaluate them as newcomers after the last round."""
-    finetune_epochs: Annotated[int, Bounds(0, 1_000_000)] = 1
+    finetune_epochs: Annotated[int, Ge(0), Le(1_000_000)] = 1
     """Local epochs of a newcomer before its second evaluation."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stop:
     """When a run ends before its last round."""
 
@@ -87,19 +97,19 @@ class Stop:
     """End after N evaluations without a better mean validation accuracy of the reported model; null disables."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checkpoint:
     """When the state of a run is saved."""
 
     every: CountOrZero = 0
     """Save a checkpoint every N rounds, and after the last one; 0: after the last one only."""
-    minutes: Annotated[float, Bounds(0)] = 10.0
+    minutes: Annotated[float, Ge(0)] = 10.0
     """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
     keep: Count = 1
     """Number of newest checkpoints to keep; the one with the best validation accuracy stays too."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Faults:
     """Simulated dropouts and stragglers, drawn from the seed for every client and round."""
 
@@ -107,19 +117,19 @@ class Faults:
     """Probability that a client does not reply in a round; its state stays unchanged."""
     straggler: Probability = 0.0
     """Probability that a client does only a part of its local work in a round."""
-    straggler_work: Annotated[float, Bounds(above=0, below=1)] = 0.5
+    straggler_work: Annotated[float, Gt(0), Lt(1)] = 0.5
     """Fraction of its mini-batches that a straggler trains on, in (0, 1)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trace:
     """Messages written to disk for inspection."""
 
-    rounds: list[Annotated[int, Bounds(0)]] = field(default_factory=list)
+    rounds: list[Annotated[int, Ge(0), Le(LARGEST)]] = field(default_factory=list)
     """Rounds (from 1) whose messages and server state are written as safetensors."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tracking:
     """Additional records. Nothing here changes a result."""
 
@@ -131,15 +141,15 @@ class Tracking:
     """Log the scalars also with csv, wandb (Weights & Biases) or mlflow."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sweep:
     """The runs of a sweep (-m)."""
 
-    parallel: Literal["auto"] | Annotated[int, Bounds(1, 256)] = "auto"
+    parallel: Literal["auto"] | Annotated[int, Ge(1), Le(256)] = "auto"
     """Runs at the same time, with executor=inline; auto: one per CPU and 2 GiB of free memory, on GPUs one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
     """One run."""
 
@@ -151,11 +161,11 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """The option chosen for each group on the command line; filled in, for names and records only."""
-    clients: Annotated[int, Bounds(1, 1_000_000)] = 10
+    clients: Annotated[int, Ge(1), Le(1_000_000)] = 10
     """Number of clients."""
-    rounds: Annotated[int, Bounds(1, 100_000)] = 20
+    rounds: Annotated[int, Ge(1), Le(100_000)] = 20
     """Number of communication rounds."""
-    fraction: Annotated[float, Bounds(above=0, most=1)] = 1.0
+    fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of the clients that participate in a round, in (0, 1]."""
     local_epochs: Epochs | None = None
     """Local epochs per round; null: 1, or local_steps."""
@@ -163,22 +173,22 @@ class Settings:
     """Local mini-batch steps per round, instead of local_epochs."""
     batch_size: Count = 20
     """Mini-batch size of local training."""
-    lr: Annotated[float, Bounds(above=0, most=1e30)] = 0.1
+    lr: Annotated[float, Gt(0), Le(1e30)] = 0.1
     """Learning rate of local training."""
     lr_schedule: Literal["constant", "exponential", "step", "cosine"] = "exponential"
     """Learning rate of round t: lr · lr_decay^(t−1), lr_decay every lr_step rounds (step), or cosine."""
-    lr_decay: Annotated[float, Bounds(above=0)] = 1.0
+    lr_decay: Annotated[float, Gt(0)] = 1.0
     """Factor of lr_schedule=exponential and step; 1 is a constant learning rate."""
-    lr_step: Annotated[int, Bounds(1, 100_000)] = 1
+    lr_step: Annotated[int, Ge(1), Le(100_000)] = 1
     """Rounds between two decays of lr_schedule=step."""
-    lr_warmup: Annotated[int, Bounds(0, 100_000)] = 0
+    lr_warmup: Annotated[int, Ge(0), Le(100_000)] = 0
     """The learning rate grows linearly in the first N rounds."""
     optimizer: Optimizer = field(default_factory=Optimizer)
-    momentum: Annotated[float, Bounds(0, below=1)] = 0.0
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Momentum of SGD, in [0, 1)."""
-    weight_decay: Annotated[float, Bounds(0, 1e30)] = 0.0
+    weight_decay: Annotated[float, Ge(0), Le(1e30)] = 0.0
     """L2 penalty; of adamw, the decay of the parameters."""
-    clip_grad_norm: Annotated[float, Bounds(above=0, most=1e30)] | None = None
+    clip_grad_norm: Annotated[float, Gt(0), Le(1e30)] | None = None
     """Largest norm of a step's gradients, to which larger ones are scaled down."""
     augment: Literal["none", "crop_flip"] = "none"
     """Random variants of the images in local training: none or crop_flip (zero-padded crops and horizontal flips)."""
@@ -192,7 +202,7 @@ class Settings:
     """Train clients of one architecture as a stack: true, false or auto; results differ by rounding only."""
     lockstep_clients: Count | None = None
     """Clients per stack; null: about 5 on a CPU (1 with convolutions), 64 on a GPU."""
-    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
+    seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     """Seed of all random streams."""
     on_client_error: str = "retry(3)"
     """If a client fails or its actor dies: retry(N) times, then abort; drop it from the round; or abort."""
@@ -214,3 +224,50 @@ class Settings:
     faults: Faults = field(default_factory=Faults)
     tracking: Tracking = field(default_factory=Tracking)
     trace: Trace = field(default_factory=Trace)
+
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """What to do when a client fails.
+
+    Args:
+        rule: retry, then end the run; drop the client from the round; or end the run.
+        tries: maximum number of retries.
+    """
+
+    rule: Literal["retry", "drop", "abort"]
+    tries: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> OnError:
+        """Parse `retry(N)`, `retry`, `drop` or `abort`.
+
+        Raises:
+            SettingsError: the text is none of these.
+        """
+        if text in ("drop", "abort"):
+            return cls(text)
+        found = re.fullmatch(r"retry(?:\((\d{1,6})\))?", text)
+        if found is None:
+            raise SettingsError(f"on_client_error={text}: expected retry(N) with a whole number N, drop or abort")
+        return cls("retry", DEFAULT_RETRIES if found[1] is None else int(found[1]))
+
+    @property
+    def tries_without_drop(self) -> int:
+        """Maximum number of retries of what is not a client and cannot be dropped."""
+        return DEFAULT_RETRIES if self.rule == "drop" else self.tries
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = isinstance(value, Mapping) and value
+        found |= dotted(value, f"{prefix}{name}.") if inside else {f"{prefix}{name}": value}
+    return found
+
+
+def swept(settings: Settings) -> dict[str, Any]:
+    """Return the settings that vary in the sweep of a run, by the key on the command line; none outside a sweep."""
+    values = {**dotted(asdict(settings)), **settings.names}
+    return {key: values[key] for key in settings.names.get("sweep", "").split(",") if key in values}

@@ -1,33 +1,35 @@
-"""Types, bounds and choices of settings: in annotations, and as checks in constructors."""
+"""Checks of values: the types of settings, and what constructors check by themselves."""
 
 from __future__ import annotations
 
+import json
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from pflsim.config.names import listed, shortened, written
+import psutil
+
+from pflsim.config.names import shortened
 from pflsim.errors import SettingsError
 
 WIDEST = 1_000_000
 """Largest width of a layer."""
 
 Number = TypeVar("Number", int, float)
-LARGEST = 2**31 - 1
-"""Limit of whole numbers without an upper bound of their own, so that products of them do not overflow."""
-UNIONS = (typing.Union, types.UnionType)
-WORDS = {bool: "true or false", str: "text", type(None): "null"}
+TYPES = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "text"}
+TYPES |= dict.fromkeys(("list_type", "tuple_type"), "a list") | {"dict_type": "a mapping"}
+"""What pydantic expects, by the type of its error."""
+CONFIGURATION = "set credentials and options in fsspec's configuration: environment variables or ~/.config/fsspec"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """An interval of finite numbers.
 
-    In an annotation it limits a setting: `Annotated[float, Bounds(0, below=1)]`. A constructor calls it to check an
-    argument: `positive("method.sigma", sigma)`.
+    A constructor calls it to check an argument: `positive("method.sigma", sigma)`.
 
     Args:
         least: inclusive lower bound.
@@ -106,83 +108,73 @@ def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def checked(key: str, annotation: Any, value: Any) -> Any:
-    """Return a value as the type of its setting: 1 becomes 1.0 where the setting is a float.
+def checked(key: str, kind: Any, value: Any) -> Any:
+    """Return a value as the type of its setting: 1 becomes 1.0 where the setting is a float, nothing else is converted.
 
     Args:
         key: dotted name of the setting, for the message.
-        annotation: int, float, str, bool, None, Any, list[...], tuple[...], dict[...], Literal[...], unions of these,
-            and Annotated[..., Bounds(...)] of a number.
-        value: as a YAML file gives it. A list is valid for a tuple and stays a list.
+        kind: the annotation of the setting; bounds are those of `annotated_types` or pydantic.
+        value: as a YAML file gives it; a list is valid for a tuple.
 
     Raises:
-        SettingsError: the value does not fit; the message lists the choices.
+        SettingsError: the value does not fit; the message says what does.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return validator(kind).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        texts = dict.fromkeys(_expected(each["type"], each["msg"], each["loc"]) for each in error.errors())
+        raise SettingsError(f"{key}={shortened(value)}: expected {' or '.join(texts)}") from None
+
+
+def _expected(kind: str, message: str, place: Sequence[int | str]) -> str:
+    """Return what a message of pydantic asks for: `module, tensor or model`, `a number greater than 0 in item 2`."""
+    text = TYPES.get(kind) or message.removeprefix("Input should be ").replace("'", "")
+    items = [f" in item {number}" for number in place if isinstance(number, int)]
+    return f"{'a number ' * text.startswith(('less', 'greater'))}{text}{''.join(items[:1])}"
+
+
+@lru_cache(maxsize=1024)
+def validator(kind: Any) -> Any:
+    """Return the validator of a type. Values are JSON, whose lists are valid for tuples in pydantic's strict mode."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def is_url(text: str | None) -> bool:
+    """Return whether this is a URL rather than a folder."""
+    return text is not None and "://" in text
+
+
+def check_no_password(url: str, key: str = "resume") -> None:
+    """Check a URL without printing it.
+
+    Raises:
+        SettingsError: it contains a password.
     """
     try:
-        return _convert(annotation, value)
-    except ValueError:
-        message = f"{key}={shortened(value)}: expected {_expected(annotation, value)}"
-        raise SettingsError(message) from None
+        secret = any(urlsplit(part).password is not None for part in url.split("::"))
+    except ValueError:  # not a standard URL; fsspec checks it
+        return
+    if secret:
+        raise SettingsError(f"{key}= contains a password, which config.yaml would store; remove it: {CONFIGURATION}")
 
 
-def _convert(kind: Any, value: Any, bounds: Bounds | None = None) -> Any:
-    """Return the value as the type; raise ValueError if it does not fit."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        return _convert(inner[0], value, inner[1])
-    if origin in UNIONS:
-        return _first(inner, value)
-    if origin in (list, tuple) and isinstance(value, list | tuple):
-        kinds = inner if origin is tuple and ... not in inner else inner[:1] * len(value)
-        return [_convert(member, item) for member, item in zip(kinds, value, strict=True)]
-    if origin is dict and isinstance(value, Mapping):
-        return {_convert(inner[0], name): _convert(inner[1], item) for name, item in value.items()}
-    if kind is float and (type(value) is float or (type(value) is int and abs(value) < 10**300)):
-        fits, value = value in (bounds or Bounds()), float(value)
-    elif kind is int:
-        fits = type(value) is int and value in _limits(bounds)
-    elif origin is Literal:
-        fits = any(type(value) is type(choice) and value == choice for choice in inner)
-    else:
-        fits = kind is Any or type(value) is kind
-    if not fits:
-        raise ValueError
-    return value
+def check_room(what: str, needed: int, instead: str) -> None:
+    """Check that enough memory is free; the kernel kills a process that takes more without a message.
 
+    Args:
+        what: what the memory is for; the error begins with it.
+        needed: bytes.
+        instead: advice that ends the error.
 
-def _first(kinds: tuple[Any, ...], value: Any) -> Any:
-    """Return the value as one of several types, unchanged if possible."""
-    found = []
-    for kind in kinds:
-        try:
-            found.append(_convert(kind, value))
-        except ValueError:
-            continue
-    if not found:
-        raise ValueError
-    return next((one for one in found if type(one) is type(value)), found[0])
-
-
-def _limits(bounds: Bounds | None) -> Bounds:
-    bounds = bounds or Bounds(-LARGEST)
-    return bounds if math.isfinite(bounds.most) else replace(bounds, most=LARGEST)
-
-
-def _expected(kind: Any, value: Any, bounds: Bounds | None = None) -> str:
-    """Describe a type: `a list, each a whole number >= 1`."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        return _expected(inner[0], value, inner[1])
-    if origin is Literal:
-        return listed([written(choice) for choice in inner], "or")
-    if origin in UNIONS:
-        return listed(list(dict.fromkeys(_expected(member, value) for member in inner)), "or")
-    if origin in (list, tuple):
-        return "a list" if inner[0] is Any else f"a list, each {_expected(inner[0], value)}"
-    if origin is dict:
-        return "a mapping {KEY: VALUE}"
-    if kind is int:
-        return f"a whole number {_limits(bounds)}" if bounds or type(value) is int else "a whole number"
-    if kind is float:
-        return f"a number {bounds}" if bounds else "a finite number"
-    return WORDS.get(kind, "a value")
+    Raises:
+        SettingsError: less is free.
+    """
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise SettingsError(
+            f"{what} would need {needed / 2**30:.4g} GiB of memory, but only {free / 2**30:.4g} GiB are free: {instead}"
+        )

@@ -8,18 +8,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pflsim.config.component_names import component_name
-from pflsim.config.components import bind
-from pflsim.config.memory import check_room
+from pflsim.config.components import bind, component_name
 from pflsim.config.names import shortened
-from pflsim.config.own_code import own_errors
 from pflsim.config.settings import Settings
-from pflsim.config.validate import at_least_one
+from pflsim.config.validate import at_least_one, check_room
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federated import Partition
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, own_errors
 from pflsim.seeding import numpy_generator
 
 

@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from pflsim.config.components import component_name
+from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
@@ -97,3 +100,18 @@ def _to_json(head: Mapping[str, object], lists: Mapping[str, Sequence[object]]) 
         lines = ",\n    ".join(json.dumps(item, separators=(",", ":")) for item in items)
         parts.append(f"{json.dumps(key)}: [\n    {lines}\n  ]")
     return "{\n  " + ",\n  ".join(parts) + "\n}\n"
+
+
+def describe(settings: Settings, group: str) -> str:
+    """Return a component with its settings: `dirichlet(alpha=0.1)`."""
+    node: Mapping[str, Any] = getattr(settings, group)
+    chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
+    name = component_name(settings, group)
+    return f"{name}({chosen})" if chosen else name
+
+
+def record_names(settings: Settings) -> dict[str, str]:
+    """Return the names of partition, split and shift for partition.json; given rows need no split."""
+    split = "" if component_name(settings, "partition") == "explicit" else describe(settings, "split")
+    shift = "" if component_name(settings, "shift") == "none" else describe(settings, "shift")
+    return {"partition_name": describe(settings, "partition"), "split_name": split, "shift_name": shift}

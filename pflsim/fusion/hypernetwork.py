@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.memory import check_room
+from pflsim.config.validate import check_room
 from pflsim.fusion.blocks import COLUMNS
 from pflsim.seeding import torch_generator
 

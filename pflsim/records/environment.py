@@ -10,16 +10,20 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pflsim.config.signatures import find_source
+from pflsim.config.components import COMPONENTS, SIDES, TARGET
+from pflsim.config.names import PACKAGES as OURS
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 
@@ -172,10 +176,29 @@ def check_format(found: object, folder: Path) -> None:
         raise SettingsError(f"{folder} has format {found}, expected {FORMAT}: use the version of pflsim that wrote it")
 
 
+def module_file(module: str) -> Path | None:
+    """Return the Python file of a module; None if there is no such module."""
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def own_modules(settings: Settings) -> dict[str, Path]:
+    """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
+    components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+    targets = [str(side.get(TARGET, "")) for node in components for side in (node, *map(node.get, SIDES)) if side]
+    modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in OURS}
+    files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
+    return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}
+
+
 def missing_modules(folder: Path, environment: Mapping[str, Any]) -> str:
     """Return a hint where a run found the own modules that are not found now; empty if there are none."""
     own: Mapping[str, str] = environment.get("own_modules", {})
-    missing = {name: (folder / path).resolve() for name, path in own.items() if find_source(name) is None}
+    missing = {name: (folder / path).resolve() for name, path in own.items() if module_file(name) is None}
     places = ", ".join(f"{name} was {path}" for name, path in missing.items())
     gone = not all(path.exists() for path in missing.values())
     advice = "this file is gone" if gone else "use that folder as working directory or PYTHONPATH"

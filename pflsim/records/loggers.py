@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from pflsim.config.components import COMPONENTS, TARGET, settings_of
 from pflsim.config.names import written
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics

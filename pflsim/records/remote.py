@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pflsim.config.urls import CONFIGURATION, check_no_password, is_url
+from pflsim.config.validate import CONFIGURATION, check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import META, by_round
 from pflsim.records.folder import CONFIG, first_free, write_config

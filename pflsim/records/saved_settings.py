@@ -9,9 +9,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.plain import dotted, settings_from
-from pflsim.config.settings import Settings
-from pflsim.config.urls import check_no_password, is_url
+from pflsim.config.checks import check, settings_from
+from pflsim.config.settings import Settings, dotted
+from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import SettingsError
 from pflsim.records.environment import missing_modules, read_environment
 from pflsim.records.folder import CONFIG, last_run
@@ -111,6 +111,7 @@ def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Setti
             f"placement.gpus={settings.placement.gpus} would change the device and so the last bits of a result; "
             f"keep placement.gpus={before.placement.gpus}"
         )
+    check(settings)
     return settings
 
 

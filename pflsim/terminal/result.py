@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.records.accuracy import Model
 from pflsim.records.environment import JOB
 from pflsim.records.summary import Figure, RunMeta, Summary

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.paper import main, paper_table, read_published, render_paper
 from pflsim.analysis.runs import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
-from pflsim.config.compose import plain as settings_of
+from pflsim.config.compose import to_settings as settings_of
 from pflsim.errors import SettingsError
 from pflsim.records.accuracy import Model, Phase
 from pflsim.records.environment import write_environment

@@ -106,10 +106,10 @@ def run(*overrides: str) -> int:
 
 
 def prepared(*overrides: str) -> PreparedRun:
-    from pflsim.config.compose import CONFIGS, composed, composing, plain
+    from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 
     with composing([CONFIGS]):
-        return prepare(plain(composed(["clients=2", "partition=iid", "method=fedavg", *overrides], [CONFIGS])))
+        return prepare(to_settings(composed(["clients=2", "partition=iid", "method=fedavg", *overrides], [CONFIGS])))
 
 
 def imported(mine: str, name: str) -> type[torch.nn.Module]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 
@@ -21,7 +21,7 @@ SMALL = ["executor=inline", "data=digits", "clients=5", "rounds=2", "batch_size=
 
 def run(folder: Path, *overrides: str) -> tuple[InlineExecutor, Records]:
     with composing([CONFIGS]):
-        made = prepare(plain(composed([*SMALL, *overrides], [CONFIGS])))
+        made = prepare(to_settings(composed([*SMALL, *overrides], [CONFIGS])))
     executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     records = Records()
     executor.start()
@@ -77,4 +77,4 @@ def test_lockstep_and_loop_differ_by_rounding(method: str, tmp_path: Path) -> No
 
 def test_tf32_needs_a_gpu() -> None:
     with composing([CONFIGS]), pytest.raises(SettingsError, match="precision=tf32"):
-        check(plain(composed([*SMALL, "precision=tf32"], [CONFIGS])))
+        check(to_settings(composed([*SMALL, "precision=tf32"], [CONFIGS])))

@@ -17,7 +17,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import replay
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.simulation import Simulation
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]
@@ -72,7 +72,7 @@ def taped(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
 
 def trained(folder: Path, replays: bool, *overrides: str) -> tuple[InlineExecutor, list[Any]]:
     with composing([CONFIGS]):
-        made = prepare(plain(composed(["executor=inline", *SMALL, *overrides], [CONFIGS])))
+        made = prepare(to_settings(composed(["executor=inline", *SMALL, *overrides], [CONFIGS])))
     executor, records = (
         InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation),
         Records(),

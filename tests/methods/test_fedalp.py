@@ -18,7 +18,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ServerError, SettingsError
 from pflsim.fusion.layerwise import stack
@@ -102,7 +102,7 @@ def test_the_warm_up_is_fedavg_to_the_bit() -> None:
 def digits(*overrides: str) -> PreparedRun:
     chosen = ["method=fedalp", "data=digits", "executor=inline", *overrides]
     with composing([CONFIGS]):
-        return prepare(plain(composed(chosen, [CONFIGS])))
+        return prepare(to_settings(composed(chosen, [CONFIGS])))
 
 
 def run(job: PreparedRun) -> InlineExecutor:

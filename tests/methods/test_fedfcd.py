@@ -24,7 +24,7 @@ from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.engine.simulation import Simulation
@@ -437,7 +437,7 @@ def test_without_weight_a_diverged_client_stays_alone() -> None:
 def job(*overrides: str) -> PreparedRun:
     small = ["method=fedfcd", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
-        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
 
 
 def test_different_bodies_work_together() -> None:

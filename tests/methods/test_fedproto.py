@@ -20,7 +20,7 @@ from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
@@ -253,7 +253,7 @@ def test_a_round_without_uplinks_changes_nothing() -> None:
 def job(*overrides: str) -> PreparedRun:
     small = ["method=fedproto", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
-        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
 
 
 def test_different_architectures_work_together() -> None:

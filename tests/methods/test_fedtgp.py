@@ -17,7 +17,7 @@ from lightning_modules.methods.fedtgp import FedTGP
 from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Prototypes, Uplink
@@ -121,7 +121,7 @@ def test_without_alignment_the_net_is_locals() -> None:
 def job(*overrides: str) -> PreparedRun:
     small = ["method=fedtgp", "method.server_epochs=2", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
-        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
 
 
 def test_different_architectures_work_together() -> None:

@@ -18,7 +18,7 @@ from lightning_modules.methods.gpfl import GPFL, ConditionalValve
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples, Partition, Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
@@ -290,7 +290,7 @@ def test_feature_maps() -> None:
 def job(*overrides: str) -> PreparedRun:
     small = ["method=gpfl", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
     with composing([CONFIGS]):
-        return prepare(plain(composed([*small, *overrides], [CONFIGS])))
+        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
 
 
 def test_settings() -> None:

@@ -18,7 +18,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -195,7 +195,7 @@ def test_overshooting_in_a_later_round_is_refused_before_anything_starts(rounds:
     """0.1·1.5^(t−1)·2.5/0.5 is 0.5, 0.75, 1.125 in rounds 1 to 3; newcomers train in one round more."""
     with composing([CONFIGS]):
         settings = ["method=l2gd", "method.p=0.5", "method.lam=2.5", "lr=0.1", "lr_decay=1.5", f"rounds={rounds}"]
-        made = plain(composed([*settings, f"eval.holdout_clients={holdout}"], [CONFIGS]))
+        made = to_settings(composed([*settings, f"eval.holdout_clients={holdout}"], [CONFIGS]))
     if fits:
         prepare(made)
         return

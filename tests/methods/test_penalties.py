@@ -7,14 +7,14 @@ import re
 import pytest
 
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.errors import SettingsError
 
 
 def refusal(*overrides: str) -> str:
     """The error of these settings, or an empty string."""
     with composing([CONFIGS]):
-        settings = plain(composed(["model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides], [CONFIGS]))
+        settings = to_settings(composed(["model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides], [CONFIGS]))
     try:
         prepare(settings)
     except SettingsError as error:

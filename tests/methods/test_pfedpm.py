@@ -20,7 +20,7 @@ from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
@@ -317,7 +317,7 @@ def test_defaults() -> None:
 
 def job(*overrides: str) -> Any:
     with composing([CONFIGS]):
-        settings = plain(composed([*DIGITS, *overrides], [CONFIGS]))
+        settings = to_settings(composed([*DIGITS, *overrides], [CONFIGS]))
     return prepare(settings)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 
 REPORTED = {
     # the server's model; the phase is that of the personal results
@@ -58,7 +58,9 @@ REPORTED = {
 def test_reported_model(method: str) -> None:
     """The class, the prepared run and the plan agree with the table."""
     with composing([CONFIGS]):
-        made = prepare(plain(composed([f"method={method}", "model.hidden=[4]", "clients=4", "rounds=2"], [CONFIGS])))
+        made = prepare(
+            to_settings(composed([f"method={method}", "model.hidden=[4]", "clients=4", "rounds=2"], [CONFIGS]))
+        )
     module = made.factory.build()
     assert (module.reported_model, module.reported_phase) == REPORTED[method]
     assert (made.meta.reported_model, made.meta.reported_phase) == REPORTED[method]

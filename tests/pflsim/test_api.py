@@ -15,9 +15,9 @@ from torch import nn
 import pflsim
 from lightning_modules.base import ClientModule
 from pflsim.commands.overrides import overrides_of
-from pflsim.config import objects
+from pflsim.config import components
+from pflsim.config.components import resolve, target_of
 from pflsim.config.compose import CONFIGS, composing, parse
-from pflsim.config.objects import object_of, target_of
 from pflsim.errors import SettingsError
 
 SMALL: dict[str, Any] = {
@@ -59,8 +59,8 @@ def test_importable_objects_keep_their_names() -> None:
 
     def local() -> None: ...
 
-    assert target_of(FedAvg) == "lightning_modules.methods.fedavg.FedAvg" and object_of(target_of(FedAvg)) is None
-    assert target_of(local) == "__main__.local" and object_of("__main__.local") is local
+    assert target_of(FedAvg) == "lightning_modules.methods.fedavg.FedAvg"
+    assert target_of(local) == "__main__.local" and resolve("__main__.local") is local
 
 
 def test_a_run_and_its_tables(folder: Path) -> None:
@@ -153,13 +153,13 @@ def test_objects_of_a_program(folder: Path) -> None:
     run = pflsim.run(**SMALL | given, overrides=["method.factor=0.5", "model.width=6"], run_dir="own")
     assert (run.method, run.summary["model"], run.summary["data"]) == ("Half", "Local", "data")
     assert run.config["model"]["width"] == 6 and run.config["method"]["factor"] == 0.5
-    plain = pflsim.run(**SMALL | given, overrides=["model.width=6"], run_dir="plain")
-    assert run.partition["hash"] == plain.partition["hash"] and run.accuracy is not None
-    assert list(run.metrics()["losses.ce"])[0] < list(plain.metrics()["losses.ce"])[0]
+    whole = pflsim.run(**SMALL | given, overrides=["model.width=6"], run_dir="whole")
+    assert run.partition["hash"] == whole.partition["hash"] and run.accuracy is not None
+    assert list(run.metrics()["losses.ce"])[0] < list(whole.metrics()["losses.ce"])[0]
     longer = pflsim.resume(run, rounds=3, **given)
     straight = pflsim.run(**SMALL | given | {"rounds": 3}, overrides=["method.factor=0.5", "model.width=6"])
     assert (longer.folder / "per_client.csv").read_bytes() == (straight.folder / "per_client.csv").read_bytes()
-    objects._objects.clear()
+    components._objects.clear()
     with pytest.raises(SettingsError, match="pflsim.resume"):
         pflsim.resume(run, rounds=4)
 

@@ -22,7 +22,7 @@ from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import with_server_device
 from lightning_modules.hosts.gpu import claim_device, memory_fraction
 from lightning_modules.methods.fedavg import FedAvg
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, RunError, SettingsError
@@ -127,7 +127,9 @@ def test_out_of_memory_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(*overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return plain(composed(["data=digits", "clients=4", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS]))
+        return to_settings(
+            composed(["data=digits", "clients=4", "rounds=2", "model.hidden=[8]", *overrides], [CONFIGS])
+        )
 
 
 @pytest.mark.parametrize(

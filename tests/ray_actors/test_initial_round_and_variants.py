@@ -14,7 +14,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.prototypes import class_means
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
@@ -64,7 +64,7 @@ TWO = "model.variants=[{hidden:[7,5]},{hidden:[5]}]"
 
 def job(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
-        settings = plain(composed([*SMALL, *overrides], [CONFIGS]))
+        settings = to_settings(composed([*SMALL, *overrides], [CONFIGS]))
     return prepare(settings)
 
 

@@ -34,7 +34,7 @@ from lightning_modules.phases import Phase, Schedule
 from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim import cli
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, FinetuneTask, ReplyTask, Sent, TrainTask
 from pflsim.messages import Message
@@ -262,7 +262,7 @@ def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.Captur
 def test_rounds_are_drawn_from_those_who_train() -> None:
     with composing([CONFIGS]):
         small = ["method=fedavg", "clients=6", "fraction=0.5", "rounds=3", "eval.holdout_clients=2"]
-        made = prepare(plain(composed(small, [CONFIGS])))
+        made = prepare(to_settings(composed(small, [CONFIGS])))
     assert made.plan.newcomers == (4, 5) and made.plan.clients == len(made.federation.clients) == 4
     assert all(set(cohort) <= set(range(4)) and len(cohort) == 2 for cohort in made.plan.cohorts)
 

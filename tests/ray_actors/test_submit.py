@@ -19,7 +19,7 @@ import ray.job_submission
 
 from benchmarks.loopback import RAY, Cluster
 from pflsim import cli
-from pflsim.config.installation import FOLDER, PACKAGES
+from pflsim.config.names import FOLDER, PACKAGES
 from pflsim.errors import SettingsError
 from pflsim.records.environment import code
 from ray_actors import submit

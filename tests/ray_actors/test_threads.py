@@ -9,7 +9,7 @@ import torch
 
 from lightning_modules.hosts import failures
 from lightning_modules.hosts.threads import torch_threads
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
 
 
@@ -26,7 +26,7 @@ def test_the_driver_uses_the_threads_of_the_placement(
     monkeypatch.setattr(failures, "nonfinite", recorded)
     overrides = ["executor=inline", "rounds=1", "progress=none", f"placement.threads={threads}"]
     with composing([CONFIGS]):
-        settings = plain(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))
+        settings = to_settings(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))
     with torch_threads(3), Runner() as runner:
         runner.run(settings)
         assert torch.get_num_threads() == 3

@@ -13,7 +13,7 @@ from support import METHOD_PARAMS
 from lightning_modules.prepare import prepare
 from pflsim import cli
 from pflsim.analysis.report.page import page
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
@@ -24,7 +24,7 @@ SMALL = ["clients=3", "rounds=2", "executor=inline", "progress=quiet", "batch_si
 
 def settings(*overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return plain(composed([*SMALL, *overrides], [CONFIGS]))
+        return to_settings(composed([*SMALL, *overrides], [CONFIGS]))
 
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)

@@ -14,10 +14,8 @@ from pflsim.analysis.comparison import Spread
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run, read_mapping, run_settings
 from pflsim.config.components import COMPONENTS
-from pflsim.config.installation import started_as
-from pflsim.config.names import written
-from pflsim.config.plain import dotted
-from pflsim.config.settings import Settings
+from pflsim.config.names import started_as, written
+from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
 
 FAULTS = {

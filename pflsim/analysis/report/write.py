@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.analysis.runs import find_runs
-from pflsim.config.installation import program
+from pflsim.config.names import program
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.terminal.exit_status import exit_status

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflsim.config.memory import check_room
-from pflsim.config.validate import Bounds
+from pflsim.config.validate import Bounds, check_room
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, joined, reason
 from pflsim.errors import SettingsError

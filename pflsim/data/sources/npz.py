@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from pflsim.config.memory import check_room
-from pflsim.config.validate import Bounds
+from pflsim.config.validate import Bounds, check_room
 from pflsim.data.dataset import Dataset, described
 from pflsim.data.sources.common import MAX_CLASSES, checked_labels, finished, joined, reason
 from pflsim.errors import SettingsError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflsim.config.memory import check_room
-from pflsim.config.validate import at_least_one, non_negative
+from pflsim.config.validate import at_least_one, check_room, non_negative
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.seeding import numpy_generator

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ClientError, ServerError

@@ -17,7 +17,7 @@ from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite, run_groups
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.training import Training
-from pflsim.config.on_client_error import OnError
+from pflsim.config.settings import OnError
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ClientError, SettingsError
 from pflsim.messages import Prototypes, Uplink

@@ -384,10 +384,9 @@ def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "pip install 'pflsim[tune]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["method=fedprox", "search.lr=[-1]", "--into", "nowhere"]])
-def test_help_and_errors_are_quick(arguments: list[str]) -> None:
+def test_help_is_quick() -> None:
     code = (
-        f"import sys\nfrom pflsim.cli import main\ntry: main(['tune', *{arguments!r}])\nexcept SystemExit: pass\n"
+        "import sys\nfrom pflsim.cli import main\ntry: main(['tune', '--help'])\nexcept SystemExit: pass\n"
         "sys.exit([name for name in ('torch', 'ray') if name in sys.modules] or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

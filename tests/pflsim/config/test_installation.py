@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pflsim.config.help import usage
-from pflsim.config.installation import program, started_as
+from pflsim.config.names import program, started_as
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from lightning_modules.prepare import MakesClient, MakesNet, MakesRule
+from lightning_modules.hosts.client_factory import MakesClient, MakesNet, MakesRule
 from pflsim.config.components import resolve
-from pflsim.config.signatures import signature_of
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federate import PartitionRule, SplitRule, federate
 from pflsim.data.federated import Partition
@@ -87,7 +86,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("share", PartitionRule), ("share_too", PartitionRule), ("share_as_well", PartitionRule),
         ("split", SplitRule),
         ("Own", MakesNet), ("net", MakesNet), ("Computed", MakesNet), ("Mlp", MakesNet),
-        ("OwnRule", MakesRule), ("fedavg.FedAvg", MakesRule), ("OwnClient", MakesClient),
+        ("OwnRule", MakesRule), ("OwnClient", MakesClient),
     ],
 )  # fmt: skip
 def test_what_is_of_its_kind(mine: Path, name: str, kind: type) -> None:
@@ -116,7 +115,7 @@ def test_what_is_not(mine: Path, name: str, kind: type) -> None:
 
 @pytest.mark.parametrize("target", ["os.abort", "shutil.rmtree", "builtins.exec", "subprocess.Popen"])
 def test_nothing_of_python_itself_is_a_component(target: str) -> None:
-    with pytest.raises(SettingsError, match="outside the standard library"):
+    with pytest.raises(SettingsError, match=f"_target_={target}"):
         resolve(target, Loader)
 
 
@@ -137,7 +136,7 @@ def test_a_module_that_is_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     for number, content in enumerate((b"def load( -> 3", b"\0", b"\xff")):
         (tmp_path / f"no_python_{number}.py").write_bytes(content)
-        with pytest.raises(SettingsError, match=f"no_python_{number}.py cannot be read as Python"):
+        with pytest.raises(SettingsError, match=f"_target_=no_python_{number}.load.*SyntaxError"):
             resolve(f"no_python_{number}.load", Loader)
 
 
@@ -202,7 +201,6 @@ def test_own_modules_are_found_in_the_working_directory(tmp_path: Path, monkeypa
     (tmp_path / "yaml.py").write_text("raise ValueError")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert signature_of("mine_alone.Mine").keys() == {"width"} and str(tmp_path) not in sys.path
     assert resolve("mine_alone.Mine").__name__ == "Mine" and sys.path[-1] == str(tmp_path)
     with pytest.raises(SettingsError):
         resolve("yaml.Mine")

@@ -15,7 +15,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data.augment import ROW_BITS, CropFlip
 from pflsim.data.federated import Examples
@@ -134,4 +134,4 @@ def test_data_other_than_images_are_refused_by_name(tmp_path: Path) -> None:
         composing([CONFIGS]),
         pytest.raises(SettingsError, match="needs images, but data=npz has"),
     ):
-        prepare(plain(composed(chosen, [CONFIGS])))
+        prepare(to_settings(composed(chosen, [CONFIGS])))

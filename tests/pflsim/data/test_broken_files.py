@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pflsim.config import memory
+from pflsim.config import validate
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import femnist, image_folder, npz
 from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, mnist
@@ -219,7 +219,7 @@ def test_npz_number_of_classes(tmp_path: Path, classes: int) -> None:
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 KiB free."""
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("Free", (), {"available": 1024}))
+    monkeypatch.setattr(validate.psutil, "virtual_memory", lambda: type("Free", (), {"available": 1024}))
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -16,7 +16,7 @@ from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
 from pflsim.data import partitions, shifts, splits
 from pflsim.data.content import partition_hash
@@ -193,7 +193,7 @@ def test_lockstep_trains_on_the_examples_of_the_loop() -> None:
 def prepared(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
         chosen = ["clients=4", "partition=iid", "method=fedavg", *overrides]
-        return prepare(plain(composed(chosen, [CONFIGS])))
+        return prepare(to_settings(composed(chosen, [CONFIGS])))
 
 
 def test_a_prepared_run_has_the_shift_of_its_seed_on_an_unchanged_partition() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
 from pflsim.errors import SettingsError
@@ -64,7 +64,7 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
 def test_a_run_has_as_many_natural_clients_as_clients() -> None:
     with composing([CONFIGS]):
         chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_writer"]
-        run = prepare(plain(composed([*chosen, "split.test_by=writers"], [CONFIGS])))
+        run = prepare(to_settings(composed([*chosen, "split.test_by=writers"], [CONFIGS])))
     data, parts = run.dataset, run.partition
     assert len(np.unique(data.writers)) == 7
     for train, val, test in zip(parts.train, parts.val, parts.test, strict=True):
@@ -81,9 +81,9 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize("words", ["", "partition=iid split.test_by=writers", "partition=by_writer"])
 def test_clients_that_mix_models_are_refused(words: str) -> None:
     with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=writers"):
-        check(plain(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))
+        check(to_settings(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))
 
 
 def test_merged_splits_do_not_mix_models() -> None:
     with composing([CONFIGS]):
-        check(plain(composed(["data=synthetic", "partition=by_writer", "split=merged"], [CONFIGS])))
+        check(to_settings(composed(["data=synthetic", "partition=by_writer", "split=merged"], [CONFIGS])))

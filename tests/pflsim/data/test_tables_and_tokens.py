@@ -12,7 +12,7 @@ from support import check_loaded
 
 import pflsim
 from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, plain
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.content import row_digests
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.federated import Partition, shard
@@ -41,7 +41,7 @@ def sentences(examples: int = 360, classes: int = 3) -> tuple[np.ndarray, np.nda
 def prepared(*overrides: str) -> PreparedRun:
     with composing([CONFIGS]):
         chosen = ["clients=2", "partition=iid", "method=fedavg", *overrides]
-        return prepare(plain(composed(chosen, [CONFIGS])))
+        return prepare(to_settings(composed(chosen, [CONFIGS])))
 
 
 @pytest.mark.parametrize(("source", "bunch"), [(breast_cancer, load_breast_cancer()), (wine, load_wine())])

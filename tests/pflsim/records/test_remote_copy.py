@@ -16,7 +16,7 @@ from fake_filesystems import Ask, Asked, contents, local_contents, nothing, regi
 from run_files import write_checkpoint
 
 from pflsim.analysis.runs import find_runs
-from pflsim.config.urls import has_password, is_url
+from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import newest_checkpoint, read_checkpoint
 from pflsim.records.per_client import read_records
@@ -301,8 +301,14 @@ def test_a_place_that_cannot_be_reached_at_all() -> None:
 
 def test_what_a_url_is() -> None:
     assert is_url("s3://a/b") and is_url("simplecache::s3://a") and not is_url("runs/a") and not is_url(None)
-    assert has_password("sftp://me:secret@host/x") and has_password("filecache::ftp://me:secret@host/x")
-    assert not has_password("sftp://me@host/x") and not has_password("s3://a/b:c@d") and not has_password("x://[")
+    for url in ("sftp://me@host/x", "s3://a/b:c@d", "x://["):
+        check_no_password(url)
+    for url in ("sftp://me:secret@host/x", "filecache::ftp://me:secret@host/x"):
+        with pytest.raises(SettingsError, match="resume.*password"):
+            check_no_password(url)
+
+
+def test_tables_and_pages_are_of_folders_here() -> None:
     with pytest.raises(SettingsError, match="s3://a/b: expected"):
         find_runs(["s3://a/b"])
 
