@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.plain import dotted
@@ -23,7 +23,6 @@ from pflsim.records.folder import CONFIG, check_no_links
 from pflsim.records.history import RoundMetrics, read_history, to_line
 from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.records.summary import Choice, chosen_round
-from pflsim.records.tracking.per_client import COLUMNS
 from pflsim.types import SPLITS
 
 if TYPE_CHECKING:
@@ -70,14 +69,6 @@ def _runs(path: Path) -> list[Path]:
     if (path / CONFIG).is_file():
         return [path]
     return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
-
-
-class ClientCounts(NamedTuple):
-    """Result of one model on one client's examples of a split; `loss` is the sum of their cross-entropy in nats."""
-
-    correct: int
-    total: int
-    loss: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -185,17 +176,15 @@ class Run:
         line = self.at(choice, model)
         return None if line is None else line.accuracy[self.reported if model is None else self.scope(model)]
 
-    def counts(self, round_number: int, scope: Scope | None = None) -> dict[int, ClientCounts]:
-        """Return every client's result in a round; the default scope is the reported model on test data.
+    def counts(self, round_number: int, scope: Scope | None = None) -> DataFrame:
+        """Return the rows of `per_client` for a round, by client; the default scope is the reported model on test data.
 
         Clients without examples of the split are left out.
         """
-        rows = self._clients
-        for column, value in zip(("model", "split", "phase"), scope or self.reported, strict=True):
-            rows = rows[rows[column] == value]
-        rows = rows[(rows["round"] == round_number) & (rows["total"] > 0)]
-        counts = zip(rows["client"], rows["correct"], rows["total"], rows["loss"], strict=True)
-        return {client: ClientCounts(*found) for client, *found in counts}
+        model, split, phase = scope or self.reported
+        found = self._clients.query("round == @round_number and total > 0")
+        found = found.query("model == @model and split == @split and phase == @phase")
+        return found.set_index("client").sort_index()
 
     @cached_property
     def _clients(self) -> Any:
@@ -204,11 +193,10 @@ class Run:
 
         with _reading(self.folder / PER_CLIENT):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
-            found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
-            for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
-                whole = name in COLUMNS and name != "loss"
-                found[name] = found[name].replace("", "nan").astype(int if whole else float)
-            return found.assign(accuracy=found["correct"] / found["total"])
+            whole = io.StringIO(text[: text.rfind("\n") + 1])
+            words: dict[Any, Any] = dict.fromkeys(TEXTS, str)
+            found = read_csv(whole, dtype=words, float_precision="round_trip", keep_default_na=False, na_values=[""])
+            return found.fillna(dict.fromkeys(TEXTS, "")).assign(accuracy=found["correct"] / found["total"])
 
 
 class Runs(tuple[Run, ...]):

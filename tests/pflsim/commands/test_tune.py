@@ -17,8 +17,7 @@ from made_runs import make_run
 
 from pflsim import cli
 from pflsim.commands import tune
-from pflsim.commands.tune_methods import Method, methods_of
-from pflsim.commands.tune_study import JOURNAL, STUDY
+from pflsim.commands.tune_study import JOURNAL, STUDY, Method, methods_of
 from pflsim.config.compose import CONFIGS, composing
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
