@@ -23,6 +23,7 @@ from pflsim.records.folder import CONFIG, check_no_links
 from pflsim.records.history import RoundMetrics, read_history, to_line
 from pflsim.records.metrics import AccuracyStats, Model, Phase, Scope
 from pflsim.records.summary import Choice, chosen_round
+from pflsim.records.tracking.per_client import COLUMNS
 from pflsim.types import SPLITS
 
 if TYPE_CHECKING:
@@ -193,10 +194,11 @@ class Run:
 
         with _reading(self.folder / PER_CLIENT):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
-            whole = io.StringIO(text[: text.rfind("\n") + 1])
-            words: dict[Any, Any] = dict.fromkeys(TEXTS, str)
-            found = read_csv(whole, dtype=words, float_precision="round_trip", keep_default_na=False, na_values=[""])
-            return found.fillna(dict.fromkeys(TEXTS, "")).assign(accuracy=found["correct"] / found["total"])
+            found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
+            for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
+                whole = name in COLUMNS and name != "loss"
+                found[name] = found[name].replace("", "nan").astype(int if whole else float)
+            return found.assign(accuracy=found["correct"] / found["total"])
 
 
 class Runs(tuple[Run, ...]):
