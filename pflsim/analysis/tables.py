@@ -86,16 +86,8 @@ def figures(comparison: Comparison) -> Table:
 def paired(comparison: Comparison) -> Table:
     """Return a table with one line per difference."""
     several = sum(d.p is not None for d in comparison.differences) > 1
-    headers = (
-        "method",
-        "pairs",
-        "difference",
-        "95% interval",
-        "better",
-        "equal",
-        "worse",
-        "p (Holm)" if several else "p",
-    )
+    p = "p (Holm)" if several else "p"
+    headers = ("method", "pairs", "difference", "95% interval", "better", "equal", "worse", p)
     rows = []
     for d in comparison.differences:
         interval = NONE if d.low is None or d.high is None else f"[{_signed(d.low)}, {_signed(d.high)}]"

@@ -16,7 +16,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from pflsim.analysis.runs import read_mapping, read_run
 from pflsim.config.checks import check
 from pflsim.config.compose import composed, parse, plain
 from pflsim.config.names import as_value, written
@@ -26,7 +25,6 @@ from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.records.folder import LOCK
 from pflsim.records.resume import fixed_settings
-from pflsim.seeding import seed_for
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"
 DRAWS = 20
@@ -276,6 +274,8 @@ class Study:
         A copy in memory is asked, so that the journal has no point twice. The tree-structured Parzen estimator (TPE)
         draws points at random until ten trials have ended.
         """
+        from pflsim.seeding import seed_for  # imports torch, as does `pflsim.analysis`: errors in settings come first
+
         if not tried:
             return method.first_point()
         seed = seed_for(self.seed, f"tune {method.name}", round_number=len(tried)) % 2**32
@@ -292,6 +292,8 @@ class Study:
             number: of the trial, in the order of `ask`.
             failed: why it failed, or "". A failure is the worst result for later suggestions.
         """
+        from pflsim.analysis.runs import read_run
+
         method, trial = self.asked[number]
         accuracy, best = 0.0, None
         if not failed:
@@ -313,6 +315,8 @@ def read_study(folder: Path) -> Mapping[str, Any]:
     Raises:
         SettingsError: it is missing or damaged.
     """
+    from pflsim.analysis.runs import read_mapping
+
     return read_mapping(folder / STUDY, json.loads, ("options", "plan"))
 
 

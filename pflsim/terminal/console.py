@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 from pflsim.records.history import RoundMetrics
 from pflsim.records.metrics import Model, Scope
 from pflsim.records.summary import RunMeta, Summary
-from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
+from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Console:
         self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
         self.terminal = self.stream.isatty()
-        self.width = min(width or width_of(self.stream), WIDTH)
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
+        self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._reported = meta.reported
         self._round_seconds: list[float] = []
