@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from pflsim.analysis.comparison import Spread
-from pflsim.analysis.formats import Format, as_csv, drawn, format_of
 from pflsim.analysis.runs import Run, find_runs, read_run, run_settings, settings_by_key
-from pflsim.analysis.tables import CHOSEN, NONE, Table, numbers, span
+from pflsim.analysis.tables import CHOSEN, NONE, Format, Table, as_csv, drawn, format_of, numbers, span
 from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.names import nearest, program, written

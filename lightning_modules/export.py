@@ -24,7 +24,6 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import read_run
 from pflsim.config.components import bind_method, component_name
-from pflsim.config.names import program
 from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
@@ -35,7 +34,7 @@ from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 
 Model = Literal["personal", "global"]
 
@@ -257,8 +256,7 @@ def _clients(text: str | None, clients: int) -> list[int] | list[None]:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"{program()} export", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     parser.add_argument(
         "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from torch import nn
 
-    from pflsim.analysis.formats import Comparisons
     from pflsim.analysis.runs import Run, Runs
+    from pflsim.analysis.tables import Comparisons
 
 __all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
 
@@ -201,7 +201,7 @@ def compare(
         SettingsError: there is no such reference, or two runs with the same settings have different results.
     """
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.formats import Comparisons
+    from pflsim.analysis.tables import Comparisons
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
     return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))

@@ -188,6 +188,11 @@ def _run(jobs: Sequence[Sequence[str]], found: Sequence[Composition]) -> int:
 
 
 def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
+    """Partition the data, write partition.json and partition.png, and print the sizes."""
+    from pflsim.data.dataset import dataset_warnings
+    from pflsim.data.federate import load_federation
+    from pflsim.data.record import record_names, sizes, write_partition
+
     into = [text for text in overrides if text.startswith(INTO)]
     others = [text for text in overrides if text not in into]
     if options.multirun or options.cfg or len(into) > 1 or any(text.startswith(RESUME) for text in others):
@@ -196,5 +201,12 @@ def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
     if (folder / "partition.json").exists():
         raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another {INTO}FOLDER")
     (settings,) = checked(others, False, options.config_dir)
-    importlib.import_module("pflsim.commands.partition").make_partition(settings, folder)
+    dataset, partition = load_federation(settings)
+    for warning in dataset_warnings(dataset):
+        print(f"warning: {warning}", file=sys.stderr)
+    try:
+        write_partition(folder, dataset, partition, **record_names(settings))
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
+    print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")
     return 0

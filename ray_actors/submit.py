@@ -20,7 +20,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import CODE, JOB, code, own_modules
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 
 ADDRESS = "http://127.0.0.1:8265"
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     description = "Check the settings of a run, upload the working directory, and start the run as a job of Ray."
-    parser = argparse.ArgumentParser(prog=f"{program()} submit", description=description, allow_abbrev=False)
+    parser = command_parser("submit", description)
     add, repeated = parser.add_argument, {"action": "append", "default": []}
     add("overrides", nargs="*", metavar="OVERRIDE", help="settings as for a run, or resume=FOLDER_OR_URL")
     add("-m", "--multirun", action="store_true", help="run all combinations of comma-separated values in one job")

@@ -238,9 +238,9 @@ def check_loaded(run: Run, *clients: int, scope: Scope | None = None, tests: Seq
         with torch.inference_mode():
             scores, exported = model(test.x), program(test.x)
         assert not model.training and torch.equal(scores.argmax(1), exported.argmax(1))
-        assert (scores.argmax(1) == test.y).sum() == recorded[client].correct
+        assert (scores.argmax(1) == test.y).sum() == recorded["correct"][client]
         loss = torch.nn.functional.cross_entropy(scores.float(), test.y, reduction="sum")
-        assert float(loss) == pytest.approx(recorded[client].loss, rel=1e-4)  # as much right by chance is not enough
+        assert float(loss) == pytest.approx(recorded["loss"][client], rel=1e-4)  # as much right by chance is not enough
 
 
 def examples_of(run: Run) -> list[Examples]:

@@ -26,11 +26,11 @@ from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipp
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.help import groups_in
-from pflsim.config.names import nearest, program
+from pflsim.config.names import nearest
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
 from pflsim.records.environment import module_file
 from pflsim.servers.base import ServerRule
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 
 FEDAVG = "pflsim.servers.fedavg.FedAvg"
 
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"{program()} check-method", description=__doc__, allow_abbrev=False)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser("check-method", __doc__)
     parser.add_argument("method", metavar="METHOD", help="a module, a client class or the name of a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as method.mu=1")
     parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="folder of configs")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pflsim.config.names import program
 from pflsim.errors import SettingsError
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 
 EXAMPLES = """examples:
   {program} compare 'runs/20261122-*'                      all folders that match a pattern
@@ -29,18 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 after an error.
     """
-    options = _options(arguments)
-    return exit_status(lambda: _compare(options))
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} compare",
-        description="Compare runs: accuracy over seeds, traffic, and paired differences between clients.",
-        epilog=EXAMPLES.format(program=program()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = "Compare runs: accuracy over seeds, traffic, and paired differences between clients."
+    parser = command_parser("compare", about, EXAMPLES)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUNS", help="run folders, folders of runs, or patterns")
     at = "round that figures are taken from; default: best_val if all runs have validation data, else last"
@@ -56,14 +46,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--against needs --curves FILE")
     if options.target is not None and not 0 <= options.target <= 1:
         parser.error(f"argument --target: {options.target:g}: expected a number in [0, 1], e.g. 0.9")
-    return options
+    return exit_status(lambda: _compare(options))
 
 
 def _compare(options: argparse.Namespace) -> None:
     from pflsim.analysis.comparison import compare_sets
     from pflsim.analysis.curves import SUFFIXES, draw
-    from pflsim.analysis.formats import format_of, render
     from pflsim.analysis.runs import find_runs, read_run
+    from pflsim.analysis.tables import format_of, render
 
     kind = options.format or format_of(options.out)
     if options.curves and options.curves.suffix not in SUFFIXES:
@@ -89,8 +79,8 @@ def print_comparisons(folders: Sequence[Path]) -> None:
     An error is printed in one line and not raised, because the runs themselves succeeded.
     """
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.formats import render
     from pflsim.analysis.runs import read_run
+    from pflsim.analysis.tables import render
     from pflsim.records.folder import is_complete
 
     complete = [folder for folder in folders if is_complete(folder)]

@@ -68,31 +68,26 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
     """Return the longest run of every seed, and the others."""
     kept: dict[int, Run] = {}
-    left_out: list[Run] = []
     for run in runs:
         other = kept.setdefault(run.seed, run)
-        if other is run:
-            continue
         if not _same_results(run, other):
             both = f"{other.folder} and {run.folder} are both {label} with seed {run.seed}"
             raise SettingsError(f"{both}, and their results differ; leave one of them out")
-        longer = len(run.history) > len(other.history) or (run.complete and not other.complete)
-        kept[run.seed] = run if longer else other
-        left_out.append(other if longer else run)
-    return tuple(kept[seed] for seed in sorted(kept)), tuple(left_out)
+        if len(run.history) > len(other.history) or (run.complete and not other.complete):
+            kept[run.seed] = run
+    return tuple(kept[seed] for seed in sorted(kept)), tuple(run for run in runs if kept[run.seed] is not run)
 
 
 def _same_results(a: Run, b: Run) -> bool:
     """Return whether two runs have the same partition, accuracy, and traffic in the rounds that both finished."""
-    both = min(len(a.history), len(b.history))
-    figures = [
-        [
-            (line.round, line.traffic, (s := line.accuracy.get(run.reported)) and (s.clients, s.mean, s.weighted_mean))
-            for line in run.history[:both]
-        ]
-        for run in (a, b)
-    ]
-    return (a.partition_hash, a.reported, figures[0]) == (b.partition_hash, b.reported, figures[1])
+    rounds = min(len(a.history), len(b.history))
+    return _results(a, rounds) == _results(b, rounds)
+
+
+def _results(run: Run, rounds: int) -> list[Any]:
+    lines = [(line.round, line.traffic, line.accuracy.get(run.reported)) for line in run.history[:rounds]]
+    figures = [(number, sent, s and (s.clients, s.mean, s.weighted_mean)) for number, sent, s in lines]
+    return [run.partition_hash, run.reported, figures]
 
 
 def check_comparable(groups: Sequence[Group]) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
@@ -69,14 +69,6 @@ def _runs(path: Path) -> list[Path]:
     if (path / CONFIG).is_file():
         return [path]
     return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
-
-
-class ClientCounts(NamedTuple):
-    """Result of one model on one client's examples of a split; `loss` is the sum of their cross-entropy in nats."""
-
-    correct: int
-    total: int
-    loss: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,17 +176,15 @@ class Run:
         line = self.at(choice, model)
         return None if line is None else line.accuracy[self.reported if model is None else self.scope(model)]
 
-    def counts(self, round_number: int, scope: Scope | None = None) -> dict[int, ClientCounts]:
-        """Return every client's result in a round; the default scope is the reported model on test data.
+    def counts(self, round_number: int, scope: Scope | None = None) -> DataFrame:
+        """Return the rows of `per_client` for a round, by client; the default scope is the reported model on test data.
 
         Clients without examples of the split are left out.
         """
-        rows = self._clients
-        for column, value in zip(("model", "split", "phase"), scope or self.reported, strict=True):
-            rows = rows[rows[column] == value]
-        rows = rows[(rows["round"] == round_number) & (rows["total"] > 0)]
-        counts = zip(rows["client"], rows["correct"], rows["total"], rows["loss"], strict=True)
-        return {client: ClientCounts(*found) for client, *found in counts}
+        model, split, phase = scope or self.reported
+        found = self._clients.query("round == @round_number and total > 0")
+        found = found.query("model == @model and split == @split and phase == @phase")
+        return found.set_index("client").sort_index()
 
     @cached_property
     def _clients(self) -> Any:

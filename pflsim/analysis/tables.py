@@ -1,26 +1,38 @@
-"""A comparison as tables of text cells with titles and notes, and as records of plain numbers."""
+"""Comparisons as tables of text, Markdown, LaTeX and HTML, and as records of plain numbers, frames and CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pflsim.analysis.comparison import Comparison, Row, Spread
-from pflsim.analysis.paired import Difference
+import tabulate as tabulate_module
+from tabulate import LATEX_ESCAPE_RULES, tabulate
+
+from pflsim.analysis.comparison import Comparison, Difference, Row, Spread
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.config.names import written
+from pflsim.errors import SettingsError
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import NONE, byte_unit, plural
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+tabulate_module.MIN_PADDING = 0  # columns are as wide as their header
+Format = Literal["text", "markdown", "latex", "csv"]
+SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
+GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
+LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
 CHOSEN: dict[Choice, str] = {
     "best_val": "each seed's best by mean validation accuracy",
     "last": "the last evaluated round",
     "best_test_oracle": "each seed's best by mean test accuracy; this ORACLE selects on test data and overestimates "
     "the accuracy",
 }
-
-
 MODEL = "reported\nmodel"
 
 
@@ -74,16 +86,8 @@ def figures(comparison: Comparison) -> Table:
 def paired(comparison: Comparison) -> Table:
     """Return a table with one line per difference."""
     several = sum(d.p is not None for d in comparison.differences) > 1
-    headers = (
-        "method",
-        "pairs",
-        "difference",
-        "95% interval",
-        "better",
-        "equal",
-        "worse",
-        "p (Holm)" if several else "p",
-    )
+    p = "p (Holm)" if several else "p"
+    headers = ("method", "pairs", "difference", "95% interval", "better", "equal", "worse", p)
     rows = []
     for d in comparison.differences:
         interval = NONE if d.low is None or d.high is None else f"[{_signed(d.low)}, {_signed(d.high)}]"
@@ -165,25 +169,14 @@ def _signed(value: float) -> str:
 
 def title(comparison: Comparison) -> str:
     """Return what all runs have in common: `Test accuracy on digits, iid, 20 clients, mlp; 20 rounds, seeds 0–2`."""
-    runs = comparison.runs
     keys = ("data", "partition", "clients", "model", "rounds_planned")
-    found = {key: {run.summary[key] for run in runs} for key in keys}
-    common = {key: values.pop() if len(values) == 1 else None for key, values in found.items()}
-    data, partition, clients, model, rounds = (common[key] for key in keys)
+    found = ({run.summary[key] for run in comparison.runs} for key in keys)
+    data, partition, clients, model, rounds = (values.pop() if len(values) == 1 else None for values in found)
     seeds = {group.seeds for group in comparison.groups}
-    first = comparison.groups[0].seeds
-    what = [
-        f"Test accuracy on {data}" if data else "Test accuracy",
-        partition,
-        clients and plural(clients, "client"),
-        model,
-    ]
-    how = [
-        rounds and plural(rounds, "round"),
-        f"seed{'s' if len(first) > 1 else ''} {numbers(first)}" if len(seeds) == 1 else None,
-    ]
-    parts = [", ".join(str(word) for word in words if word) for words in (what, how)]
-    return "; ".join(part for part in parts if part)
+    own = seeds.pop() if len(seeds) == 1 else ()
+    what = ["Test accuracy" + (f" on {data}" if data else ""), partition, clients and plural(clients, "client"), model]
+    how = [rounds and plural(rounds, "round"), own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
+    return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
@@ -233,3 +226,99 @@ def numbers(values: Sequence[int]) -> str:
         else:
             stretches.append([value])
     return ",".join(f"{s[0]}–{s[-1]}" if len(s) > 2 else ",".join(map(str, s)) for s in stretches)
+
+
+def render(comparisons: Sequence[Comparison], kind: Format) -> str:
+    """Return comparisons in one of the formats, without a final line break."""
+    if kind == "csv":
+        return as_csv([record for comparison in comparisons for record in records(comparison)])
+    return "\n\n\n".join(drawn(tables(comparison), kind) for comparison in comparisons)
+
+
+def drawn(made: Sequence[Table], kind: Format) -> str:
+    """Return tables below each other."""
+    return "\n\n".join({"text": _text, "markdown": _markdown, "latex": _latex}[kind](table) for table in made)
+
+
+def _text(table: Table) -> str:
+    return "\n".join([table.title, "", _grid(table, "simple"), "", *table.notes])
+
+
+def _markdown(table: Table) -> str:
+    """Return a table in Markdown, with the notes as a list."""
+
+    def escaped(cell: str) -> str:
+        return re.sub(r"([\\|*<>`])", r"\\\1", cell)
+
+    rows = tuple(tuple(map(escaped, row)) for row in table.rows)
+    grid = _grid(replace(table, headers=tuple(map(escaped, table.headers)), rows=rows), "pipe")
+    return "\n".join([escaped(table.title), "", grid, "", *(f"- {escaped(note)}" for note in table.notes)])
+
+
+def _latex(table: Table) -> str:
+    """Return a LaTeX table environment, which needs the package booktabs."""
+    caption = ". ".join((table.title, *table.notes))
+    escaped = "".join(LATEX_ESCAPE_RULES.get(character, character) for character in caption)
+    grid = _grid(table, "latex_booktabs")
+    made = f"\\begin{{table}}\n\\centering\n{grid}\n\\caption{{{escaped}.}}\n\\end{{table}}"
+    minus = re.sub(r"(?<![\w-])-(?=\d)", "$-$", made.translate(LATEX))  # a hyphen is no minus sign
+    return f"% needs \\usepackage{{booktabs}}\n{minus}"
+
+
+def format_of(path: Path | None) -> Format:
+    """Return the format that a file name stands for; text if there is no file.
+
+    Raises:
+        SettingsError: the suffix is unknown.
+    """
+    if path is not None and path.suffix not in SUFFIXES:
+        raise SettingsError(f"--out {path}: expected one of the suffixes {', '.join(SUFFIXES)}, or set --format")
+    return "text" if path is None else SUFFIXES[path.suffix]
+
+
+def _grid(table: Table, kind: str) -> str:
+    headers = [header if kind == "simple" else header.replace("\n", " ") for header in table.headers]
+    align = ["left" if header in (table.headers[0], MODEL) else "right" for header in table.headers]
+    return tabulate(table.rows, headers, kind, disable_numparse=True, colalign=align)
+
+
+def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return records as CSV with a column for every key, without a final line break."""
+    from pandas import DataFrame
+
+    return DataFrame(rows, dtype=object).to_csv(index=False).removesuffix("\n")  # object: whole numbers stay whole
+
+
+class Comparisons(tuple[Comparison, ...]):
+    """Comparisons as tables."""
+
+    def records(self) -> DataFrame:
+        """Return a row of plain numbers per group of runs, with all figures."""
+        from pandas import DataFrame
+
+        return DataFrame([record for comparison in self for record in records(comparison)])
+
+    def save(self, path: str | Path) -> Path:
+        """Write the tables to a file and return its path.
+
+        Args:
+            path: the suffix .txt, .md, .tex or .csv decides the format.
+
+        Raises:
+            SettingsError: the suffix is another one.
+        """
+        out = Path(path)
+        out.write_text(render(self, format_of(out)) + "\n", encoding="utf-8")
+        return out
+
+    def __repr__(self) -> str:
+        """Return the tables as text."""
+        return render(self, "text")
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<p><b>{escape(table.title)}</b></p>{tabulate(table.rows, table.headers, 'html', disable_numparse=True)}"
+            f"<p>{'<br>'.join(map(escape, table.notes))}</p>"
+            for comparison in self
+            for table in tables(comparison)
+        )

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import parallel_runs, run_alone
-from pflsim.commands.tune_methods import Method, methods_of, settings_text
 from pflsim.config.compose import composing, config_folders, quoted
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.folder import CONFIG, is_complete, run_lock
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
 
 if TYPE_CHECKING:
-    from pflsim.commands.tune_study import Study
+    from pflsim.commands.tune_study import Method, Study
 
 EXAMPLES = """examples:
   {program} tune method=local,fedavg,ditto rounds=40 --rounds 200 --into tuned
@@ -53,13 +52,8 @@ def main(arguments: Sequence[str]) -> int:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("-"):
         return argparse.Namespace(into=Path(arguments[0]))  # continue this study
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} tune",
-        description="Tune methods on validation data with equal budgets, then compare them with other seeds.",
-        epilog=EXAMPLES.format(program=program()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    about = "Tune methods on validation data with equal budgets, then compare them with other seeds."
+    parser = command_parser("tune", about, EXAMPLES)
     add = parser.add_argument
     add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings; or only the folder of a study")
     add("--trials", type=_positive, default=12, metavar="N", help="trials of each method; default: 12")
@@ -91,10 +85,12 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
         import optuna
     except ImportError:
         raise SettingsError("tune needs the package optuna: pip install 'pflsim[tune]'") from None
+    from pflsim.commands.tune_study import Study, methods_of, read_study
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
     if options is None:
-        options = dict(importlib.import_module("pflsim.commands.tune_study").read_study(folder)["options"])
+        options = dict(read_study(folder)["options"])
     folders = config_folders(options["config_dir"])
     with composing(folders):
         methods = methods_of([quoted(text) for text in options["settings"]], folders)
@@ -102,7 +98,7 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
             method.settings({"rounds": options["rounds"]})
         folder.mkdir(parents=True, exist_ok=True)
         with run_lock(folder):
-            study = importlib.import_module("pflsim.commands.tune_study").Study(folder, options, methods)
+            study = Study(folder, options, methods)
             if not any(map(study.trials, methods)):
                 check_first_runs(methods)
             try:
@@ -138,9 +134,9 @@ def _run(study: Study) -> None:
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     """Return what was tuned and the comparison of the runs, for a terminal and in Markdown."""
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.formats import drawn, render
     from pflsim.analysis.runs import read_run
-    from pflsim.analysis.tables import Table
+    from pflsim.analysis.tables import Table, drawn, render
+    from pflsim.commands.tune_study import settings_text
 
     rows, failures = list[tuple[str, ...]](), list[str]()
     for method in study.methods:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from pflsim.records.accuracy import Model, Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary
-from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds, width_of
-from pflsim.terminal.live import Live, Status
+from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
+REFRESHES_PER_S = 2
+"""At this rate, the display takes less than 1% of a core."""
+MIN_BAR = 6
+"""On terminals with less room, there is no progress bar."""
+PHASES = {
+    "start": "starting",
+    "downlink": "sending",
+    "train": "training",
+    "fuse": "fusing",
+    "trace": "writing trace",
+    "evaluate": "evaluating",
+    "checkpoint": "saving",
+}
 
 
 class IgnoreClosedPipe:
@@ -60,17 +77,29 @@ class Console:
         progress: Progress = "auto",
         joined: bool = False,
     ):
+        from rich.console import Console as Rich
+        from rich.live import Live
+
         self.meta = meta
         self.memory_of = "driver process only" if joined else "all processes"
         self.stream = cast(TextIO, IgnoreClosedPipe(stream or sys.stdout))  # a closed terminal does not end the run
         self.terminal = self.stream.isatty()
-        self.width = min(width or width_of(self.stream), WIDTH)
+        columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
+        self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._reported = meta.reported
         self._round_seconds: list[float] = []
-        self._status = Status(meta.rounds)
         self._best: tuple[float, int, float] | None = None
-        self._live: Live | None = None
+        self._round, self._phase, self._done, self._due = 0, "start", 0, 0
+        self._left: float | None = None
+        self._lines: list[str] = []
+        self._begun = self._since = time.monotonic()
+        self._rich = Rich(
+            file=self.stream, width=self.width, force_terminal=self.terminal or progress == "live", highlight=False
+        )
+        self._live = Live(
+            console=self._rich, get_renderable=self._shown, refresh_per_second=REFRESHES_PER_S, transient=True
+        )
         self._last_line = 0
         self._url: str | None = None
 
@@ -91,7 +120,8 @@ class Console:
             self._print(f"resumed after round {done}")
         self._print("accuracy: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
-            self._live = Live(self._status, self.stream, self.width)
+            self._begun = self._since = time.monotonic()
+            self._live.start()
 
     def earlier(self, history: Sequence[RoundMetrics]) -> None:
         """Add rounds of earlier sessions to the best accuracy so far, without printing them."""
@@ -100,18 +130,19 @@ class Console:
 
     def waiting(self, what: str) -> None:
         """Show what the run waits for before its first round, e.g. "starting Ray"."""
-        self._status.phase = what
+        self._phase = what
         if self.progress == "plain":
             self._print(what)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """Start a phase of a round with `due` clients."""
-        status = self._status
-        status.round, status.phase, status.done, status.due = round_number, name, 0, due
+        if round_number != self._round:
+            self._since = time.monotonic()
+        self._round, self._phase, self._done, self._due = round_number, name, 0, due
 
     def clients_done(self, clients: int) -> None:
         """Add to the number of clients that have finished the phase."""
-        self._status.done += clients
+        self._done += clients
 
     def round(self, metrics: RoundMetrics, memory_mb: float = 0.0) -> None:
         """Print a round's line, or update the live display, which prints about `LIVE_LINES` lines per run.
@@ -121,17 +152,15 @@ class Console:
             memory_mb: memory of all processes in MB.
         """
         self._round_seconds.append(metrics.total_seconds)
-        if self._live is not None:
-            self._status.remaining = self._remaining(metrics.round)
+        if self.progress == "live":
+            self._left = self._remaining(metrics.round)
             self._update_status(metrics, memory_mb)
-        if self.progress not in ("quiet", "none") and (self._live is None or self._is_printed(metrics)):
+        if self.progress == "plain" or (self.progress == "live" and self._is_printed(metrics)):
             self._print(self.line(metrics))
 
     def close(self) -> None:
         """Remove the live display."""
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
+        self._live.stop()
 
     def end(self, summary: Summary, folder: Path, rates: Mapping[int, float] | None = None) -> None:
         """Print the run's result, where its files are, and how to see its curves or resume it.
@@ -141,8 +170,6 @@ class Console:
             folder: the run folder.
             rates: every client's test accuracy in the last evaluation.
         """
-        from rich.console import Console as Rich
-
         self.close()
         if self.progress == "none":
             return
@@ -151,10 +178,9 @@ class Console:
             self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")
         elif summary.stopped_early:
             self._print(f"stopped early in round {summary.rounds} of {self.meta.rounds}: {summary.stopped_early}")
-        rich = Rich(file=self.stream, width=self.width, force_terminal=self.terminal, highlight=False)
-        with rich.capture() as captured:
-            rich.print(accuracy_table(summary))
-        self._print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        with self._rich.capture() as captured:
+            self._rich.print(accuracy_table(summary))
+        print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=self.stream)
         for line in result_lines(summary, rates or {}, self._round_seconds):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
@@ -201,20 +227,20 @@ class Console:
 
     def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
         """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
-        stats, lines = metrics.accuracy.get(self._reported), self._status.lines
+        stats = metrics.accuracy.get(self._reported)
         if stats is not None:
             score = metrics.accuracy.get(self._reported._replace(split="val"), stats)
             if self._best is None or score.mean > self._best[0]:
                 self._best = score.mean, metrics.round, stats.mean
             chosen = "by validation" if score is not stats else "on test data (oracle)"
-            lines = [
+            self._lines = [
                 f"round {metrics.round}: {self.meta.reported_model} accuracy {stats.mean:.3f}, worst decile "
                 f"{stats.worst_decile:.3f}; best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
             ]
         up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
         memory = f"memory {format_bytes(memory_mb * 1e6)}, " if memory_mb else ""
         took = f"last round {format_seconds(metrics.total_seconds)}"
-        self._status.lines = [*lines[:1], f"total traffic up {up}, down {down}; {memory}{took}"]
+        self._lines = [*self._lines[:1], f"total traffic up {up}, down {down}; {memory}{took}"]
 
     def _remaining(self, round_number: int) -> float | None:
         """Return the estimated seconds to the end, from the last ten rounds."""
@@ -222,10 +248,32 @@ class Console:
         return max(left, 0) * sum(recent) / len(recent) if recent else None
 
     def _print(self, text: str) -> None:
-        if self._live is not None:
-            self._live.print(text)
-        else:
-            print(text, file=self.stream, flush=True)
+        self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
+        if self._live.is_started:
+            self._live.refresh()  # so that the display is not older than the line
+
+    def _shown(self) -> Group:
+        """Return the live display."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        now, rounds = time.monotonic(), self.meta.rounds
+        share = self._done / self._due if self._due and self._phase == "train" else 0.0
+        phase = PHASES.get(self._phase, self._phase)
+        phase += f" {self._done} of {self._due} clients" if self._due else ""
+        elapsed = f"{format_seconds(now - self._begun)} elapsed"
+        if self._left is not None:
+            elapsed += f", {format_seconds(max(self._left - (now - self._since), 0.0))} left"
+        place = f"round {self._round}/{rounds}  " if self._round else ""
+        room = self.width - len(place) - len(phase) - len(elapsed) - 4
+        if room < MIN_BAR:  # the line wraps between words
+            return Group(*map(Text, (f"{place}{phase}  {elapsed}", *self._lines)))
+        row = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(rounds, max(self._round - 1, 0) + share, width=min(room, 30))
+        row.add_row(Text(place.rstrip(), style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
+        return Group(row, *map(Text, self._lines))
 
 
 def _three_digits(value: float) -> str:

@@ -1,12 +1,31 @@
-"""Exit statuses and error messages of all commands."""
+"""Parsers, exit statuses and error messages of the commands."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 
+from pflsim.config.names import program
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+
+
+def command_parser(name: str, description: str | None, examples: str = "") -> argparse.ArgumentParser:
+    """Return a parser of the options of a command.
+
+    Args:
+        name: of the command.
+        description: printed above the options.
+        examples: printed below them; `{program}` stands for the program's name.
+    """
+    return argparse.ArgumentParser(
+        prog=f"{program()} {name}",
+        description=description,
+        epilog=examples.format(program=program()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def exit_status(work: Callable[[], int | None]) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from typing import TextIO
-
 from pflsim.records.summary import Choice
 
 UNITS = (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
@@ -20,11 +17,6 @@ CHOSEN: dict[Choice, str] = {
 """Names of the rounds that figures are taken from."""
 WHEN = {"trained": "after local training", "received": "as received from the server"}
 """The point in a round at which a model is evaluated, by phase."""
-
-
-def width_of(stream: TextIO) -> int:
-    """Return the number of columns of a terminal, at most `WIDTH`; `WIDTH` for other streams."""
-    return min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH) if stream.isatty() else WIDTH
 
 
 def byte_unit(largest: float) -> tuple[str, float]:

@@ -121,7 +121,7 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
 
 def _rates(run: Run, choice: Choice) -> dict[int, float]:
     line = run.at(choice)
-    return {} if line is None else {n: found.correct / found.total for n, found in run.counts(line.round).items()}
+    return {} if line is None else run.counts(line.round)["accuracy"].to_dict()
 
 
 def _counts(rates: dict[int, float], reference: dict[int, float], name: str) -> str:

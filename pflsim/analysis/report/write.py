@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.analysis.runs import find_runs
-from pflsim.config.names import program
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
-from pflsim.terminal.exit_status import exit_status
+from pflsim.terminal.exit_status import command_parser, exit_status
 
 NAME = "report.html"
 
@@ -21,7 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 after an error.
     """
-    options = _options(arguments)
+    parser = command_parser("report", "Write an HTML report on one or several runs.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a folder of runs, or a pattern")
+    default = f"{NAME} in the run's folder, or in the current folder for several runs"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"output file; default: {default}")
+    options = parser.parse_args(arguments)
     return exit_status(lambda: print(f"report       {write_report(find_runs(options.runs), options.out)}"))
 
 
@@ -44,17 +46,3 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     except OSError as error:
         raise SettingsError(f"{out} cannot be written: {error.strerror}") from error
     return out
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=f"{program()} report", description="Write an HTML report on one or several runs."
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, a folder of runs, or a pattern")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"output file; default: {NAME} in the run's folder, or in the current folder for several runs",
-    )
-    return parser.parse_args(arguments)

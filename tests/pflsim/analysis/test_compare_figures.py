@@ -10,10 +10,9 @@ import pytest
 from made_runs import made, make_run
 from scipy import stats
 
-from pflsim.analysis.comparison import Comparison, Spread, compare
+from pflsim.analysis.comparison import Comparison, Spread, compare, holm, interval, wilcoxon
 from pflsim.analysis.curves import accuracy, curve
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.paired import holm, interval, wilcoxon
 from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
 

@@ -9,10 +9,9 @@ import pytest
 from made_runs import made
 
 from pflsim.analysis.comparison import Comparison, compare
-from pflsim.analysis.formats import Format, drawn, format_of, render
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.tables import Table, numbers
+from pflsim.analysis.tables import Format, Table, drawn, format_of, numbers, render
 from pflsim.errors import SettingsError
 from pflsim.records.summary import Choice
 

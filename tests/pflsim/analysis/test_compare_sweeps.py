@@ -81,7 +81,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
     """Puts a function in place of what runs the settings."""
 
     def replace(run: Run) -> None:
-        fake = nullcontext(SimpleNamespace(run=run))
+        fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings)))
         monkeypatch.setattr(sweeps, "new_runner", lambda first, own_process: fake)
 
     return replace

@@ -213,7 +213,7 @@ def test_progress_is_live_on_a_terminal_only():
 def shown(console):
     """What the live display shows at this moment."""
     stream = io.StringIO()
-    Rich(file=stream, width=110, color_system=None).print(console._live._shown())
+    Rich(file=stream, width=110, color_system=None).print(console._shown())
     return stream.getvalue()
 
 
@@ -325,8 +325,8 @@ def test_the_live_display_wraps_between_words(width: int, phase: tuple[str, int]
         console.start(Path("runs/x"))
         console.phase(13, *phase)
         console.round(metrics(13, FULL), 1234.0)
-        console._live._begun -= 4000
-        Rich(file=stream, width=width, color_system=None).print(console._live._shown())
+        console._begun -= 4000
+        Rich(file=stream, width=width, color_system=None).print(console._shown())
     text = stream.getvalue()
     assert "…" not in text and all(len(line) <= width for line in text.splitlines())
     assert {"13/1000", "1h06m", "0.913", "0.813", "1.23", "13"} <= {word.strip(",;") for word in text.split()}
