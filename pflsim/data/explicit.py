@@ -13,6 +13,7 @@ from pflsim.config.names import listed
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.data.sources.common import reading
 from pflsim.errors import SettingsError
 from pflsim.types import SPLITS, Split
 
@@ -89,14 +90,8 @@ def explicit(
 def _read(path: str | None) -> Mapping[str, Any]:
     if not path:
         raise SettingsError("partition=explicit needs partition.path=FILE.json with the rows of every client")
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SettingsError(f"partition.path={path} cannot be read ({reason}); expected a JSON file") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"partition.path={path}: expected {FORM}")
-    return content
+    with reading(f"partition.path={path}", f"a JSON file {FORM}"):
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 def _rows(where: str, given: Any, part: range) -> np.ndarray:

@@ -153,9 +153,9 @@ X, Y = np.zeros((6, 3), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (Dataset("d", X, Y.astype(np.int32), 3, 4), r"y is int32 \[6\], expected int64"),
         (Dataset("d", X, Y, 2, 4), r"labels are 0\.\.2, expected 0\.\.1"),
         (Dataset("d", X, Y, 0, 4), "num_classes=0"),
-        (Dataset("d", X, Y, 3, 7), r"train_size=7, expected 1\.\.6"),
+        (Dataset("d", X, Y, 3, 7), r"train_size=7 .* 1\.\.6"),
         (Dataset("d", X, Y, 3, 4, writers=Y[:2]), r"writers are int64 \[2\], expected int64 \[6\]"),
-        (Dataset("d", X + np.nan, Y, 3, 4), "NaN or infinite"),
+        (Dataset("d", X + np.nan, Y, 3, 4), "NaN"),
         (Dataset("d", X[:0], Y[:0], 3, 0), "x is float32"),
     ],
 )
