@@ -173,7 +173,7 @@ def test_what_a_loader_returns(made: object, says: str) -> None:
         ([np.arange(2), np.array([[2, 3]])], "client 1 has"),
         ([np.arange(2), np.array([-1])], "client 1 has"),
         ([np.arange(2)], "returned invalid rows; expected 2 arrays"),
-        ([np.arange(2), np.arange(0)], "leaves client 1 without examples"),
+        ([np.arange(2), np.arange(0)], "client 1 is left without examples"),
     ],
 )
 def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
@@ -186,7 +186,7 @@ def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
     [
         (3, "the split rule returned a int, expected a Partition"),
         (Partition((Y,), (Y,), (Y,)), "invalid train rows; expected 2 arrays"),
-        (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "leaves client 1 without training examples"),
+        (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "train rows: client 1 is left without examples"),
         (Partition((Y, Y), (Y, Y), (Y, Y + 9)), "invalid test rows"),
         (Partition((Y, Y), (Y, [1]), (Y, Y)), "invalid val rows"),  # type: ignore[list-item]
     ],
