@@ -29,15 +29,7 @@ def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples"
 
     Returns:
         Means [C, D] in the input dtype, accumulated in float64, and the total counts [C].
-
-    Raises:
-        ValueError: there are no prototypes, or their shapes differ.
     """
-    if not sent:
-        raise ValueError("no prototypes to fuse")
-    shapes = {tuple(p.means.shape) for p in sent}
-    if len(shapes) > 1:
-        raise ValueError(f"prototypes of different shapes cannot be fused: {sorted(shapes)}")
     means = torch.stack([p.means for p in sent]).double()  # [K, C, D]
     counts = torch.stack([p.counts for p in sent]).double()  # [K, C]
     weights = counts if weighting == "samples" else (counts > 0).double()
