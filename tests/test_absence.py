@@ -28,8 +28,8 @@ from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
-from pflsim.fusion.head import passes
 from pflsim.fusion.hypernetwork import tensors
+from pflsim.fusion.prototypes import passes
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.records.checkpoint_write import to_containers as plain_state
 from pflsim.seeding import coin, seeded_global, torch_generator

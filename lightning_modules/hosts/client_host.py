@@ -21,9 +21,8 @@ from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.lockstep.values import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
-from pflsim.data.augment import CropFlip
 from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Examples, Partition, Shard, StackedShards, shard, stacked_shards
+from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot

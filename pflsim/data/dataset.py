@@ -11,6 +11,8 @@ from pflsim.errors import SettingsError
 
 MAX_RMS = 10.0
 """Limit on the root mean square of inputs; standardised ones have 1, and grey levels in 0..255 about 90."""
+MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
+"""Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
 Kind = Literal["images", "tables", "token sequences"]
@@ -84,30 +86,28 @@ def check_dataset(dataset: object, source: str) -> None:
     if not isinstance(dataset, Dataset):
         raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
     x, y, n, writers = dataset.x, dataset.y, len(dataset.y), dataset.writers
-    if (
-        not isinstance(x, np.ndarray)
-        or x.dtype not in (np.uint8, np.float32, np.int64)
-        or x.ndim < 2
-        or len(x) != n
-        or not x.size
-    ):
+    limit = min(dataset.vocabulary or MAX_TOKENS, MAX_TOKENS)
+    types = (np.uint8, np.float32, np.int64)
+    if not isinstance(x, np.ndarray) or x.dtype not in types or x.ndim < 2 or len(x) != n or not x.size:
         problem = f"x is {described(x)}, expected uint8 or float32 [{n}, ...], or int64 tokens [{n}, length]"
-    elif x.dtype == np.int64 and x.ndim != 2:
-        problem = f"x is {described(x)}, expected token sequences [{n}, length]"
-    elif x.dtype == np.int64 and (x.min() < 0 or x.max() >= (dataset.tokens or 0)):
-        problem = f"tokens are {x.min()}..{x.max()}, expected 0..V-1 with vocabulary V={dataset.tokens}"
+    elif x.dtype == np.int64 and (x.ndim != 2 or x.min() < 0 or x.max() >= limit):
+        problem = (
+            f"x is {described(x)} with tokens {x.min()}..{x.max()}, expected [{n}, length] with 0..{limit - 1} "
+            f"(data.vocabulary={dataset.vocabulary}); store a table as float32"
+        )
     elif not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1:
         problem = f"y is {described(y)}, expected int64 [n]"
-    elif not 1 <= dataset.train_size <= n:
-        problem = f"train_size={dataset.train_size}, expected 1..{n}"
-    elif dataset.num_classes < 1:
-        problem = f"num_classes={dataset.num_classes}, expected at least 1"
+    elif not (1 <= dataset.train_size <= n and 1 <= dataset.num_classes <= MAX_CLASSES):
+        problem = (
+            f"train_size={dataset.train_size} and num_classes={dataset.num_classes}, expected 1..{n} and "
+            f"1..{MAX_CLASSES}"
+        )
     elif writers is not None and (writers.dtype != np.int64 or writers.shape != (n,)):
         problem = f"writers are {described(writers)}, expected int64 [{n}]"
     elif y.min() < 0 or y.max() >= dataset.num_classes:
         problem = f"labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}"
     elif x.dtype == np.float32 and not np.isfinite(x).all():
-        problem = "x has values that are NaN or infinite; expected finite numbers"
+        problem = "x has values that are NaN, infinite or beyond float32; expected finite numbers"
     else:
         return
     raise SettingsError(f"{source}: {problem}")

@@ -13,6 +13,7 @@ from pflsim.config.names import listed
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
+from pflsim.data.sources.common import reading
 from pflsim.errors import SettingsError
 from pflsim.types import SPLITS, Split
 
@@ -60,21 +61,21 @@ def explicit(
         raise SettingsError(f'{where}: "{missing}" is missing; expected {FORM}')
     found: dict[Split, tuple[np.ndarray, ...]] = {}
     for name in names:
-        if not isinstance(given[name], list | tuple):
+        lists = given[name]
+        if not isinstance(lists, list | tuple):
             raise SettingsError(f'{where}: "{name}" is no list; expected {FORM}')
-        if len(given[name]) != clients:
+        if len(lists) != clients:
             raise SettingsError(
-                f'{where}: "{name}" lists the rows of {len(given[name])} clients, but clients={clients}; set '
-                f"clients={len(given[name])}"
+                f'{where}: "{name}" lists the rows of {len(lists)} clients, but clients={clients}; set '
+                f"clients={len(lists)}"
             )
         part = range(len(dataset.y))
         if numbering == "parts":
             part = part[dataset.train_size :] if name == "test" else part[: dataset.train_size]
-        lists = enumerate(given[name])
-        found[name] = tuple(_rows(f"{where}: {name} rows of client {client}", each, part) for client, each in lists)
-        for client, each in enumerate(found[name]):
-            if not len(each) and name != "val":
-                raise SettingsError(f"{where}: client {client} has no {name} rows; expected at least one")
+        least = int(name != "val")
+        found[name] = tuple(
+            _rows(f"{where}: {name} rows of client {i}", each, part, least) for i, each in enumerate(lists)
+        )
     _check_once(where, found, {"test": dataset.train_size} if numbering == "parts" else {})
     none = (np.empty(0, np.int64),) * clients
     partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
@@ -89,46 +90,37 @@ def explicit(
 def _read(path: str | None) -> Mapping[str, Any]:
     if not path:
         raise SettingsError("partition=explicit needs partition.path=FILE.json with the rows of every client")
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SettingsError(f"partition.path={path} cannot be read ({reason}); expected a JSON file") from error
-    if not isinstance(content, dict):
-        raise SettingsError(f"partition.path={path}: expected {FORM}")
-    return content
+    with reading(f"partition.path={path}", f"a JSON file {FORM}"):
+        return dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
-def _rows(where: str, given: Any, part: range) -> np.ndarray:
-    """Return row numbers inside a part as ascending row numbers of the data set."""
-    try:
-        rows = np.asarray(given)
-    except ValueError:  # lists of different lengths
-        rows = np.empty((0, 0))
-    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in "iu"):
+def _rows(where: str, given: Any, part: range, least: int) -> np.ndarray:
+    """Return row numbers inside a part, at least so many, as ascending row numbers of the data set."""
+    if not isinstance(given, list | tuple | np.ndarray) or any(
+        type(row) is not int and not isinstance(row, np.integer) for row in given
+    ):
         raise SettingsError(f"{where}: expected a list of integers")
-    wrong = rows[(rows < 0) | (rows >= len(part))]
-    if len(wrong):
-        raise SettingsError(f"{where}: row {wrong[0]} does not exist; expected 0..{len(part) - 1}")
-    return np.sort(rows.astype(np.int64)) + part.start
+    rows = np.sort(np.asarray(given, dtype=np.int64))
+    for row in rows[[0, -1]] if len(rows) else ():
+        if not 0 <= row < len(part):
+            raise SettingsError(f"{where}: row {row} does not exist; expected 0..{len(part) - 1}")
+    if len(rows) < least:
+        raise SettingsError(f"{where}: found none; expected at least one")
+    return rows + part.start
 
 
 def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]], starts: Mapping[Split, int]) -> None:
     """Refuse a row that is listed twice. The rows of a split count from its `starts`, or from 0."""
-    lists: list[tuple[Split, int, np.ndarray]] = [
-        (name, client, rows) for name, clients in found.items() for client, rows in enumerate(clients)
-    ]
-    every = np.concatenate([rows for *_, rows in lists])
-    order = np.argsort(every, kind="stable")
-    twice = np.flatnonzero(np.diff(every[order]) == 0)
-    if len(twice):
-        ends = np.cumsum([len(rows) for *_, rows in lists])
-        first, second = (lists[np.searchsorted(ends, order[twice[0] + i], side="right")] for i in (0, 1))
-        row = every[order[twice[0]]] - starts.get(first[0], 0)
-        raise SettingsError(
-            f"{where}: row {row} is in {first[0]} of client {first[1]} and in {second[0]} of client {second[1]}; "
-            "expected every row once"
-        )
+    owner: dict[int, str] = {}
+    for name, clients in found.items():
+        for client, rows in enumerate(clients):
+            for row in rows.tolist():
+                if row in owner:
+                    raise SettingsError(
+                        f"{where}: row {row - starts.get(name, 0)} is in {owner[row]} and in {name} of client "
+                        f"{client}; expected every row once"
+                    )
+                owner[row] = f"{name} of client {client}"
 
 
 def from_flwr(partitioner: Any, dataset: Any) -> dict[str, list[list[int]]]:

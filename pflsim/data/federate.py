@@ -146,39 +146,30 @@ def _check_partition(partition: Partition, clients: int, examples: int) -> Parti
     """Return a split rule's partition if it has valid rows for N clients and training examples for each of them."""
     if not isinstance(partition, Partition):
         raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
-    for name in ("train", "val", "test"):
-        _check_rows(getattr(partition, name), clients, examples, f"the split rule returned invalid {name} rows")
-    empty = [client for client, rows in enumerate(partition.train) if not len(rows)]
-    if empty:
-        raise SettingsError(f"the split leaves client {empty[0]} without training examples; use fewer clients")
+    for name, least in (("train", 1), ("val", 0), ("test", 0)):
+        _check_rows(getattr(partition, name), clients, examples, f"the split rule returned invalid {name} rows", least)
     return partition
-
-
-def _check_rows(rows_by_client: object, clients: int, examples: int, what: str) -> None:
-    """Raise a `SettingsError` if this is not an array of valid row numbers for each client."""
-    if not isinstance(rows_by_client, list | tuple) or len(rows_by_client) != clients:
-        size = f" of {len(rows_by_client)}" if isinstance(rows_by_client, list | tuple) else ""
-        found = f"found a {type(rows_by_client).__name__}{size}"
-    elif wrong := [client for client, rows in enumerate(rows_by_client) if not _valid_rows(rows, examples)]:
-        found = f"client {wrong[0]} has {shortened(rows_by_client[wrong[0]])}"
-    else:
-        return
-    raise SettingsError(f"{what}; expected {clients} arrays of numbers in 0..{examples - 1}, one per client; {found}")
-
-
-def _valid_rows(rows: object, examples: int) -> bool:
-    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or not (len(rows) == 0 or rows.dtype.kind in "iu"):
-        return False
-    return len(rows) == 0 or (int(rows.min()) >= 0 and int(rows.max()) < examples)
 
 
 def _check_assignment(rows_by_client: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
     """Return a partition rule's result if it has N non-empty, disjoint arrays of valid row numbers."""
-    _check_rows(rows_by_client, clients, examples, "the partition rule returned invalid rows")
-    for client, rows in enumerate(rows_by_client):
-        if not len(rows):
-            raise SettingsError(f"the partition leaves client {client} without examples; use fewer clients")
+    _check_rows(rows_by_client, clients, examples, "the partition rule returned invalid rows", 1)
     assigned = np.concatenate(rows_by_client)
     if len(np.unique(assigned)) != len(assigned):
         raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
     return rows_by_client
+
+
+def _check_rows(given: Any, clients: int, examples: int, what: str, least: int) -> None:
+    """Raise a `SettingsError` if this is not an array of at least `least` valid row numbers for each client."""
+    if not isinstance(given, list | tuple) or len(given) != clients:
+        size = f" of {len(given)}" if isinstance(given, list | tuple) else ""
+        raise SettingsError(f"{what}; expected {clients} arrays, one per client; found a {type(given).__name__}{size}")
+    for client, rows in enumerate(given):
+        if isinstance(rows, np.ndarray) and rows.shape == (0,) and least:
+            raise SettingsError(f"{what}: client {client} is left without examples; use fewer clients")
+        valid = isinstance(rows, np.ndarray) and rows.ndim == 1 and (rows.dtype.kind in "iu" or not len(rows))
+        if not valid or (len(rows) and not 0 <= rows.min() <= rows.max() < examples):
+            raise SettingsError(
+                f"{what}; expected numbers in 0..{examples - 1} for each client; client {client} has {shortened(rows)}"
+            )

@@ -1,4 +1,4 @@
-"""Writes partition.json and partition.png."""
+"""Writes partition.json and partition.png, a picture of examples per client above and class counts per client below."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
 from pflsim.data.shifts import Shift
 from pflsim.types import SPLITS, Split
+
+COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
 
 
 def write_partition(
@@ -44,8 +46,6 @@ def write_partition(
     Returns:
         The partition's hash.
     """
-    from pflsim.data.picture import draw_partition
-
     folder.mkdir(parents=True, exist_ok=True)
     digest = partition_hash(dataset, partition)
     counts: dict[Split, np.ndarray] = {name: class_counts(dataset, partition, name) for name in SPLITS}
@@ -69,11 +69,12 @@ def write_partition(
     if partition.shift.groups:
         head["shift"] = {"name": shift_name, **partition.shift.record()}
         head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))
-    lists = {"class_counts": [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]}
-    lists |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
-    (folder / "partition.json").write_text(_to_json(head, lists), encoding="utf-8")
+    head["class_counts"] = [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]
+    head |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
+    lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
+    (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(part for part in (dataset.name, partition_name, split_name, shift_name) if part)
-    draw_partition(folder / "partition.png", counts, title, partition.shift.groups)
+    partition_figure(counts, title, partition.shift.groups).savefig(folder / "partition.png", dpi=100)
     return digest
 
 
@@ -93,15 +94,6 @@ def _size_summary(sizes: np.ndarray) -> dict[str, float]:
     return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
 
 
-def _to_json(head: Mapping[str, object], lists: Mapping[str, Sequence[object]]) -> str:
-    """Return JSON with one line per key of `head` and per item of each list."""
-    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    for key, items in lists.items():
-        lines = ",\n    ".join(json.dumps(item, separators=(",", ":")) for item in items)
-        parts.append(f"{json.dumps(key)}: [\n    {lines}\n  ]")
-    return "{\n  " + ",\n  ".join(parts) + "\n}\n"
-
-
 def describe(settings: Settings, group: str) -> str:
     """Return a component with its settings: `dirichlet(alpha=0.1)`."""
     node: Mapping[str, Any] = getattr(settings, group)
@@ -115,3 +107,98 @@ def record_names(settings: Settings) -> dict[str, str]:
     split = "" if component_name(settings, "partition") == "explicit" else describe(settings, "split")
     shift = "" if component_name(settings, "shift") == "none" else describe(settings, "shift")
     return {"partition_name": describe(settings, "partition"), "split_name": split, "shift_name": shift}
+
+
+def _line_by_line(value: object) -> str:
+    """Return JSON: a list of lists or mappings with one line per item."""
+    if not isinstance(value, list):
+        return json.dumps(value)
+    return "[\n    " + ",\n    ".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n  ]"
+
+
+def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups: Sequence[int] = ()) -> Any:
+    """Draw a stacked bar of train/val/test examples per client, below it its group, and below that a tile per class.
+
+    The shade of a tile is the client's number of training and validation examples of the class on a logarithmic scale;
+    none has no shade. Small pictures show the numbers.
+
+    Args:
+        counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
+        title: the figure's title.
+        groups: the group of each client in a shift, shown as a row of colours; () if there is none.
+
+    Returns:
+        A matplotlib `Figure`.
+    """
+    from matplotlib.figure import Figure
+
+    clients, classes = counts["train"].shape
+    width, height = min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)
+    figure = Figure(figsize=(width, height))
+    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": 0.5 / height, "top": 1 - 0.3 / height}
+    heights = (1, *([0.1] if groups else []), 1.2 + classes / 14)
+    widths, gaps = (60, 1), {"hspace": 0.08, "wspace": 0.04}
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=widths, **gaps, **margins)
+    tiles = figure.add_subplot(grid[-1, 0])
+    bars = figure.add_subplot(grid[0, 0], sharex=tiles)
+    _draw_bars(bars, counts)
+    if groups:
+        _draw_groups(figure.add_subplot(grid[1, 0], sharex=tiles), groups)
+    _draw_tiles(figure, tiles, figure.add_subplot(grid[-1, 1]), counts["train"] + counts["val"])
+    bars.set_title(title, fontsize=10)
+    return figure
+
+
+def _draw_bars(axes: Any, counts: Mapping[Split, np.ndarray]) -> None:
+    clients = len(counts["train"])
+    base = np.zeros(clients)
+    for name, colour in COLOURS.items():
+        height = counts[name].sum(axis=1)
+        if height.any() and clients <= 60:
+            axes.bar(np.arange(clients), height, 0.85, bottom=base, color=colour, label=name, linewidth=0)
+        elif height.any():  # one shape for all clients
+            edges = np.arange(clients + 1) - 0.5
+            axes.stairs(base + height, edges, baseline=base.copy(), fill=True, color=colour, label=name)
+        base += height
+    axes.set_ylabel("examples")
+    axes.set_ylim(0, base.max() * 1.22)
+    axes.tick_params(labelbottom=False)
+    axes.legend(ncols=3, loc="upper right", fontsize=8, frameon=False, borderaxespad=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_groups(axes: Any, groups: Sequence[int]) -> None:
+    axes.imshow([groups], aspect="auto", cmap="Set3", interpolation="none")
+    axes.set_yticks([0], ["group"])
+    axes.tick_params(labelbottom=False, bottom=False, left=False)
+    for client, group in enumerate(groups if len(groups) <= 60 else ()):
+        axes.text(client, 0, str(group), ha="center", va="center", fontsize=7, color="black")
+
+
+def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    clients, classes = held.shape
+    top = max(int(held.max()), 2)
+    shown = np.ma.masked_equal(held.T, 0)
+    norm = LogNorm(0.5, top)
+    blues = LinearSegmentedColormap.from_list("blues", ["#2f6db833", "#2f6db8"])  # more opaque: also for dark pages
+    image = axes.imshow(shown, aspect="auto", origin="lower", cmap=blues, norm=norm, interpolation="none")
+    axes.set_xlabel("client")
+    axes.set_ylabel("class (train + val)")
+    for axis, size in ((axes.xaxis, clients), (axes.yaxis, classes)):
+        axis.set_major_locator(MaxNLocator(min(size, 20), integer=True))
+    axes.set_xlim(-0.5, clients - 0.5)
+    if clients <= 60:
+        axes.vlines(np.arange(1, clients) - 0.5, -0.5, classes - 0.5, color="#d8dee4", linewidth=0.6)
+    if classes <= 30:
+        axes.hlines(np.arange(1, classes) - 0.5, -0.5, clients - 0.5, color="#d8dee4", linewidth=0.6)
+    if clients <= 24 and classes <= 20:
+        for client, c in np.argwhere(held > 0):
+            colour = "white" if held[client, c] > top**0.6 else "black"
+            axes.text(client, c, str(held[client, c]), ha="center", va="center", fontsize=7, color=colour)
+    bar = figure.colorbar(image, cax=bar_axes)
+    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000) if t <= top]
+    bar.set_ticks(ticks, labels=[f"{t:,}" for t in ticks])
+    bar.minorticks_off()

@@ -16,16 +16,11 @@ def column(weights: Sequence[Tensors], key: str) -> list[Tensor]:
     """Return the tensors of one name, one per client, without copying.
 
     Raises:
-        ValueError: a client lacks the tensor or has another shape; states the position.
+        ValueError: their shapes differ.
     """
-    missing = [n for n, tensors in enumerate(weights) if key not in tensors]
-    if missing:
-        raise ValueError(f"{key}: not among the weights of the clients at positions {missing}")
     found = [tensors[key] for tensors in weights]
-    for n, tensor in enumerate(found):
-        if tensor.shape != found[0].shape:
-            shapes = f"shape {tuple(tensor.shape)} at position {n}, {tuple(found[0].shape)} at position 0"
-            raise ValueError(f"{key}: {shapes}; only equal shapes can be fused")
+    if len({tensor.shape for tensor in found}) > 1:
+        raise ValueError(f"{key} has different shapes: {[tuple(tensor.shape) for tensor in found]}")
     return found
 
 
@@ -38,19 +33,12 @@ def stack(uplink_weights: Sequence[Tensors], key: str) -> Shaped[Tensor, " N *sh
 
     Returns:
         [N, *shape], a copy.
-
-    Raises:
-        ValueError: a client lacks the tensor or has another shape; states the position.
     """
     return torch.stack(column(uplink_weights, key))
 
 
 def flat_rows(weights: Sequence[Tensors], key: str) -> list[Shaped[Tensor, " P"]]:
-    """Return one named tensor of N clients as N flat rows; views if contiguous.
-
-    Raises:
-        ValueError: a client lacks the tensor or has another shape.
-    """
+    """Return one named tensor of N clients as N flat rows; views if contiguous."""
     return [tensor.reshape(-1) for tensor in column(weights, key)]
 
 
@@ -66,9 +54,6 @@ def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]
 
     Returns:
         The unit's tensors by name for each receiver. No two share memory, nor do they share it with an input.
-
-    Raises:
-        ValueError: a client lacks a tensor or has another shape.
     """
     received: list[dict[str, Tensor]] = [{} for _ in range(zeta.shape[0])]
     for key in unit.keys:

@@ -35,13 +35,16 @@ def weighted_mean(
         >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3, 1]))
         tensor([1.])
     """
-    normalised = _normalised(weights.double().tolist(), clients=len(stack))
+    given = weights.double().tolist()
+    total = math.fsum(given)
+    if min(given) < 0 or not 0 < total < math.inf:
+        raise ValueError(f"weights must be finite, not negative, and not all zero, got {given}")
     first = stack[0]
     if not first.is_floating_point():
         raise TypeError(f"a tensor of {first.dtype} cannot be averaged; only floating point tensors are fused")
     mean = torch.zeros_like(first, dtype=torch.float64)
-    for tensor, weight in zip(stack, normalised, strict=True):
-        mean.add_(tensor.double(), alpha=weight)
+    for tensor, weight in zip(stack, given, strict=True):
+        mean.add_(tensor.double(), alpha=weight / total)
     return mean.to(dtype or first.dtype)
 
 
@@ -62,15 +65,3 @@ def uniform_mean(
         ValueError: there are no clients.
     """
     return weighted_mean(stack, torch.ones(len(stack), dtype=torch.float64), dtype)
-
-
-def _normalised(weights: list[float], clients: int) -> list[float]:
-    """Return the weights divided by their sum."""
-    if len(weights) != clients or not weights:
-        raise ValueError(f"{len(weights)} weights for {clients} clients; expected one each and at least one client")
-    if any(not math.isfinite(w) or w < 0 for w in weights):
-        raise ValueError(f"weights must be finite and not negative, got {weights}")
-    total = math.fsum(weights)
-    if total <= 0:
-        raise ValueError("the weights sum to zero; expected at least one positive weight")
-    return [w / total for w in weights]

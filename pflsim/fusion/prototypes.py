@@ -1,4 +1,4 @@
-"""Fuses class prototypes."""
+"""Fuses class prototypes, and trains a classifier on them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from pflsim.messages import Prototypes
+from pflsim.types import Tensors
 
 Weighting = Literal["samples", "uniform"]
 
@@ -24,15 +29,7 @@ def fuse_prototypes(sent: Sequence[Prototypes], weighting: Weighting = "samples"
 
     Returns:
         Means [C, D] in the input dtype, accumulated in float64, and the total counts [C].
-
-    Raises:
-        ValueError: there are no prototypes, or their shapes differ.
     """
-    if not sent:
-        raise ValueError("no prototypes to fuse")
-    shapes = {tuple(p.means.shape) for p in sent}
-    if len(shapes) > 1:
-        raise ValueError(f"prototypes of different shapes cannot be fused: {sorted(shapes)}")
     means = torch.stack([p.means for p in sent]).double()  # [K, C, D]
     counts = torch.stack([p.counts for p in sent]).double()  # [K, C]
     weights = counts if weighting == "samples" else (counts > 0).double()
@@ -57,3 +54,55 @@ def keep_missing(new: Prototypes, old: Prototypes | None) -> Prototypes:
     held = new.counts > 0
     means = torch.where(held[:, None], new.means, old.means)
     return Prototypes(means, torch.where(held, new.counts, old.counts))
+
+
+def labelled(sent: Sequence[Prototypes]) -> tuple[Float[Tensor, "P D"], Int[Tensor, " P"]]:
+    """Return all received prototypes as training examples: P means [P, D] and their classes [P].
+
+    Args:
+        sent: K prototypes, ordered by client id; classes with count 0 are skipped.
+    """
+    labels = [p.counts.nonzero().flatten() for p in sent]
+    return torch.cat([p.means[j] for p, j in zip(sent, labels, strict=True)]), torch.cat(labels)
+
+
+def passes(count: int, epochs: int, generator: torch.Generator) -> Int[Tensor, "E P"]:
+    """Draw the order of P examples for each of E epochs."""
+    return torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
+
+
+def train_head(
+    head: nn.Module,
+    weights: Tensors,
+    features: Float[Tensor, "P D"],
+    labels: Int[Tensor, " P"],
+    *,
+    lr: float,
+    orders: Int[Tensor, "E P"],
+    batch_size: int,
+) -> dict[str, Tensor]:
+    """Train a head by mini-batch SGD on the mean cross-entropy: φ ← φ − η·∇ℓ(φ; C, y) (FedFCD eq. 4).
+
+    Args:
+        head: the classifier's architecture; its own values are not used.
+        weights: its parameters and buffers by name; buffers stay unchanged.
+        features: P examples.
+        labels: their classes.
+        lr: η.
+        orders: the order of the examples in each of E epochs (see `passes`).
+        batch_size: examples per batch; the last batch of an epoch may be smaller.
+
+    Returns:
+        The new values under the same names. The arguments are not modified.
+    """
+    names = [name for name, _ in head.named_parameters()]
+    buffers = {name: value for name, value in weights.items() if name not in names}
+    trained = [weights[name].detach() for name in names]
+    for order in orders:
+        for index in order.split(batch_size):
+            trained = [w.requires_grad_() for w in (t.detach().clone() for t in trained)]
+            values = {**buffers, **dict(zip(names, trained, strict=True))}
+            loss = cross_entropy(functional_call(head, values, (features[index],)), labels[index])
+            gradients = torch.autograd.grad(loss, trained)
+            trained = [w.detach() - lr * g for w, g in zip(trained, gradients, strict=True)]
+    return {**buffers, **dict(zip(names, trained, strict=True))}

@@ -13,8 +13,7 @@ from torch.func import functional_call
 
 from pflsim.config.validate import positive
 from pflsim.errors import SettingsError
-from pflsim.fusion.head import labelled, passes, train_head
-from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing
+from pflsim.fusion.prototypes import Weighting, fuse_prototypes, keep_missing, labelled, passes, train_head
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.base import Federation, ServerRule

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, one_hot, relu
 
 from pflsim.config.validate import at_least_one, non_negative, positive
-from pflsim.fusion.head import labelled, passes
-from pflsim.fusion.prototypes import fuse_prototypes, keep_missing
+from pflsim.fusion.prototypes import fuse_prototypes, keep_missing, labelled, passes
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global, torch_generator

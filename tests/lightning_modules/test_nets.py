@@ -16,9 +16,8 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.cnn import Cnn, LeNet, MapCnn
 from lightning_modules.nets.layers import norm2d
-from lightning_modules.nets.lenet import LeNet
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.resnet import ResNet18

@@ -16,8 +16,7 @@ from lightning_modules.losses import alignment
 from lightning_modules.methods.fedfcd import FedFCD
 from lightning_modules.phases import Alternate, Phase
 from lightning_modules.training import Training
-from pflsim.fusion.head import labelled, passes, train_head
-from pflsim.fusion.prototypes import keep_missing
+from pflsim.fusion.prototypes import keep_missing, labelled, passes, train_head
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server

@@ -19,8 +19,7 @@ from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.heurpfedla import HeurpFedLA
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedla import PFedLA
-from lightning_modules.nets.cnn import Cnn
-from lightning_modules.nets.lenet import LeNet
+from lightning_modules.nets.cnn import Cnn, LeNet
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import TrainTask

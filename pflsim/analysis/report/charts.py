@@ -13,7 +13,7 @@ from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_cur
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
 from pflsim.analysis.runs import Run
-from pflsim.data.picture import partition_figure
+from pflsim.data.record import partition_figure
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice

@@ -5,8 +5,14 @@ client, disjoint. The rules here are marked with `in_content_order`, so that the
 order of rows; a rule without this mark gets the labels in stored order.
 """
 
-from pflsim.data.partitions.basic import by_writer, iid
-from pflsim.data.partitions.by_class import classes_per_client, dominant_classes, listed_classes, one_class
+from pflsim.data.partitions.basic import (
+    by_writer,
+    classes_per_client,
+    dominant_classes,
+    iid,
+    listed_classes,
+    one_class,
+)
 from pflsim.data.partitions.dirichlet_rule import dirichlet, dirichlet_by_client
 from pflsim.data.partitions.lognormal import label_lognormal, n_way_k_shot
 

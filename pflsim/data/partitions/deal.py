@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +23,68 @@ def in_content_order(rule: Rule) -> Rule:
     """
     vars(rule)["in_content_order"] = True
     return rule
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The arguments of a partition rule.
+
+    Args:
+        labels: [n] int, the labels of the examples to assign.
+        num_classes: C.
+        clients: N.
+        rng: for all random choices.
+        writers: [n] int, the writer of each example; None if unknown.
+    """
+
+    labels: np.ndarray
+    num_classes: int
+    clients: int
+    rng: np.random.Generator
+    writers: np.ndarray | None
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return the number of examples per class, [C] int64."""
+        return class_sizes(self.labels, self.num_classes)
+
+    @property
+    def no_counts(self) -> np.ndarray:
+        """Return zeros [N, C] int64."""
+        return np.zeros((self.clients, self.num_classes), dtype=np.int64)
+
+    def deal(self, counts: np.ndarray) -> list[np.ndarray]:
+        """Draw counts[i, c] rows of class c for each client i, see `deal`."""
+        return deal(self.labels, counts, self.rng)
+
+    def check_classes(self, name: str, value: int) -> np.ndarray:
+        """Return the classes that have examples, after checking that a client can hold `value` of them.
+
+        Raises:
+            SettingsError: `value` is below 1 or above the number of classes.
+        """
+        present = np.flatnonzero(self.sizes)
+        if not 1 <= value <= len(present):
+            raise SettingsError(
+                f"{name}={value}: expected 1 to {len(present)} classes, the number of classes in the data set"
+            )
+        return present
+
+
+def partition_rule(rule: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
+    """Make `rule(pool, *, settings)` a partition rule, `rule(labels, num_classes, clients, rng, writers, *, settings)`.
+
+    It gets labels and writers in content order.
+    """
+
+    @wraps(rule)
+    def call(*given: Any, **settings: Any) -> list[np.ndarray]:
+        return rule(Pool(*given), **settings)
+
+    signature, shared = inspect.signature(rule, eval_str=True), inspect.signature(Pool, eval_str=True)
+    settings = [*signature.parameters.values()][1:]
+    vars(call)["__signature__"] = signature.replace(parameters=[*shared.parameters.values(), *settings])
+    return in_content_order(call)
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -48,11 +113,6 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None =
     ties = rng.random(len(weights)) if rng is not None else np.arange(len(weights))
     parts[np.lexsort((ties, -remainder))[: total - int(parts.sum())]] += 1
     return parts
-
-
-def at_least_one(weights: np.ndarray, total: int) -> np.ndarray:
-    """Divide `total` in proportion to positive weights, with each part at least 1 (needs total ≥ number of parts)."""
-    return 1 + apportion(weights, total - len(weights))
 
 
 def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -107,17 +167,3 @@ def choose_classes(how_many: np.ndarray, present: np.ndarray, rng: np.random.Gen
         quotas[picks] -= 1
         chosen[client, present[picks]] = True
     return chosen
-
-
-def check_classes(name: str, value: int, labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the classes that have examples, after checking that a client can hold `value` of them.
-
-    Raises:
-        SettingsError: `value` is below 1 or above the number of classes.
-    """
-    present = np.flatnonzero(class_sizes(labels, num_classes))
-    if not 1 <= value <= len(present):
-        raise SettingsError(
-            f"{name}={value}: expected 1 to {len(present)} classes, the number of classes in the data set"
-        )
-    return present

@@ -5,35 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from pflsim.config.validate import Bounds, positive
-from pflsim.data.partitions.deal import apportion, class_sizes, deal, in_content_order
+from pflsim.data.partitions.deal import Pool, apportion, partition_rule
 from pflsim.errors import SettingsError
 
 SIZES = ((0.1, 2), (0.3, 5), (0.3, 10), (0.2, 15), (0.1, 20))
 """Fractions of the clients and their relative sizes: 100, 250, 500, 750, 1000 examples."""
 
 
-@in_content_order
-def dirichlet(
-    labels: np.ndarray,
-    num_classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    writers: np.ndarray | None,
-    *,
-    alpha: float = 0.1,
-    min_examples: int = 10,
-    balance: bool = True,
-) -> list[np.ndarray]:
+@partition_rule
+def dirichlet(pool: Pool, *, alpha: float = 0.1, min_examples: int = 10, balance: bool = True) -> list[np.ndarray]:
     """Divide each class over the clients in proportions p_c ~ Dirichlet(α, ..., α). All examples are used.
 
     Hsu et al. 2019 (arXiv:1909.06335) in the form of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and PFLlib.
 
     Args:
-        labels: [n] int.
-        num_classes: C.
-        clients: N.
-        rng: draws the proportions and the examples.
-        writers: unused.
+        pool: the examples and the number of clients.
         alpha: concentration; small is skewed (0.01: nearly one class per client), large is even.
         min_examples: minimum number of examples per client.
         balance: give no further classes to clients that hold n/N examples.
@@ -47,29 +33,29 @@ def dirichlet(
     """
     positive("partition.alpha", alpha)
     needed = max(min_examples, 1)
-    if min_examples < 0 or clients * needed > len(labels):
+    examples, clients = len(pool.labels), pool.clients
+    if min_examples < 0 or clients * needed > examples:
         raise SettingsError(
             f"{clients} clients with partition.min_examples={min_examples} need {clients * needed} examples, but only "
-            f"{len(labels)} exist: set min_examples to 0..{len(labels) // clients} or clients to at most "
-            f"{len(labels) // needed}"
+            f"{examples} exist: set min_examples to 0..{examples // clients} or clients to at most {examples // needed}"
         )
-    counts = np.zeros((clients, num_classes), dtype=np.int64)
-    for c, size in enumerate(class_sizes(labels, num_classes)):
+    counts = pool.no_counts
+    for c, size in enumerate(pool.sizes):
         if size:
-            counts[:, c] = apportion(_proportions(alpha, counts.sum(axis=1), len(labels), balance, rng), int(size))
-    return deal(labels, _repair(counts, needed), rng)
+            counts[:, c] = apportion(_proportions(pool, alpha, counts.sum(axis=1), balance), int(size))
+    return pool.deal(_repair(counts, needed))
 
 
-def _proportions(alpha: float, held: np.ndarray, examples: int, balance: bool, rng: np.random.Generator) -> np.ndarray:
+def _proportions(pool: Pool, alpha: float, held: np.ndarray, balance: bool) -> np.ndarray:
     """Draw one class's proportions [N]; with `balance`, clients with n/N examples or more receive none."""
-    p = rng.dirichlet(np.full(len(held), alpha))
-    p = np.where(np.isfinite(p), p, 0.0)
-    room = held < examples / len(held) if balance else np.ones(len(held), dtype=bool)
-    room = room if room.any() else np.ones(len(held), dtype=bool)
-    p = p * room
+    p = pool.rng.dirichlet(np.full(len(held), alpha))
+    room = held < len(pool.labels) / len(held)
+    if not (balance and room.any()):
+        room = np.ones(len(held), dtype=bool)
+    p = np.where(np.isfinite(p), p, 0.0) * room
     if p.sum() <= 0:
         # The draw underflowed, or fell on full clients only: the limit for small α is a single client.
-        p[rng.choice(np.flatnonzero(room))] = 1.0
+        p[pool.rng.choice(np.flatnonzero(room))] = 1.0
     return p / p.sum()
 
 
@@ -89,17 +75,9 @@ def _repair(counts: np.ndarray, needed: int) -> np.ndarray:
     return counts
 
 
-@in_content_order
+@partition_rule
 def dirichlet_by_client(
-    labels: np.ndarray,
-    num_classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    writers: np.ndarray | None,
-    *,
-    alpha: float = 0.1,
-    used: float = 0.97,
-    balanced: bool = False,
+    pool: Pool, *, alpha: float = 0.1, used: float = 0.97, balanced: bool = False
 ) -> list[np.ndarray]:
     """Draw each client's class proportions p_i ~ Dirichlet(α, ..., α), independently of its size.
 
@@ -108,11 +86,7 @@ def dirichlet_by_client(
     client has one class and a class has many clients; in partition=dirichlet, a class then has one client.
 
     Args:
-        labels: [n] int.
-        num_classes: C.
-        clients: N.
-        rng: draws the proportions, the order of the clients and the examples.
-        writers: unused.
+        pool: the examples and the number of clients.
         alpha: concentration; small is skewed, large is even.
         used: fraction of the examples to assign, in (0, 1]; 0.97 is the paper's 58,200 of 60,000.
         balanced: use equal sizes instead of the five sizes.
@@ -127,24 +101,24 @@ def dirichlet_by_client(
     """
     positive("partition.alpha", alpha)
     Bounds(above=0, most=1)("partition.used", used)
-    total = int(used * len(labels) + 1e-9)
-    sizes = apportion(_weights(clients, balanced), total)
+    total = int(used * len(pool.labels) + 1e-9)
+    sizes = apportion(_weights(pool.clients, balanced), total)
     if sizes.min() < 1:
         raise SettingsError(
-            f"{clients} clients cannot share {total} examples in these sizes: the smallest would get none. Use fewer "
-            "clients, a larger partition.used or partition.balanced=true"
+            f"{pool.clients} clients cannot share {total} examples in these sizes: the smallest would get none. Use "
+            "fewer clients, a larger partition.used or partition.balanced=true"
         )
-    room = class_sizes(labels, num_classes)
-    proportions = rng.dirichlet(np.full(num_classes, alpha), size=clients)
-    counts = np.zeros((clients, num_classes), dtype=np.int64)
-    for client in rng.permutation(clients):
+    room = pool.sizes
+    proportions = pool.rng.dirichlet(np.full(pool.num_classes, alpha), size=pool.clients)
+    counts = pool.no_counts
+    for client in pool.rng.permutation(pool.clients):
         while (missing := sizes[client] - counts[client].sum()) > 0:
             left = np.where(np.isfinite(proportions[client]), proportions[client], 0.0) * (room > 0)
-            wanted = apportion(left if left.sum() > 0 else room.astype(float), int(missing), rng)
+            wanted = apportion(left if left.sum() > 0 else room.astype(float), int(missing), pool.rng)
             taken = np.minimum(wanted, room)
             counts[client] += taken
             room = room - taken
-    return deal(labels, counts, rng)
+    return pool.deal(counts)
 
 
 def _weights(clients: int, balanced: bool) -> np.ndarray:

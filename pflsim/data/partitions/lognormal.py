@@ -7,23 +7,13 @@ import math
 import numpy as np
 
 from pflsim.config.validate import at_least_one, non_negative
-from pflsim.data.partitions.deal import apportion, check_classes, choose_classes, class_sizes, deal, in_content_order
+from pflsim.data.partitions.deal import Pool, apportion, choose_classes, partition_rule
 from pflsim.errors import SettingsError
 
 
-@in_content_order
+@partition_rule
 def label_lognormal(
-    labels: np.ndarray,
-    num_classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    writers: np.ndarray | None,
-    *,
-    classes: int = 2,
-    median: float = 400.0,
-    sigma: float = 0.7,
-    smallest: int = 100,
-    largest: int = 1600,
+    pool: Pool, *, classes: int = 2, median: float = 400.0, sigma: float = 0.7, smallest: int = 100, largest: int = 1600
 ) -> list[np.ndarray]:
     """Give client i the labels (i + j) mod C, j < classes, in equal parts, and a lognormal number of examples.
 
@@ -31,11 +21,7 @@ def label_lognormal(
     draws lie between 100 and 1,600, the sizes that the papers report for 20 clients on MNIST.
 
     Args:
-        labels: [n] int.
-        num_classes: C; classes without examples are skipped.
-        clients: N.
-        rng: draws sizes and examples.
-        writers: unused.
+        pool: the examples and the number of clients.
         classes: labels per client.
         median: median number of examples per client.
         sigma: standard deviation of the logarithm of the size.
@@ -50,19 +36,19 @@ def label_lognormal(
         original generators draw a factor per client and label with σ = 2 and no bounds, and differ from each other.
         Equal parts give a client's labels comparable weights.
     """
-    present = check_classes("partition.classes", classes, labels, num_classes)
+    present = pool.check_classes("partition.classes", classes)
     if not (0 < median < math.inf and 0 <= sigma < math.inf and classes <= smallest <= largest):
         raise SettingsError(
             f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: expected "
             f"median > 0, sigma ≥ 0 and partition.classes={classes} ≤ smallest ≤ largest"
         )
     with np.errstate(over="ignore"):  # a size beyond all numbers is cut to `largest`
-        sizes = np.clip(np.exp(rng.normal(math.log(median), abs(sigma), clients)), smallest, largest)
-    held = present[(np.arange(clients)[:, None] + np.arange(classes)) % len(present)]  # [N, classes]
-    requested = np.zeros((clients, num_classes), dtype=np.int64)
+        sizes = np.clip(np.exp(pool.rng.normal(math.log(median), abs(sigma), pool.clients)), smallest, largest)
+    held = present[(np.arange(pool.clients)[:, None] + np.arange(classes)) % len(present)]  # [N, classes]
+    requested = pool.no_counts
     for client, size in enumerate(sizes):
         requested[client, held[client]] = apportion(np.ones(classes), int(size))
-    return deal(labels, _scale_to_fit(requested, class_sizes(labels, num_classes)), rng)
+    return pool.deal(_scale_to_fit(requested, pool.sizes))
 
 
 def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
@@ -82,29 +68,14 @@ def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
     return np.where(requested > 0, 1 + np.floor((requested - 1) * factor).astype(np.int64), 0)
 
 
-@in_content_order
-def n_way_k_shot(
-    labels: np.ndarray,
-    num_classes: int,
-    clients: int,
-    rng: np.random.Generator,
-    writers: np.ndarray | None,
-    *,
-    n: int = 3,
-    k: int = 100,
-    std: float = 2.0,
-    even: bool = False,
-) -> list[np.ndarray]:
+@partition_rule
+def n_way_k_shot(pool: Pool, *, n: int = 3, k: int = 100, std: float = 2.0, even: bool = False) -> list[np.ndarray]:
     """Give client i n_i classes with k_i examples each; n_i and k_i are normal around n and k with deviation `std`.
 
     The heterogeneity of FedProto (Tan et al. 2022, arXiv:2105.00243, section 5.1) and of pFedPM (section V-A).
 
     Args:
-        labels: [n] int.
-        num_classes: C.
-        clients: N.
-        rng: draws n_i, k_i, the classes and the examples.
-        writers: unused.
+        pool: the examples and the number of clients.
         n: mean number of classes per client.
         k: mean number of examples per class of a client.
         std: standard deviation of n_i and of k_i (classes, examples).
@@ -117,26 +88,26 @@ def n_way_k_shot(
         n_i is rounded and clipped to min(2, n)..C; public code also uses at least two classes. With `even` and many
         classes, clients may have no class in common.
     """
-    present = check_classes("partition.n", n, labels, num_classes)
+    present = pool.check_classes("partition.n", n)
     at_least_one("partition.k", k)
     std = abs(non_negative("partition.std", std))  # -0.0 is possible
-    ways = np.clip(np.rint(rng.normal(n, std, clients)).astype(np.int64), min(2, n), len(present))
-    shots = np.maximum(np.rint(rng.normal(k, std, clients)).astype(np.int64), 1)
-    held = np.zeros((clients, num_classes), dtype=bool)
+    ways = np.clip(np.rint(pool.rng.normal(n, std, pool.clients)).astype(np.int64), min(2, n), len(present))
+    shots = np.maximum(np.rint(pool.rng.normal(k, std, pool.clients)).astype(np.int64), 1)
+    held = pool.no_counts.astype(bool)
     if even:
-        chosen = choose_classes(ways, present, rng)
+        chosen = choose_classes(ways, present, pool.rng)
         held[:, : chosen.shape[1]] = chosen
     else:
         for client, way in enumerate(ways):
-            held[client, rng.choice(present, way, replace=False)] = True
+            held[client, pool.rng.choice(present, way, replace=False)] = True
     counts = held * shots[:, None]
-    available, requested = class_sizes(labels, num_classes), counts.sum(axis=0)
+    available, requested = pool.sizes, counts.sum(axis=0)
     if (requested > available).any():
         c = int(np.argmax(requested - available))
         holders = int((counts[:, c] > 0).sum())
         raise SettingsError(
-            f"n_way_k_shot with k={k}: {holders} of {clients} clients need {requested[c]} examples of class {c}, which "
-            f"has {available[c]}; set partition.k to at most {max(int(available[c] // holders - std), 1)}, or use "
-            "fewer clients"
+            f"n_way_k_shot with k={k}: {holders} of {pool.clients} clients need {requested[c]} examples of class {c}, "
+            f"which has {available[c]}; set partition.k to at most {max(int(available[c] // holders - std), 1)}, "
+            "or use fewer clients"
         )
-    return deal(labels, counts, rng)
+    return pool.deal(counts)

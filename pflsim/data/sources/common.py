@@ -1,19 +1,17 @@
-"""Helpers of the sources: file lookup, checks, joining parts, a fixed train/test split, standardisation."""
+"""Helpers of the sources: reading files, joining parts, a fixed train/test split, standardisation."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from pflsim.data.content import content_order
-from pflsim.data.dataset import Dataset, described
+from pflsim.data.dataset import Dataset, check_dataset, described
 from pflsim.errors import SettingsError
-
-MAX_CLASSES = 100_000
-"""Limit on labels, to detect invalid files."""
 
 
 def entries(folder: Path) -> list[Path]:
@@ -21,48 +19,45 @@ def entries(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def reason(error: BaseException) -> str:
-    """Return an error's message in one line, or its type if it has none."""
-    system_message = error.strerror if isinstance(error, OSError) else None
-    return (system_message or str(error) or type(error).__name__).partition("\n")[0]
-
-
-def checked_labels(where: str, y: np.ndarray, examples: int, num_classes: int) -> np.ndarray:
-    """Return labels as int64.
+@contextmanager
+def reading(what: object, expected: str) -> Iterator[None]:
+    """Raise any error inside the block, such as those of libraries about invalid bytes, as a `SettingsError`.
 
     Args:
-        where: file and name of the labels, for messages.
-        y: [n] labels as stored.
-        examples: the number of examples that they belong to.
-        num_classes: C.
+        what: the file or object, for the message.
+        expected: what it should be, for the message.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+        raise SettingsError(f"{what} cannot be read ({reason}); expected {expected}") from error
+
+
+def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None = None) -> Dataset:
+    """Concatenate the official training and test parts.
+
+    Args:
+        name: the data set's name.
+        parts: x [n, ...] and integer labels [n] or [n, 1] of the training part, and of the test part if there is one.
+        num_classes: C; None: largest label + 1.
 
     Raises:
-        SettingsError: they are not [n] integers from 0 to C − 1, or there are none.
+        SettingsError: a part has not a label for each example, or the examples of the parts differ in type or shape.
     """
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise SettingsError(f"{where} is {described(y)}, expected integer labels [n]")
-    if len(y) != examples or not examples:
-        raise SettingsError(f"{where} has {len(y)} labels for {examples} examples; expected equal numbers, at least 1")
-    if y.min() < 0 or y.max() >= num_classes:
-        raise SettingsError(f"{where} holds labels {y.min()}..{y.max()}, expected 0..{num_classes - 1}")
-    return y.astype(np.int64)
-
-
-def joined(
-    name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], num_classes: int
-) -> Dataset:
-    """Concatenate the official training and test parts, (x, y) each.
-
-    Raises:
-        SettingsError: the examples of the parts differ in type or shape.
-    """
-    (x, y), (x_test, y_test) = train, test
-    if x.shape[1:] != x_test.shape[1:] or x.dtype != x_test.dtype:
-        raise SettingsError(
-            f"{name}: the test part has {x_test.dtype} examples of shape {list(x_test.shape[1:])}, expected {x.dtype} "
-            f"{list(x.shape[1:])} as in the training part"
-        )
-    return Dataset(name, np.concatenate([x, x_test]), np.concatenate([y, y_test]), num_classes, len(y))
+    (x, y), *_ = parts
+    for part, (inputs, labels) in zip(("training part", "test part"), parts, strict=False):
+        if inputs.shape[1:] != x.shape[1:] or inputs.dtype != x.dtype:
+            raise SettingsError(f"{name}: x of the {part} is {described(inputs)}, but {described(x)} in training")
+        if labels.size != len(inputs) or labels.dtype.kind not in "iu":
+            raise SettingsError(
+                f"{name}: labels of the {part} are {described(labels)}, expected {len(inputs)} integers"
+            )
+    labels = np.concatenate([labels.reshape(-1).astype(np.int64) for _, labels in parts])
+    classes = 1 + int(labels.max(initial=0)) if num_classes is None else num_classes
+    return Dataset(name, np.concatenate([x for x, _ in parts]), labels, classes, y.size)
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
@@ -93,10 +88,14 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
 
 
 def finished(dataset: Dataset, standardize: bool) -> Dataset:
-    """Return the data set, with the mean and deviation per channel (or feature) of the scaled training part if wanted.
+    """Check a data set; return it, with mean and deviation of the scaled training part per channel if wanted.
 
-    A constant channel has the deviation 1.
+    A constant channel (or feature) has the deviation 1.
+
+    Raises:
+        SettingsError: the data set is not valid, or cannot be standardised.
     """
+    check_dataset(dataset, f"data of {dataset.name}")
     if not standardize:
         return dataset
     if dataset.kind == "token sequences":

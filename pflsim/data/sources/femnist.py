@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pflsim.data.dataset import Dataset, described
-from pflsim.data.sources.common import checked_labels, entries, finished, joined, not_found, reason
-from pflsim.errors import SettingsError
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import entries, finished, joined, not_found, reading
 
 CLASSES = 62
 PIXELS = 28 * 28
+FORM = (
+    f"LEAF's format: users, a list of names, and user_data of each: x, lists of {PIXELS} numbers, and y, their labels"
+)
 
 
 def load(*, root: str = "data", standardize: bool = False) -> Dataset:
@@ -40,7 +41,7 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     if folder is None:
         raise not_found("femnist", folders[0], ["train/*.json", "test/*.json (LEAF's format)"], can_download=False)
     (users, x, y), (test_users, x_test, y_test) = (_read_part(folder / part) for part in ("train", "test"))
-    dataset = joined("femnist", (x, y), (x_test, y_test), CLASSES)
+    dataset = joined("femnist", [(x, y), (x_test, y_test)], CLASSES)
     numbers = {name: i for i, name in enumerate(sorted({*users, *test_users}))}
     writers = np.array([numbers[user] for user in users + test_users], dtype=np.int64)
     dataset = dataclasses.replace(dataset, x=_as_bytes(dataset.x).reshape(-1, 1, 28, 28), writers=writers)
@@ -53,46 +54,25 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Return the writer of each row, x [n, 784] float32 and y [n] of all files of a folder, sorted by file name."""
-    users, xs, ys = [], [], []
+    users, xs, ys = [], [np.empty((0, PIXELS), np.float32)], [np.empty(0, np.int64)]
     for path in _json_files(folder):
-        for user, (x, y) in _read_file(path).items():
-            users += [user] * len(y)
-            xs.append(x)
-            ys.append(y)
-    if not users:
-        raise SettingsError(f"{folder} holds no examples: expected LEAF files with user_data")
+        with reading(path, FORM), np.errstate(over="ignore"):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            for user in content["users"]:
+                data = content["user_data"][user]
+                x, y = np.asarray(data["x"], np.float32).reshape(-1, PIXELS), np.asarray(data["y"]).reshape(-1)
+                if len(x) != len(y):
+                    raise ValueError(f"user {user!r} has {len(x)} examples and {len(y)} labels")
+                if len(x):
+                    users += [str(user)] * len(x)
+                    xs.append(x)
+                    ys.append(y)
     return users, np.concatenate(xs), np.concatenate(ys)
-
-
-def _read_file(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise SettingsError(f"{path} is not a readable JSON file ({reason(error)})") from error
-    try:
-        found = {str(user): content["user_data"][user] for user in content["users"]}
-    except (LookupError, TypeError) as error:
-        raise SettingsError(
-            f"{path} is not in LEAF's format ({error!r}): expected users, a list of names, and user_data of each"
-        ) from error
-    return {user: _examples(f"{path}: user {user!r}", data) for user, data in found.items()}
-
-
-def _examples(where: str, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with np.errstate(over="ignore"):
-            x, y = np.asarray(data["x"], dtype=np.float32), np.asarray(data["y"])
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{where} needs x (lists of {PIXELS} numbers) and y ({reason(error)})") from error
-    if y.shape == (0,) and not x.size:
-        return np.empty((0, PIXELS), dtype=np.float32), np.empty(0, dtype=np.int64)
-    if x.ndim != 2 or x.shape[1] != PIXELS or not np.isfinite(x).all():
-        raise SettingsError(f"{where}: x is {described(x)}, expected finite numbers [n, {PIXELS}]")
-    return x, checked_labels(f"{where}: y", y, len(x), CLASSES)
 
 
 def _as_bytes(x: np.ndarray) -> np.ndarray:
     """Store multiples of 1/255 in [0, 1] as uint8, a quarter of the memory; leave anything else as float32."""
-    levels = np.rint(x * 255)
-    exact = np.abs(x * 255 - levels).max() < 1e-3 and levels.min() >= 0 and levels.max() <= 255
-    return levels.astype(np.uint8) if exact else x
+    with np.errstate(over="ignore", invalid="ignore"):
+        levels = np.rint(x * 255)
+        exact = np.abs(x * 255 - levels).max(initial=0) < 1e-3 and levels.min(initial=0) >= 0
+        return levels.astype(np.uint8) if exact and levels.max(initial=0) <= 255 else x

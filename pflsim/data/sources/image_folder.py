@@ -9,7 +9,7 @@ import numpy as np
 
 from pflsim.config.validate import Bounds, check_room
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, fixed_split, joined, reason
+from pflsim.data.sources.common import entries, finished, fixed_split, joined, reading
 from pflsim.errors import SettingsError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -40,19 +40,22 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
     folder = Path(root)
     if not folder.is_dir():
         raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
-    name, parts = Path(os.path.abspath(folder)).name, [folder / "train", folder / "test"]
+    parts = [folder / "train", folder / "test"]
     if not all(map(Path.is_dir, parts)):
-        classes = _class_names(folder)
-        x, y = _read(_list(folder, classes, needed=classes), size, grayscale)
-        return finished(fixed_split(Dataset(name, x, y, len(classes), len(y))), standardize)
-    classes, tested = map(_class_names, parts)
-    extra = sorted(set(tested) - set(classes))
-    if extra:
+        parts = [folder]
+    classes, tested = _class_names(parts[0]), _class_names(parts[-1])
+    if extra := sorted({*tested} - {*classes}):
         raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
-    train, test = (
-        _read(_list(part, classes, needed), size, grayscale) for part, needed in zip(parts, (classes, []), strict=True)
-    )
-    return finished(joined(name, train, test, len(classes)), standardize)
+    files = [_images(part, classes) for part in parts]
+    found = {label for _, label in files[0]}
+    if empty := [name for label, name in enumerate(classes) if label not in found]:
+        raise SettingsError(
+            f"{parts[0] / empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take "
+            f"the folder out (empty: {len(empty)} of {len(classes)} classes)"
+        )
+    name = Path(os.path.abspath(folder)).name
+    dataset = joined(name, [_read(part, size, grayscale) for part in files], len(classes))
+    return finished(dataset if len(parts) == 2 else fixed_split(dataset), standardize)
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -62,44 +65,27 @@ def _class_names(folder: Path) -> list[str]:
     return names
 
 
-def _list(folder: Path, classes: list[str], needed: list[str]) -> list[tuple[Path, int]]:
-    """Return the images of a part with their labels, sorted by class and file name; `needed` classes must have some."""
-    files: list[tuple[Path, int]] = []
-    empty: list[str] = []
-    for label, name in enumerate(classes):
-        inside = entries(folder / name) if (folder / name).is_dir() else []
-        images = [(file, label) for file in inside if file.suffix.lower() in SUFFIXES]
-        files += images
-        empty += [] if images else [name]
-    if not files or any(name in needed for name in empty):
-        raise SettingsError(
-            f"{folder / empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take the folder "
-            f"out (empty: {len(empty)} of {len(classes)} classes)"
-        )
-    return files
+def _images(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
+    """Return the images of a part with their labels, sorted by class and file name."""
+    return [
+        (file, label)
+        for label, name in enumerate(classes)
+        for file in (entries(folder / name) if (folder / name).is_dir() else [])
+        if file.suffix.lower() in SUFFIXES
+    ]
 
 
 def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
     """Read images [n, channels, size, size] uint8 and labels [n] int64."""
-    channels = 1 if grayscale else 3
-    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "use a smaller size")
-    x = np.empty((len(files), channels, size, size), dtype=np.uint8)
-    for row, (path, _) in enumerate(files):
-        x[row] = _image(path, size, grayscale)
-    return x, np.array([label for _, label in files], dtype=np.int64)
-
-
-def _image(path: Path, size: int, grayscale: bool) -> np.ndarray:
     from PIL import Image
 
-    if not path.is_file():
-        raise SettingsError(f"{path} cannot be read as an image (it is no file); repair it or take it out")
-    try:
-        with Image.open(path) as image:
+    channels = 1 if grayscale else 3
+    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "use a smaller size")
+    x = np.empty((len(files), size, size, channels), dtype=np.uint8)
+    for row, (path, _) in enumerate(files):
+        with reading(path, "an image; repair it or take it out"), Image.open(path) as image:
             image = image.convert("L" if grayscale else "RGB")
             if image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image, dtype=np.uint8)
-    except Exception as error:  # decoders raise various errors for invalid bytes
-        raise SettingsError(f"{path} cannot be read as an image ({reason(error)}); repair it or take it out") from error
-    return pixels[None] if grayscale else pixels.transpose(2, 0, 1)
+            x[row] = np.asarray(image).reshape(size, size, channels)
+    return x.transpose(0, 3, 1, 2), np.array([label for _, label in files], dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.data.dataset import MAX_NAMED, Dataset, described
-from pflsim.data.sources.common import MAX_CLASSES, checked_labels, finished, joined, reason
+from pflsim.data.sources.common import finished, joined, reading
 from pflsim.data.sources.npz import Layout, inputs
 from pflsim.errors import SettingsError
 
@@ -48,10 +48,10 @@ def as_dataset(
     """
     if test is None and isinstance(train, Mapping) and {"train", "test"} <= set(train):
         train, test = train["train"], train["test"]
-    x, y = _arrays(f"{name}: training part", train, layout)
-    x_test, y_test = (x[:0], y[:0]) if test is None else _arrays(f"{name}: test part", test, layout)
-    labels, notes = _numbered(name, np.concatenate([y, y_test]))
-    dataset = joined(name, (x, labels[: len(y)]), (x_test, labels[len(y) :]), 1 + int(labels.max()))
+    given = {"training": train} if test is None else {"training": train, "test": test}
+    xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
+    labels, notes = _numbered(name, np.concatenate(ys))
+    dataset = joined(name, list(zip(xs, np.split(labels, [len(ys[0])]), strict=False)))
     return finished(dataclasses.replace(dataset, notes=notes), standardize)
 
 
@@ -71,10 +71,7 @@ def _arrays(where: str, part: Any, layout: Layout) -> tuple[np.ndarray, np.ndarr
             f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a "
             "pandas frame or a Hugging Face data set"
         )
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1 or len(y) != len(x):
-        raise SettingsError(f"{where}: labels are {described(y)} for {len(x)} examples, expected [{len(x)}]")
-    return inputs(where, x, layout), y
+    return inputs(where, x, layout), y.reshape(-1)
 
 
 def _array(value: Any) -> np.ndarray:
@@ -86,12 +83,8 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
-    if LABEL not in frame.columns:
-        raise SettingsError(f"{where} has no column {LABEL!r}; rename the column of the labels to it")
-    try:
+    with reading(where, f"numeric columns, and the column {LABEL!r} of the labels"):
         return frame.drop(columns=LABEL).to_numpy(dtype=np.float32), frame[LABEL].to_numpy()
-    except (ValueError, TypeError) as error:
-        raise SettingsError(f"{where} has a column that is not numeric ({reason(error)}); encode or drop it") from error
 
 
 def _image_column(where: str, columns: list[str]) -> str:
@@ -106,8 +99,7 @@ def _image_column(where: str, columns: list[str]) -> str:
 
 def _stacked(where: str, items: Iterable[Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, Layout]:
     """Return the inputs and labels of items (x, y), and the layout of the inputs."""
-    xs: list[np.ndarray] = []
-    ys: list[Any] = []
+    xs, ys = list[np.ndarray](), list[Any]()
     for row, item in enumerate(items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise SettingsError(
@@ -138,7 +130,7 @@ def _numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...
         raise SettingsError(f"{name}: labels are {described(labels)}, expected integers or text")
     values, numbers = np.unique(labels, return_inverse=True)
     if labels.dtype.kind != "U" and values[0] == 0:
-        return checked_labels(f"{name}: labels", labels, len(labels), MAX_CLASSES), ()
+        return labels, ()
     mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
     shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])
     return numbers.astype(np.int64), (f"{name}: labels are numbered from 0 in sorted order: {shown}",)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
-from pflsim.data.sources.common import finished, joined, not_found, reason
+from pflsim.data.sources.common import finished, joined, not_found, reading
 from pflsim.errors import SettingsError
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
@@ -139,16 +139,10 @@ def _load(
     import torchvision.datasets
 
     source = getattr(torchvision.datasets, kind)
-    try:
+    with reading(
+        f"{name} in {folder.absolute()}",
+        "the original files; put them there, or remove what is there and set data.download=true, with a network",
+    ):
         parts = [source(root, train=train, download=download, **options) for train in (True, False)]
-    except Exception as error:  # of the network, of the file system, or of a damaged file
-        raise SettingsError(
-            f"the download of {name} into {folder.absolute()} failed ({reason(error)}); check the network, or put the "
-            "files there by hand"
-            if missing
-            else f"{name} cannot be read from {folder.absolute()} ({reason(error)}); remove its files there, and put "
-            "the original ones in their place or set data.download=true"
-        ) from error
     arrays = [(np.asarray(part.data), np.asarray(part.targets)) for part in parts]
-    train, test = ((x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), y) for x, y in arrays)
-    return joined(name, train, test, classes)
+    return joined(name, [(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), y) for x, y in arrays], classes)

@@ -152,9 +152,9 @@ X, Y = np.zeros((6, 3), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (Dataset("d", X, Y.astype(np.int32), 3, 4), r"y is int32 \[6\], expected int64"),
         (Dataset("d", X, Y, 2, 4), r"labels are 0\.\.2, expected 0\.\.1"),
         (Dataset("d", X, Y, 0, 4), "num_classes=0"),
-        (Dataset("d", X, Y, 3, 7), r"train_size=7, expected 1\.\.6"),
+        (Dataset("d", X, Y, 3, 7), r"train_size=7 .* 1\.\.6"),
         (Dataset("d", X, Y, 3, 4, writers=Y[:2]), r"writers are int64 \[2\], expected int64 \[6\]"),
-        (Dataset("d", X + np.nan, Y, 3, 4), "NaN or infinite"),
+        (Dataset("d", X + np.nan, Y, 3, 4), "NaN"),
         (Dataset("d", X[:0], Y[:0], 3, 0), "x is float32"),
     ],
 )
@@ -172,7 +172,7 @@ def test_what_a_loader_returns(made: object, says: str) -> None:
         ([np.arange(2), np.array([[2, 3]])], "client 1 has"),
         ([np.arange(2), np.array([-1])], "client 1 has"),
         ([np.arange(2)], "returned invalid rows; expected 2 arrays"),
-        ([np.arange(2), np.arange(0)], "leaves client 1 without examples"),
+        ([np.arange(2), np.arange(0)], "client 1 is left without examples"),
     ],
 )
 def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
@@ -185,7 +185,7 @@ def test_what_a_partition_rule_returns(parts: object, says: str) -> None:
     [
         (3, "the split rule returned a int, expected a Partition"),
         (Partition((Y,), (Y,), (Y,)), "invalid train rows; expected 2 arrays"),
-        (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "leaves client 1 without training examples"),
+        (Partition((Y, Y[:0]), (Y, Y), (Y, Y)), "train rows: client 1 is left without examples"),
         (Partition((Y, Y), (Y, Y), (Y, Y + 9)), "invalid test rows"),
         (Partition((Y, Y), (Y, [1]), (Y, Y)), "invalid val rows"),  # type: ignore[list-item]
     ],

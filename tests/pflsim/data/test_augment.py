@@ -17,8 +17,7 @@ from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Settings
-from pflsim.data.augment import ROW_BITS, CropFlip
-from pflsim.data.federated import Examples
+from pflsim.data.federated import ROW_BITS, CropFlip, Examples
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.seeding import torch_generator

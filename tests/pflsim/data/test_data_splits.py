@@ -295,7 +295,7 @@ def test_federate_checks_the_number_of_clients(clients, says):
     ("parts", "says"),
     [
         ([[0, 1]], "returned invalid rows; expected 2 arrays"),
-        ([[0, 1], []], "leaves client 1 without examples"),
+        ([[0, 1], []], "client 1 is left without examples"),
         ([[0, 1], [1, 2]], "disjoint"),
         ([[0, 1], [800]], r"numbers in 0\.\.799.*client 1 has array\(\[800"),
         ([[-1, 1], [2]], r"client 0 has array\(\[-1"),

@@ -98,8 +98,8 @@ def test_both_parts_number_their_labels_alike() -> None:
     [
         (lambda: as_dataset([(X[0], 0), (X[1, :2], 1)]), ["row 1", "[2, 7]", "[5, 7]"]),
         (lambda: as_dataset([(X[0], 0), X[1]]), ["row 1", "(x, y)"]),
-        (lambda: as_dataset((X, Y), (X[:, :2], Y)), ["test", "[1, 2, 7]"]),
-        (lambda: as_dataset((X, Y[:3])), ["training", "[3]", "6 examples"]),
+        (lambda: as_dataset((X, Y), (X[:, :2], Y)), ["test", "1, 2, 7]"]),
+        (lambda: as_dataset((X, Y[:3])), ["training", "[3]", "6 integers"]),
         (lambda: as_dataset((X.astype(int), Y)), ["int64", "uint8"]),
         (lambda: as_dataset((X, Y + 0.5)), ["labels", "float64"]),
         (lambda: as_dataset((X, np.array([{}] * 6))), ["labels", "object"]),

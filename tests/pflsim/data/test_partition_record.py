@@ -17,8 +17,7 @@ from pflsim.data import partitions, splits
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import federate
-from pflsim.data.picture import draw_partition
-from pflsim.data.record import write_partition
+from pflsim.data.record import partition_figure, write_partition
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -57,7 +56,7 @@ def test_record_says_who_holds_what(tmp_path):
 def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 900, (clients, classes)) * (np.arange(classes) % 3 > 0)
     path = tmp_path / "p.png"
-    draw_partition(path, {"train": counts, "val": counts // 9, "test": counts // 4}, "made")
+    partition_figure({"train": counts, "val": counts // 9, "test": counts // 4}, "made").savefig(path, dpi=100)
     assert 2_000 < path.stat().st_size < 200_000
     with Image.open(path) as image:
         assert 400 <= image.width <= 1600 and 300 <= image.height <= 1200
@@ -65,9 +64,9 @@ def test_picture_is_small_and_not_blank(tmp_path, clients, classes):
 
 def test_picture_leaves_pyplot_alone(tmp_path):
     code = (
-        "import sys, numpy as np\nfrom pathlib import Path\nfrom pflsim.data.picture import draw_partition\n"
+        "import sys, numpy as np\nfrom pathlib import Path\nfrom pflsim.data.record import partition_figure\n"
         "assert 'matplotlib' not in sys.modules\nc = np.ones((2, 2), int)\n"
-        "draw_partition(Path(sys.argv[1]), {'train': c, 'val': c, 'test': c})\n"
+        "partition_figure({'train': c, 'val': c, 'test': c}).savefig(Path(sys.argv[1]))\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p.png")], check=True, cwd=CONFIGS.parent)

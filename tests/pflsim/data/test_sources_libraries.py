@@ -124,7 +124,7 @@ def test_downloads_are_torchvisions(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.mnist, "download_and_extract_archive", offline)
     monkeypatch.setattr(torchvision.datasets.cifar, "download_and_extract_archive", offline)
     for load in (mnist, emnist, cifar10, cifar100):
-        with pytest.raises(SettingsError, match="the download of .* failed") as caught:
+        with pytest.raises(SettingsError, match=" in .* cannot be read") as caught:
             load(root=str(tmp_path / "none"), download=True)
         assert "\n" not in str(caught.value)
 
@@ -149,7 +149,7 @@ def test_a_damaged_idx_file_ends_with_one_line(tmp_path, change):
     write_family(raw, ("train", "t10k"))
     images = raw / "train-images-idx3-ubyte"
     images.write_bytes(change(images.read_bytes()))
-    with pytest.raises(SettingsError, match="mnist cannot be read from") as caught:
+    with pytest.raises(SettingsError, match="mnist in .* cannot be read") as caught:
         mnist(root=str(tmp_path))
     assert str(raw) in str(caught.value) and "\n" not in str(caught.value)
 

@@ -83,14 +83,14 @@ def test_large_tokens_have_digests_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("x", "settings", "words"),
     [
-        (np.array([[1, -1]] * 6), {}, ("x_train", "-1..1", "float32")),
-        (np.array([[1, 10**9]] * 6), {}, ("x_train", "float32")),
+        (np.array([[1, -1]] * 6), {}, ("-1..1", "float32")),
+        (np.array([[1, 10**9]] * 6), {}, ("1000000000", "float32")),
         (np.ones((6, 3, 3), int), {}, ("x_train", "[n, length]")),
-        (np.array([[1, 5]] * 6), {"vocabulary": 5}, ("data.vocabulary=5", "6")),
+        (np.array([[1, 5]] * 6), {"vocabulary": 5}, ("data.vocabulary=5", "1..5")),
         (np.array([[1, 5]] * 6), {"standardize": True}, ("data.standardize", "token sequences")),
         (np.array([[1.5, 5]] * 6), {"vocabulary": 9}, ("data.vocabulary=9", "tables")),
-        (np.array([[1.5, np.nan]] * 6), {}, ("x_train", "NaN")),
-        (np.array([[1.5, np.inf]] * 6), {}, ("x_train", "infinite")),
+        (np.array([[1.5, np.nan]] * 6), {}, ("NaN",)),
+        (np.array([[1.5, np.inf]] * 6), {}, ("infinite",)),
     ],
 )
 def test_refused_archives(tmp_path: Path, x: np.ndarray, settings: dict[str, Any], words: tuple[str, ...]) -> None:

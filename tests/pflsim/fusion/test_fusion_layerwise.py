@@ -107,12 +107,12 @@ def test_a_missing_tensor_is_named() -> None:
         lambda: flat_rows(weights, "bn.scale"),
         lambda: mix_unit(weights, UNIT, torch.eye(4)),
     ):
-        with pytest.raises(ValueError, match=r"bn\.scale.*positions \[2\]"):
+        with pytest.raises(KeyError, match=r"bn\.scale"):
             call()
 
 
 def test_shapes_that_differ_are_named() -> None:
     weights = clients()
     weights[3]["bn.weight"] = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match=r"bn\.weight: shape \(2, 4\) at position 3, \(2, 3\) at position 0"):
+    with pytest.raises(ValueError, match=r"bn\.weight.*\(2, 3\), \(2, 4\)"):
         flat_rows(weights, "bn.weight")

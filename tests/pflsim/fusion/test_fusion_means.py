@@ -123,22 +123,11 @@ def test_inputs_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([0.0, 0.0], "sum to zero"),
-        ([1.0, -0.5], "not negative"),
-        ([1.0, float("nan")], "finite"),
-        ([1.0, float("inf")], "finite"),
-    ],
+    "weights", [[0.0, 0.0], [1.0, -0.5], [1.0, float("nan")], [float("nan"), 1.0], [1.0, float("inf")]]
 )
-def test_bad_weights(weights: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_bad_weights(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="weights must be finite, not negative, and not all zero"):
         weighted_mean(torch.zeros(2, 3), torch.tensor(weights, dtype=torch.float64))
-
-
-def test_no_clients() -> None:
-    with pytest.raises(ValueError, match="at least one client"):
-        uniform_mean(torch.zeros(0, 3))
 
 
 def test_integer_counters_are_refused() -> None:
