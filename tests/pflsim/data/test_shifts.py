@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from support import World, dataset, rounds, states, world
 
-import pflsim
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.prepare import PreparedRun, prepare
@@ -30,7 +27,6 @@ from pflsim.data.federated import Shard, class_counts, shard
 from pflsim.data.record import write_partition
 from pflsim.data.shifts import Shift
 from pflsim.errors import SettingsError
-from pflsim.records.checkpoint.meta import _digest
 from pflsim.seeding import numpy_generator
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 
@@ -237,20 +233,3 @@ def test_tables_and_sequences_take_permuted_labels() -> None:
     for rule in (shifts.rotation, shifts.inversion, shifts.noise):
         with pytest.raises(SettingsError, match="token sequences"):
             shift_of(rule, tokens)
-
-
-def test_a_run_of_a_version_without_shifts_is_read_and_resumed(tmp_path: Path) -> None:
-    run = partial(pflsim.run, method="fedavg", clients=2, overrides=["model.hidden=[4]", "progress=none"])
-    run = partial(run, executor="inline", partition="iid")
-    old, straight = (run(rounds=n, run_dir=str(tmp_path / f"{n}")) for n in (1, 2))
-    config, meta = old.folder / "config.yaml", old.folder / "checkpoints" / "round_0001" / "meta.json"
-    content = yaml.safe_load(config.read_text())
-    del content["shift"], content["names"]["shift"]
-    config.write_text(yaml.safe_dump(content))
-    saved = json.loads(meta.read_text())
-    del saved["header"]["settings"]["shift._target_"]
-    del saved["digest"]
-    meta.write_text(json.dumps({**saved, "digest": _digest(saved)}))
-    assert not pflsim.compare([pflsim.load(old.folder)[0], straight])[1:]
-    resumed = pflsim.resume(old.folder, rounds=2, overrides=["progress=none"])
-    assert (resumed.folder / "per_client.csv").read_text() == (straight.folder / "per_client.csv").read_text()
