@@ -7,38 +7,25 @@ receives nor trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import fields
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import METHOD_PARAMS, softmax, states, world
+from support import METHOD_PARAMS, states
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loop import train
-from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.methods.l2gd import L2GD
-from lightning_modules.methods.pfedcfr import PFedCFR
-from lightning_modules.methods.pfedla import PFedLA
-from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
-from pflsim.fusion.hypernetwork import tensors
-from pflsim.fusion.prototypes import passes
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.records.checkpoint_write import to_containers as plain_state
-from pflsim.seeding import coin, seeded_global, torch_generator
-from pflsim.servers.fedavg import FedAvg as FedAvgServer
-from pflsim.servers.fedfcd import FedFCD as FedFCDServer
-from pflsim.servers.l2gd import L2GD as L2GDServer
-from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
-from pflsim.servers.pfedla import PFedLA as PFedLAServer
-from pflsim.servers.pfedpm import PFedPM as PFedPMServer
+from pflsim.seeding import seeded_global, torch_generator
 
 SMALL = ["data=digits", "clients=5", "rounds=6", "batch_size=32", "model.hidden=[8]", "lr=0.05", "lockstep=false"]
 ALL = tuple(range(5))
@@ -252,186 +239,9 @@ def test_stragglers_of_every_method(method: str) -> None:
 
 # What the server makes of those who are there, by NumPy ------------------------------------------------------------
 
-SIZES = (5, 9, 2, 7)
-
-
-def weights_of(federation: Any, seed: int) -> dict[int, dict[str, np.ndarray]]:
-    """Four clients' models in float64."""
-    rng = np.random.default_rng(seed)
-    return {i: {key: rng.normal(size=v.shape) for key, v in federation.initial.items()} for i in range(4)}
-
-
-def sent_by(clients: Sequence[int], models: dict[int, dict[str, np.ndarray]]) -> list[Uplink]:
-    return [
-        Uplink({key: torch.from_numpy(v.copy()) for key, v in models[i].items()}, client=i, num_examples=SIZES[i])
-        for i in clients
-    ]
-
-
-def assert_close(found: Any, expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_allclose(found[key].numpy(), value, rtol=1e-6, atol=1e-8, err_msg=key)
-
-
-@pytest.mark.parametrize("present", [(0, 1, 2, 3), (1, 3), (2,)])
-def test_fedavg_is_the_weighted_mean_of_those_present(present: tuple[int, ...]) -> None:
-    w = world(FedAvg, FedAvgServer(), sizes=SIZES)
-    models, total = weights_of(w.federation, 0), sum(SIZES[i] for i in present)
-    state = w.rule.fuse(w.rule.init(w.federation), sent_by(present, models))
-    expected = {key: sum(SIZES[i] / total * models[i][key] for i in present) for key in models[0]}
-    assert_close(w.rule.global_weights(state), expected)  # type: ignore[arg-type]
-    assert w.rule.fuse(state, []) is state
-
-
-def test_pfedcfr_mixes_the_last_uploads_of_those_who_have_reported() -> None:
-    """Client 0 in both rounds, 2 in the first, 1 in the second, 3 never; then a round without any."""
-    alpha, sigma = 4.0, 60.0
-    client = partial(PFedCFR, alpha=alpha, r=1, unit="module")
-    w = world(client, PFedCFRServer(alpha=alpha, sigma=sigma, r=1), sizes=SIZES)
-    first, second = weights_of(w.federation, 1), weights_of(w.federation, 2)
-    state = w.rule.fuse(w.rule.init(w.federation), sent_by((0, 2), first))
-    state = w.rule.fuse(w.rule.fuse(state, []), sent_by((0, 1), second))
-    last = {0: second[0], 1: second[1], 2: first[2]}
-    mixed = ("net.body.fc1.weight", "net.body.fc1.bias")
-    mean = {key: sum(m[key] for m in last.values()) / 3 for key in first[0] if key not in mixed}
-    flat = {i: np.concatenate([m[key].ravel() for key in mixed]) for i, m in last.items()}
-    for i in last:
-        zeta = {m: alpha / sigma * np.exp(-((flat[i] - flat[m]) ** 2).sum() / sigma) for m in last if m != i}
-        zeta[i] = 1 - sum(zeta.values())
-        own = {key: sum(zeta[m] * last[m][key] for m in last) for key in mixed}
-        assert_close(w.rule.downlink(state, i).weights, {**own, **mean})
-    initial = {key: w.federation.initial[key].numpy() for key in mixed}
-    assert_close(w.rule.downlink(state, 3).weights, {**initial, **mean})  # type: ignore[arg-type]
-    assert w.rule.fuse(state, []) is state
-
-
-def test_pfedla_mixes_last_reports_and_moves_those_present_alone() -> None:
-    """The weights α of an absent client are untouched, and so are the rows of the table that all are mixed from."""
-    w = world(PFedLA, PFedLAServer(embedding=3, hidden=(4,)), sizes=SIZES)
-    initial = {key: v.double().numpy() for key, v in w.federation.initial.items()}
-    models = {i: {k: v.astype(np.float32) for k, v in m.items()} for i, m in weights_of(w.federation, 3).items()}
-    state, table = w.rule.init(w.federation), [initial] * 4
-    for t, present in enumerate([(0, 2), (2,), ()]):
-        before, alphas = tensors(state.nets), w.rule.numbers(state)
-        state = w.rule.fuse(state, sent_by(present, models))
-        now = w.rule.numbers(state)
-        table = [models[i] if i in present else row for i, row in enumerate(table)]
-        for i in range(4):
-            same = all(torch.equal(a[i], b[i]) for a, b in zip(before, tensors(state.nets), strict=True))
-            assert same == (
-                i not in present or t == 0
-            )  # while all rows are equal, it does not matter how they are mixed
-            for name in ("net.body.fc1", "net.head"):
-                alpha = now[f"alpha/{name}"][i]
-                assert i in present or torch.equal(alpha, alphas[f"alpha/{name}"][i])
-                for key in (f"{name}.weight", f"{name}.bias"):
-                    mixture = sum(float(alpha[j]) * table[j][key] for j in range(4))
-                    found = w.rule.downlink(state, i).weights[key].numpy()
-                    np.testing.assert_allclose(found, mixture, rtol=1e-5, atol=1e-6)
-
-
-def class_means(rng: np.random.Generator, counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Means [C, D] with NaN for a class that is missing, and counts [C]."""
-    means = rng.normal(size=(len(counts), 5))
-    means[np.array(counts) == 0] = np.nan
-    return means, np.array(counts)
-
 
 def reports(held: dict[int, tuple[np.ndarray, np.ndarray]]) -> list[Uplink]:
     return [
         Uplink(prototypes=Prototypes(torch.from_numpy(m), torch.from_numpy(c)), client=i, num_examples=int(c.sum()))
         for i, (m, c) in held.items()
     ]
-
-
-def fused_means(held: dict[int, tuple[np.ndarray, np.ndarray]], before: np.ndarray) -> np.ndarray:
-    """Count-weighted means over those who hold a class; nobody: as before."""
-    after = before.copy()
-    for j in range(len(before)):
-        there = [(m[j], c[j]) for m, c in held.values() if c[j]]
-        if there:
-            after[j] = sum(c * m for m, c in there) / sum(c for _, c in there)
-    return after
-
-
-def test_pfedpm_and_fedproto_average_the_classes_of_those_present() -> None:
-    """Class 2 has been reported once, in the first round; in the second nobody who has class 0 reports."""
-    w = world(PFedPM, PFedPMServer(), sizes=SIZES)
-    rng = np.random.default_rng(4)
-    state, means = w.rule.init(w.federation), np.full((3, 5), np.nan)
-    first = {1: class_means(rng, (4, 0, 3)), 3: class_means(rng, (2, 0, 0))}
-    second = {0: class_means(rng, (0, 7, 0)), 2: class_means(rng, (0, 1, 0))}
-    seen = np.zeros(3, dtype=bool)
-    for held in (first, {}, second, {}):
-        state = w.rule.fuse(state, reports(held))
-        means = fused_means(held, means)
-        for _, counts in held.values():
-            seen |= counts > 0
-        found = w.rule.downlink(state, 3).prototypes
-        assert found is not None and np.array_equal(found.counts.numpy() > 0, seen)
-        np.testing.assert_allclose(found.means.numpy()[seen], means[seen], rtol=1e-6)
-
-
-def test_fedfcd_trains_its_head_on_the_classes_of_those_present() -> None:
-    """The initial round has one report, round 1 none, round 2 two; round 2's order is that of a run without a gap."""
-    lr, size = 0.3, 2
-    made = job("fedfcd")
-    rule = FedFCDServer(server_lr=lr, server_epochs=2, server_batch=size, feature_alignment=True, decision_fusion=True)
-    width, classes = made.federation.feature_width, made.federation.num_classes
-    rng = np.random.default_rng(5)
-
-    def held(*which: int) -> tuple[np.ndarray, np.ndarray]:
-        counts = np.array([rng.integers(1, 9) if j in which else 0 for j in range(classes)])
-        means = rng.normal(size=(classes, width)).astype(np.float32)
-        means[counts == 0] = np.nan
-        return means, counts
-
-    state = rule.init(made.federation)
-    head = {key.rpartition(".")[2]: v.double().numpy() for key, v in state.head.items()}
-    means = np.full((classes, width), np.nan)
-    for t, sent in enumerate([{2: held(1, 4)}, {}, {0: held(1, 7, 8), 4: held(7)}]):
-        state = rule.fuse(state, reports(sent))
-        means = fused_means(sent, means)
-        pairs = [(m[j], j) for m, c in sent.values() for j in range(classes) if c[j]]
-        order = passes(len(pairs), 2, torch_generator(state.seed, "global_head", round_number=t)).numpy()
-        assert np.array_equal(rule.numbers(state).get("order", torch.zeros(2, 0)).numpy(), order)
-        for row in order:
-            for index in (row[at : at + size] for at in range(0, len(row), size)):
-                x, y = np.stack([pairs[i][0] for i in index]), np.array([pairs[i][1] for i in index])
-                error = softmax(x @ head["weight"].T + head["bias"])
-                error[np.arange(len(y)), y] -= 1
-                head = {"weight": head["weight"] - lr * error.T @ x / len(y), "bias": head["bias"] - lr * error.mean(0)}
-        down = rule.downlink(state, 3)
-        assert down.prototypes is not None
-        for name, value in head.items():
-            np.testing.assert_allclose(down.weights[f"global_head.{name}"].numpy(), value, rtol=1e-4, atol=1e-5)
-        known = ~np.isnan(means[:, 0])
-        assert np.array_equal(down.prototypes.counts.numpy() > 0, known)
-        np.testing.assert_allclose(down.prototypes.means.numpy()[known], means[known], rtol=1e-5)
-
-
-def test_l2gd_keeps_its_coins_and_its_last_mean() -> None:
-    """Coins 00111011010, reports wanted after rounds 2, 6 and 9; nobody reports after 6, and client 3 not in 7."""
-    w = world(partial(L2GD, p=0.5), L2GDServer(p=0.5), sizes=SIZES)
-    executor = w.inline()
-    mean: dict[str, np.ndarray] = {}
-    for t in range(1, 12):
-        due = coin(0, t, 0.5)
-        sent = executor.send(range(4))
-        got = {c for c, m in sent.downlinks.items() if m.weights}  # type: ignore[union-attr]
-        assert got == ({*range(4)} if t in (3, 10) else {3} if t == 4 else set()), t
-        assert not got or due
-        for c in got:
-            assert_close(sent.downlinks[c].weights, mean)  # type: ignore[union-attr]
-        arrived = (
-            []
-            if t == 6
-            else [up for up in replies(executor.run(TrainTask(t), sent)) if t not in (2, 3) or up.client != 3]
-        )
-        if t in (2, 9):
-            mean = {
-                key: sum(up.weights[key].double().numpy() for up in arrived) / len(arrived)
-                for key in arrived[0].weights
-            }
-        executor.server.fuse(arrived)

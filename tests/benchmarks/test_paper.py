@@ -168,13 +168,6 @@ def test_deviations_that_several_lines_share_are_a_note(tmp_path: Path) -> None:
     assert found.notes[0].startswith("* with") and "lr=0.1 instead of 0.01, rounds=3 instead of 600" in found.notes[0]
 
 
-def test_notes_are_about_lines_with_other_settings_too(tmp_path: Path) -> None:
-    other = [f"+experiment={NAME}", "rounds=20", "eval.every=5"]
-    notes = paper_table(NAME, [made(tmp_path / str(seed), *other, f"seed={seed}") for seed in (0, 1)]).table.notes
-    assert any("sample standard deviation over seeds" in note for note in notes)
-    assert any("1: every 5 rounds" in note for note in notes)
-
-
 def test_csv_names_all_deviations(tmp_path: Path) -> None:
     scaled = ["rounds=3", "lr=0.1", "momentum=0.9", "clients=7", "batch_size=3", "method.sigma=1.0"]
     runs = [made(tmp_path / str(seed), f"+experiment={NAME}", *scaled, f"seed={seed}") for seed in (0, 1)]
@@ -182,19 +175,6 @@ def test_csv_names_all_deviations(tmp_path: Path) -> None:
     (line,) = (line for line in csv.DictReader(found.splitlines()) if line["ours"] != "—")
     assert all(f"{setting} instead of" in line["other settings"] for setting in scaled)
     assert line["row"].startswith("pFedCFR")
-
-
-def test_methods_that_the_paper_does_not_have(tmp_path: Path) -> None:
-    runs = [made(tmp_path / "a", "+experiment=pfedla_table1_cifar10", "method=apfl")]
-    found = paper_table("pfedla_table1_cifar10", runs).table
-    assert all(row[2] == "—" for row in found.rows)
-    assert any(str(runs[0].folder) in note and "method=apfl" in note for note in found.notes)
-
-
-def test_another_part_is_named_without_its_settings(tmp_path: Path) -> None:
-    run = made(tmp_path / "a", "+experiment=pfedcfr_table3_mnist", "data=digits", "model=mlp", "rounds=7")
-    (label,) = (label for label, cells in lines("pfedcfr_table3_mnist", [run]).items() if cells[1] != "—")
-    assert label.endswith("; data=digits instead of mnist, model=mlp instead of resnet18, rounds=7 instead of 100")
 
 
 def test_runs_of_no_experiment_and_other_settings_are_passed_over(tmp_path: Path) -> None:
@@ -214,13 +194,6 @@ def test_quick_runs_are_not_the_paper_s(tmp_path: Path) -> None:
     found = lines(NAME, [made(tmp_path / "a", f"+experiment={NAME}", "quick=true")])
     (label,) = (label for label, cells in found.items() if cells[1] != "—")
     assert "rounds=30 instead of 100" in label
-
-
-def test_of_two_runs_with_one_seed_the_later_is_used(tmp_path: Path) -> None:
-    first, second = (made(tmp_path / x, f"+experiment={NAME}", counts=c) for x, c in (("a", ROUNDS), ("b", ROUNDS[:1])))
-    assert lines(NAME, [first, second])["pFedCFR"][1] == "65.00"
-    notes = paper_table(NAME, [first, second]).table.notes
-    assert [note for note in notes if "replaced" in note] == [f"not used: {first.folder}: replaced by a later run"]
 
 
 def test_the_file_of_a_paper(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ from benchmarks.soak import (
     draw_kills,
     put,
     report,
-    role_of,
-    same,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -36,13 +34,6 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
     assert all(a.after < b.after for a, b in zip(kills, kills[1:], strict=False)) and kills[-1].after < 299
     assert {kill.kind for kill in kills} == set(KINDS) == set(DECK)
     assert [kill.after for kill in draw_kills(6, 1, 0)] == [1, 2, 3, 4]
-
-
-def test_roles() -> None:
-    assert role_of(["ray::ClientActor.train"]) == role_of(["ray::ClientActor"]) == "client"
-    assert role_of(["ray::ServerActor"]) == "server"
-    assert role_of(["/somewhere/raylet/raylet", "--name"]) == "raylet"
-    assert role_of(["ray::IDLE"]) == role_of(["/usr/bin/python", "launch.py"]) == role_of([]) == ""
 
 
 def test_choose_processes() -> None:
@@ -76,13 +67,6 @@ def test_differences(tmp_path: Path) -> None:
     assert differences(straight, other) == ["metrics.jsonl", "checkpoints"]
 
 
-def test_same() -> None:
-    nan, zero = torch.tensor([float("nan")]), torch.tensor([0.0])
-    assert same({"a": [nan, 1]}, {"a": [nan.clone(), 1]})
-    assert not same(zero, -zero)
-    assert not same(zero, zero.double()) and not same([zero], [zero, zero]) and not same({"a": 1}, {"b": 1})
-
-
 @pytest.fixture
 def idle(tmp_path: Path) -> Soak:
     return Soak([], tmp_path, [Kill(1, 0.0, "client", 0.0)], tmp_path / "log", lambda text: None)
@@ -99,27 +83,6 @@ def test_it_goes_on_until_the_run_is_complete(
     idle.run()
     assert idle.tally.resumes == resumes and not endings
     assert all(arguments == [f"resume={idle.folder}"] for arguments in asked[1:])
-
-
-@pytest.mark.parametrize("ending", [(None, 1), ("killed", 1), ("terminated", 0), ("raylet", -6)])
-def test_another_end_is_an_error(ending: Any, idle: Soak, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "_session", lambda arguments: ending)
-    with pytest.raises(soak.SoakError, match=f"status {ending[1]}"):
-        idle.run()
-
-
-def test_time_lost_is_what_the_rounds_would_not_have_taken(idle: Soak) -> None:
-    idle._quiet = [1.0, 2.0, 50.0]
-    idle._since = ("client", 100.0, 7)
-    idle._settle_up(120.0, 10)
-    assert idle.tally.lost == {"client": 20.0 - 3 * 2.0}
-
-
-def test_a_process_that_ends_by_itself(idle: Soak, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(soak, "ROOT", tmp_path)
-    (tmp_path / "launch.py").write_text("import sys; print('hello'); sys.exit(3)")
-    assert idle._session([]) == (None, 3)
-    assert "hello" in idle.log.read_text() and not idle.tally.left
 
 
 def test_the_result_and_its_place() -> None:

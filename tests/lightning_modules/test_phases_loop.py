@@ -75,11 +75,6 @@ def test_order_is_the_generators_and_new_in_every_pass() -> None:
     assert torch.equal(first, draw(50, 50, epochs=1)[0])
 
 
-def test_epochs_and_steps_together_end_with_the_earlier() -> None:
-    assert len(draw(10, 5, epochs=1, steps=9)) == 2
-    assert len(draw(10, 5, epochs=9, steps=3)) == 3
-
-
 # A share of the work
 
 
@@ -113,14 +108,6 @@ def test_phases_that_take_turns_do_the_same_share() -> None:
         assert [name for name, *_ in module.seen] == (
             ["penalty", "ce"] * 2 if every == "batch" else ["penalty"] * 2 + ["ce"] * 2
         )
-
-
-@pytest.mark.parametrize("training", [{"local_epochs": 2}, {"local_steps": 7}])
-def test_the_whole_work_is_as_ever(training: dict[str, Any]) -> None:
-    one, other, orders = Client(**training), Client(**training), (generator(), generator())
-    assert train(one, examples(), orders[0]) == train(other, examples(), orders[1], 1.0)
-    assert moved(one, values(other)) == set()
-    assert torch.equal(orders[0].get_state(), orders[1].get_state())
 
 
 def test_passes_are_drawn_as_they_always_were() -> None:
@@ -302,13 +289,6 @@ def test_the_optimiser_is_fresh_in_every_round() -> None:
     assert not moved(module, values(other))
 
 
-def test_momentum_lasts_through_a_round() -> None:
-    plain, heavy = Client(local_epochs=3), Client(local_epochs=3, momentum=0.9)
-    for module in (plain, heavy):
-        train(module, examples(), generator())
-    assert moved(plain, values(heavy))
-
-
 def test_losses_are_means_over_the_steps() -> None:
     """Every step counts the same, a short batch too; the loss is the one before the step."""
     module = Client((Phase("only", "penalty", BODY, epochs=2),))
@@ -334,19 +314,6 @@ def test_loss_terms_of_several_phases_have_names_of_their_own() -> None:
     assert losses["head/ce"] < losses["body/ce"]  # it is taken after the body's step on the same batch
 
 
-@pytest.mark.parametrize("schedule", [PLAIN, (Alternate(TURNS, "epoch"),)])
-def test_without_examples_nothing_happens(schedule: Schedule) -> None:
-    module = Client(schedule)
-    before = values(module)
-    assert train(module, examples(0), generator()) == (0, {})
-    assert not moved(module, before)
-
-
-def test_one_example_is_enough() -> None:
-    module = Client(local_steps=3)
-    assert train(module, examples(1), generator())[0] == 3
-
-
 class Normed(ClientModule):
     """With batch normalisation right on the inputs, so that its statistics are the data's own."""
 
@@ -368,14 +335,6 @@ def test_recalibrate_measures_all_examples_alike(n: int, batch_size: int) -> Non
     torch.testing.assert_close(norm.running_mean, data.x.mean(0), rtol=0.02, atol=0.05)
     torch.testing.assert_close(norm.running_var, data.x.var(0), rtol=0.15, atol=0.05)
     assert moved(module, before) == {f"net.body.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")}
-
-
-def test_recalibrate_without_examples_changes_nothing() -> None:
-    module = Normed()
-    module.net.body.running_mean.fill_(3)  # type: ignore[union-attr]
-    before = values(module)
-    module.recalibrate(examples(0))
-    assert not moved(module, before)
 
 
 def test_a_phase_outside_the_schedule_trains_its_parameters() -> None:

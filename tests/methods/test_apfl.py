@@ -9,40 +9,21 @@ import numpy as np
 import pytest
 import torch
 from by_hand import SIZES, Arrays, batches, close, gradient, mean, plus, scores, started, values
-from support import World, rounds, same, states, world
-from torch import Tensor, nn
+from support import World, rounds, states, world
+from torch import nn
 
 from lightning_modules.methods.apfl import APFL
 from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.methods.local import Local
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
-from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
-from pflsim.servers.local import Local as LocalServer
 
 ALL: tuple[int, ...] = (0, 1, 2, 3)
-NET_BYTES = (16 * 5 + 5 + 5 * 3 + 3) * 4
-Found = dict[int, dict[str, Tensor]]
 
 
 def apfl(alpha: float = 0.6, adaptive: bool = False, **settings: Any) -> World:
     return world(partial(APFL, alpha=alpha, adaptive=adaptive), Server(), **settings)
-
-
-def after(w: World, count: int = 3) -> Found:
-    executor = w.inline()
-    rounds(executor, count, 4, fraction=0.75)
-    return states(executor)
-
-
-def part(found: Found, name: str) -> Found:
-    """One of the two models, named as the net of any other method."""
-    return {
-        c: {"net" + k.removeprefix(name): v for k, v in s.items() if k.startswith(name + ".")} for c, s in found.items()
-    }
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -79,36 +60,6 @@ def test_three_rounds_by_hand(adaptive: bool) -> None:
     assert (len(set(alphas)) == 4) == adaptive
 
 
-@pytest.mark.parametrize("training", [Training(lr=0.1, batch_size=4, momentum=0.5), Training(lr=0.1, local_steps=5)])
-def test_with_alpha_1_it_is_local(training: Training) -> None:
-    """To the bit: v trains alone, and the mixture is v."""
-    w = apfl(1.0, training=training)
-    executor, local = w.inline(), world(Local, LocalServer(), training=training).inline()
-    for one in (executor, local):
-        rounds(one, 3, 4, fraction=0.75)
-    assert same(part(states(executor), "personal"), states(local))
-    request = EvalRequest("personal", "trained", ALL, ("test",), 3)
-    assert executor.evaluate(request) == local.evaluate(request)
-
-
-def test_with_alpha_0_it_is_fedavg_after_local_training() -> None:
-    """To the bit: v stays, and the mixture is w."""
-    executor, average = apfl(0.0).inline(), world(FedAvg, Server()).inline()
-    initial = states(executor)[0]["personal.head.weight"]
-    for one in (executor, average):
-        rounds(one, 3, 4, fraction=0.75)
-    assert same(part(states(executor), "net"), states(average))
-    assert all(torch.equal(s["personal.head.weight"], initial) for s in states(executor).values())
-    request = EvalRequest("personal", "trained", ALL, ("test",), 3)
-    assert executor.evaluate(request) == average.evaluate(request)
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_the_common_model_is_fedavgs(adaptive: bool) -> None:
-    """To the bit, whatever α: v has no say in it."""
-    assert same(part(after(apfl(0.7, adaptive)), "net"), after(world(FedAvg, Server())))
-
-
 def test_alpha_stays_between_0_and_1_and_moves_apart() -> None:
     """With a step that overshoots; the first round leaves α, since v = w."""
     w = apfl(0.5, True, training=Training(lr=3.0, batch_size=4))
@@ -118,19 +69,6 @@ def test_alpha_stays_between_0_and_1_and_moves_apart() -> None:
     executor.fuse(executor.run(TrainTask(2), executor.send(ALL)))
     found = {float(s["alpha"]) for s in states(executor).values()}
     assert all(0 <= alpha <= 1 for alpha in found) and found & {0.0, 1.0}, found
-
-
-def test_a_step_of_alpha_lowers_the_loss_of_the_mixture() -> None:
-    with started(apfl(0.5, True, training=Training(lr=0.05, batch_size=4))) as executor:
-        rounds(executor, 2, 4)
-        module, shard = executor.host.module, executor.host.shards[2]
-        module.load_state_dict(states(executor)[2])
-        losses = []
-        for _ in range(3):
-            x, y = shard.train.batch(slice(None))
-            losses.append(nn.functional.cross_entropy(module.predict(x), y).item())
-            module.before_training(shard)
-        assert losses[0] > losses[1] > losses[2]
 
 
 def test_the_mixture_is_reported_and_w_is_the_global_model() -> None:
@@ -156,15 +94,6 @@ def test_the_mixture_is_reported_and_w_is_the_global_model() -> None:
     assert one.evaluate(request) == other.evaluate(request)
 
 
-def test_only_w_travels() -> None:
-    executor = apfl(adaptive=True).inline()
-    sent = executor.send(ALL)
-    trained = executor.run(TrainTask(1), sent)
-    ups = [up for h in trained.uplinks for up in executor.uplinks(h)]
-    assert all(key.startswith("net.") for up in ups for key in up.weights)
-    assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {NET_BYTES}
-
-
 def normed(input_shape: tuple[int, ...], classes: int) -> Net:
     body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 6), nn.ReLU())
     return Net(body, nn.Linear(6, classes), (6,), classes)
@@ -179,17 +108,3 @@ def test_the_step_of_alpha_leaves_running_statistics() -> None:
     module.before_training(executor.host.shards[1])
     changed = {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}
     assert changed <= {"alpha"}
-
-
-def test_a_newcomer_starts_from_the_servers_model() -> None:
-    w = apfl()
-    module, sent = w.factory.build(), {k: v + 1 for k, v in w.federation.initial.items()}
-    module.join(Message(weights=sent))
-    inputs = torch.rand(3, 1, 4, 4)
-    torch.testing.assert_close(module.predict(inputs), module.predict_global(inputs))
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.1])
-def test_an_alpha_outside_its_interval_is_refused(alpha: float) -> None:
-    with pytest.raises(SettingsError, match=r"method\.alpha"):
-        apfl(alpha)

@@ -8,22 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, trained_states, world
+from support import World, rounds, same, softmax, states, world
 from torch import nn
 
 from lightning_modules.methods.ditto import Ditto
 from lightning_modules.methods.fedavg import FedAvg
-from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Schedule
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
-from pflsim.messages import Message
+from pflsim.engine.execution import EvalRequest
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
-from pflsim.servers.local import Local as LocalServer
 
 ALL = (0, 1, 2, 3)
 Found = dict[int, dict[str, torch.Tensor]]
@@ -39,27 +35,6 @@ def after(w: World, count: int = 3) -> Found:
     return states(executor)
 
 
-def part(found: Found, name: str) -> Found:
-    """One of the two models, named as the net of any other method."""
-    return {
-        c: {"net" + k.removeprefix(name): v for k, v in s.items() if k.startswith(name + ".")} for c, s in found.items()
-    }
-
-
-@pytest.mark.parametrize("training", [Training(lr=0.1, batch_size=4, local_epochs=2), Training(lr=0.1, local_steps=5)])
-def test_without_its_pull_the_personal_model_is_local(training: Training) -> None:
-    """To the bit: the same examples in the same order. With it, it is not."""
-    local = after(world(Local, LocalServer(), training=training))
-    assert same(part(after(ditto(lam=0.0, training=training)), "personal"), local)
-    assert not same(part(after(ditto(training=training)), "personal"), local)
-
-
-@pytest.mark.parametrize("lam", [0.0, 3.0])
-def test_the_common_model_is_fedavgs(lam: float) -> None:
-    """To the bit, whatever λ: v has no say in it."""
-    assert same(part(after(ditto(lam=lam)), "net"), after(world(FedAvg, Server())))
-
-
 class Swapped(Ditto):
     def schedule(self) -> Schedule:
         (both,) = super().schedule()
@@ -67,54 +42,8 @@ class Swapped(Ditto):
         return (Alternate(both.phases[::-1], every="batch"),)
 
 
-class OneAfterTheOther(Ditto):
-    """All of w's training, then all of v's, on the same batches."""
-
-    def schedule(self) -> Schedule:
-        (both,) = super().schedule()
-        assert isinstance(both, Alternate)
-        return both.phases
-
-
 def test_the_order_of_the_two_steps_does_not_matter() -> None:
     assert same(after(ditto()), after(ditto(Swapped)))
-
-
-def test_the_anchor_is_the_model_as_received() -> None:
-    """Also where w has finished its training before v begins: the first gradient of the pull is λ(v − w^t)."""
-    w = ditto(OneAfterTheOther, sizes=(4, 4, 4, 4))
-    executor = w.inline()
-    rounds(executor, 2, 4)
-    received, before = executor.server.state.weights, states(executor)[0]
-    seen: list[dict[str, torch.Tensor]] = []
-    module = executor.host.module
-    real = module.personal_objective  # type: ignore[operator]
-
-    def watched(batch: Any) -> Any:
-        anchors = {k.replace("/", "."): v.clone() for k, v in module.received.named_buffers()}  # type: ignore[union-attr]
-        seen.append(anchors)
-        return real(batch)
-
-    module.personal_objective = watched  # type: ignore[assignment]
-    after = trained_states(executor, executor.run(TrainTask(3), executor.send((0,))))
-    assert seen and all(
-        torch.equal(a["personal" + k.removeprefix("net")], v) for a in seen for k, v in received.items()
-    )
-    assert not same({0: before}, {0: after[0]})
-
-
-def test_the_pull_has_its_gradient() -> None:
-    module = ditto(lam=0.5).factory.build()
-    initial = module.shared_tensors()
-    module.receive(Message(weights={k: v - 2 for k, v in initial.items()}))
-    terms = module.personal_objective((torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])))  # type: ignore[operator]
-    gradients = torch.autograd.grad(terms["prox"], list(module.personal.parameters()))  # type: ignore[union-attr]
-    assert all(torch.allclose(g, torch.ones_like(g), atol=1e-6) for g in gradients), "λ(v − w^t) = 0.5 · 2"
-
-
-def test_the_default_pulls() -> None:
-    """λ=1, not 0 with which it would be Local."""
-    assert world(Ditto, Server()).factory.build().lam == 1.0  # type: ignore[comparison-overlap]
 
 
 def gradient(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -171,15 +100,6 @@ def test_the_personal_model_is_reported_and_the_global_one_beside_it() -> None:
     assert personal[2].loss == pytest.approx(float(loss), rel=1e-6)
 
 
-def test_only_the_common_model_travels() -> None:
-    executor = ditto().inline()
-    sent = executor.send(ALL)
-    trained = executor.run(TrainTask(1), sent)
-    ups = [up for h in trained.uplinks for up in executor.uplinks(h)]
-    assert all(key.startswith("net.") for up in ups for key in up.weights)
-    assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {(16 * 5 + 5 + 5 * 3 + 3) * 4}
-
-
 def normed(input_shape: tuple[int, ...], classes: int) -> Net:
     body = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 6), nn.ReLU())
     return Net(body, nn.Linear(6, classes), (6,), classes)
@@ -201,17 +121,3 @@ def test_recalibration_is_of_the_received_model() -> None:
     rounds(average, 2, 4)
     request = EvalRequest("global", "received", ALL, ("test",), 2)
     assert executor.evaluate(request) == average.evaluate(request)
-
-
-def test_a_negative_pull_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"method\.lam"):
-        ditto(lam=-0.1)
-
-
-def test_a_newcomer_starts_from_the_servers_model() -> None:
-    w = ditto()
-    module, sent = w.factory.build(), {k: v + 1 for k, v in w.federation.initial.items()}
-    module.join(Message(weights=sent))
-    inputs = torch.rand(3, 1, 4, 4)
-    assert torch.equal(module.predict(inputs), module.predict_global(inputs))
-    assert torch.equal(module.get_parameter("personal.head.bias"), sent["net.head.bias"])

@@ -9,15 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, trained_states, world
+from support import World, rounds, softmax, states, trained_states, world
 
 from lightning_modules.methods.fedala import MAX_PASSES, WINDOW, FedALA
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
-from pflsim.messages import Message
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
 
@@ -129,15 +126,6 @@ def nets(w: World, count: int = 3) -> dict[int, dict[str, torch.Tensor]]:
     return {c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()}
 
 
-@pytest.mark.parametrize("settings", [{"eta": 0.0}, {"p": 0}])
-@pytest.mark.parametrize("model", [None, BATCH_NORM])
-def test_with_weights_of_one_it_is_fedavg(settings: dict[str, Any], model: Any) -> None:
-    """To the bit, running statistics included; with learnt weights it is not."""
-    average = nets(fedala(FedAvg, model=model))
-    assert same(nets(fedala(model=model, **settings)), average)
-    assert not same(nets(fedala(model=model)), average)
-
-
 @pytest.mark.parametrize("p", [1, 2])
 def test_layers_that_are_not_mixed_start_as_received(p: int) -> None:
     w = fedala(p=p)
@@ -195,16 +183,6 @@ def test_an_absent_client_begins_later() -> None:
     assert bool(after[3]["settled"]) and not bool(states(executor)[1]["settled"])
 
 
-def test_newcomers_start_as_received() -> None:
-    w = fedala()
-    module, own = w.factory.build(), w.inline().host.shards[0]
-    sent = {k: v + 1 for k, v in module.shared_tensors().items()}
-    module.join(Message(weights=sent))
-    module.before_training(own)
-    assert all(torch.equal(module.state_dict()[k], v) for k, v in sent.items())
-    assert all((v == 1).all() for v in module.weights.values())  # type: ignore[union-attr]
-
-
 def test_learning_leaves_running_statistics_alone() -> None:
     w = fedala(model=BATCH_NORM)
     executor = w.inline()
@@ -215,11 +193,3 @@ def test_learning_leaves_running_statistics_alone() -> None:
     module.before_training(executor.host.shards[2])
     statistics = [k for k in down.weights if "running" in k]
     assert statistics and all(torch.equal(module.state_dict()[k], down.weights[k]) for k in statistics)
-
-
-@pytest.mark.parametrize(
-    "setting", [{"p": -1}, {"p": 3}, {"share": 0.0}, {"share": 1.5}, {"eta": -1.0}, {"threshold": 0.0}]
-)
-def test_settings(setting: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"method.{next(iter(setting))}="):
-        fedala(**setting)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from support import World, rounds, world
-from torch import Tensor, nn
 
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.hosts.inline import InlineExecutor
@@ -19,9 +18,8 @@ from lightning_modules.nets.net import Net
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.engine.execution import EvalRequest, TrainTask
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import ServerError, SettingsError
-from pflsim.fusion.layerwise import stack
 from pflsim.messages import Uplink
 from pflsim.servers.base import ServerRule
 from pflsim.servers.fedalp import FedALP as Server
@@ -127,26 +125,6 @@ def test_groups_of_clients_with_one_digit_are_the_digits(fraction: float, seed: 
     assert [len(c) for c in job.plan.cohorts] == [30, round(30 * fraction)]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_clients_that_were_absent_find_their_digit(seed: int) -> None:
-    """Nine of thirty do not report when the groups are made; their first later reports put them with their digit."""
-    job = digits(
-        *["partition=one_class", "clients=30", "rounds=3", "local_epochs=3", "method.groups=10", f"seed={seed}"],
-        "method.warmup=0.3",
-    )
-    held = [int(job.dataset.y[rows[0]]) for rows in job.partition.train]
-    late = [next(c for c in range(30) if held[c] == digit) for digit in range(9)]
-    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
-    executor.start()
-    for t in (1, 2, 3):
-        trained = executor.run(TrainTask(t), executor.send(range(30)))
-        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        executor.server.fuse([up for up in ups if t > 1 or up.client not in late])
-        groups = executor.server_numbers()["groups"].tolist()
-        assert [c for c in range(30) if groups[c] < 0] == (sorted(late) if t == 1 else [])
-    assert len(set(zip(held, groups, strict=True))) == 10, "a digit has one group, a group one digit"
-
-
 @pytest.mark.parametrize(
     ("warmup", "planned", "expected"),
     [(0.5, 20, 10), (0.4, 100, 40), (0.5, 2, 1), (0.01, 5, 1), (0.99, 5, 4), (0.5, 3, 2)],
@@ -174,46 +152,6 @@ def test_a_group_is_sent_one_message() -> None:
     assert len({identity(m) for m in w.inline().server.downlinks(range(4)).values()}) == 1
 
 
-def test_reports_the_mixture_as_received() -> None:
-    _, executor = fused(groups=2)
-    (row,) = executor.evaluate(EvalRequest("personal", "received", (1,), ("test",)))
-    module = executor.host.factory.build()
-    assert (module.reported_model, module.reported_phase) == ("personal", "received")
-    module.receive(executor.downlink(executor.send([1]).downlinks[1]))
-    inputs, labels = executor.host.shards[1].test.batch(slice(None))
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(module.eval()(inputs), labels, reduction="sum")
-    assert row.loss == pytest.approx(float(loss), rel=1e-5)
-
-
-def test_a_group_without_participants_keeps_its_model() -> None:
-    _, executor = fused(groups=2)
-    state = executor.server.state
-    absent = int(state.groups[0])
-    cohort = [i for i in range(4) if int(state.groups[i]) != absent]
-    executor.fuse(executor.run(TrainTask(8), executor.send(cohort)))
-    after = executor.server.state
-    for m in range(2):
-        kept = all(torch.equal(state.models[m][k], after.models[m][k]) for k in after.weights)
-        assert kept == (m == absent)
-    assert any(not torch.equal(state.mixtures[absent][k], after.mixtures[absent][k]) for k in after.weights)
-    nobody = executor.server.rule.fuse(after, [])
-    assert all(torch.equal(a[k], b[k]) for a, b in zip(nobody.models, after.models, strict=True) for k in a)
-
-
-def test_layers_lie_between_the_group_and_the_common_model() -> None:
-    for beta in (0.0, 1.0):
-        _, executor = fused(groups=2, beta=beta)
-        state = executor.server.state
-        assert float(state.psi.max()) == beta
-        for m in range(2):
-            for number, unit in enumerate(state.layout):
-                for key in unit.keys:
-                    if beta == 0 or state.psi[m, number] == 1:
-                        whole = state.weights if beta == 0 else state.models[m]
-                        assert torch.equal(state.mixtures[m][key], whole[key])
-
-
 def test_running_variances_stay_positive() -> None:
     """A group with hardly any variance, beside one with much: an added-up difference would fall below zero."""
     job = digits(
@@ -232,46 +170,9 @@ def test_running_variances_stay_positive() -> None:
             assert 0.01 <= float(found.min()) <= float(found.max()) <= 50
 
 
-def test_the_server_changes_nothing_it_was_given() -> None:
-    w, executor = fused(groups=2)
-    state = executor.server.state
-    parts = [state.weights, *state.models, *state.mixtures]
-    before = [{k: v.clone() for k, v in part.items()} for part in parts]
-    ups = [Uplink({k: v + i for k, v in w.federation.initial.items()}, client=i, num_examples=5) for i in range(4)]
-    copies: list[Tensor] = [v.clone() for u in ups for v in u.weights.values()]
-    w.rule.fuse(state, ups)
-    assert all(torch.equal(part[k], copy[k]) for part, copy in zip(parts, before, strict=True) for k in copy)
-    assert all(torch.equal(a, b) for a, b in zip((v for u in ups for v in u.weights.values()), copies, strict=True))
-    stacked = stack(state.models, "net.head.weight")
-    assert len({m["net.head.weight"].untyped_storage().data_ptr() for m in state.models}) == len(stacked)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"groups": 0}, "method.groups=0.*1"),
-        ({"groups": 5}, "method.groups=5: .* <= 4"),
-        ({"beta": -0.1}, "method.beta=-0.1: expected a number >= 0 and <= 1"),
-        ({"beta": 1.5}, "method.beta=1.5: expected"),
-        ({"beta": float("nan")}, "method.beta=nan"),
-        ({"warmup": 0.0}, "method.warmup=0.0: expected a number > 0 and < 1"),
-        ({"warmup": 1.0}, "method.warmup=1.0: expected"),
-        ({"warmup": float("nan")}, "method.warmup=nan"),
-    ],
-)
-def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        world(FedALP, Server(**settings)).inline()
-
-
 def test_a_single_round_is_refused() -> None:
     with pytest.raises(SettingsError, match="rounds=1.*at least 2"):
         digits("rounds=1")
-
-
-def test_different_architectures_are_refused() -> None:
-    with pytest.raises(SettingsError, match="fedalp .*client 1"):
-        digits("model.variants=[{hidden: [5]}, {hidden: [6]}]")
 
 
 def test_a_diverged_run_says_so() -> None:

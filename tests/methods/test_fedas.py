@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, rounds, same, softmax, states, trained_states, world
+from support import World, rounds, same, softmax, states, world
 
 from lightning_modules.methods.fedas import FedAS
 from lightning_modules.methods.fedper import FedPer
-from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import SettingsError
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Uplink
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.fedas import FedAS as Server
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
@@ -30,7 +29,6 @@ BODY = ["net.body.fc1.weight", "net.body.fc1.bias"]
 NAMES = [*BODY, "net.head.weight", "net.head.bias"]
 LR, ALIGN_LR = 0.3, 0.5
 BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
-MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 Arrays = list[np.ndarray]
 
 
@@ -159,52 +157,6 @@ def test_equal_traces_give_the_plain_mean(traces: tuple[float, ...]) -> None:
 
 
 # Details ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", [MAPS, BATCH_NORM])
-def test_feature_maps_and_batch_norm(model: Any) -> None:
-    """The alignment brings the features of the received body nearer to the client's own."""
-    data = dataset(shape=(1, 8, 8))
-    w = world(partial(FedAS, align_epochs=5, align_lr=0.1), Server(), model=model, data=data)
-    executor = w.inline()
-    rounds(executor, 1, 4)
-    own, down = executor.host.shards[2], executor.downlink(executor.send([2]).downlinks[2])
-    found = []
-    for epochs in (0, 5):
-        module = w.factory.build()
-        module.align_epochs = epochs  # type: ignore[assignment]
-        module.load_state_dict(dict(states(executor)[2]))
-        module.receive(Message(weights={k: v + 0.05 * (v.dim() > 1) for k, v in down.weights.items()}))
-        last = module.eval().net.body(own.train.batch(slice(None))[0]).detach()
-        with seeded_global(0, "train", 2, 2):
-            module.before_training(own)
-        found.append(float((module.eval().net.body(own.train.batch(slice(None))[0]) - last).square().mean().detach()))
-    assert found[1] < 0.9 * found[0]
-
-
-def test_a_client_does_not_change_what_the_others_receive() -> None:
-    """Each aligns a copy: the same uplinks, whoever came before."""
-    w = fedas(align_lr=ALIGN_LR)
-    executor = w.inline()
-    rounds(executor, 1, 4)
-    together = trained_states(executor, executor.run(TrainTask(2), executor.send(ALL)))
-    alone = trained_states(executor, executor.run(TrainTask(2), executor.send([3])))
-    assert same({3: together[3]}, {3: alone[3]})
-
-
-def test_bytes() -> None:
-    """The body both ways, and a number of 8 bytes up."""
-    executor = fedas().inline()
-    sent = executor.send(ALL)
-    trained = executor.run(TrainTask(1), sent)
-    assert set(sent.down_bytes.values()) == {(16 * 5 + 5) * 4}
-    assert {r.up_bytes for r in trained.reports} == {(16 * 5 + 5) * 4 + 8}
-
-
-@pytest.mark.parametrize("setting", [{"align_epochs": -1}, {"align_lr": 0.0}])
-def test_settings(setting: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"method.{next(iter(setting))}="):
-        fedas(**setting)
 
 
 def test_own_features_are_taken_in_evaluation_mode() -> None:

@@ -12,11 +12,9 @@ from support import World, rounds, same, softmax, states, world
 from torch import nn
 
 from lightning_modules.methods.fedbabu import FedBABU
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
 
@@ -140,18 +138,3 @@ def test_running_statistics_move_only_with_the_body(finetune: str, moves: bool) 
     module.before_evaluation(own)
     changed = {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}
     assert ("net.body.2.running_mean" in changed) == moves and set(HEAD) <= changed
-
-
-def test_head_bytes_never_travel() -> None:
-    executor = fedbabu().inline()
-    sent = executor.send(ALL)
-    trained = executor.run(TrainTask(1), sent)
-    assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {(16 * 5 + 5) * 4}
-
-
-def test_settings() -> None:
-    assert world(FedBABU, Server()).factory.build().finetune_epochs == 5
-    with pytest.raises(SettingsError, match="method.finetune_epochs=-1"):
-        fedbabu(finetune_epochs=-1)
-    with pytest.raises(SettingsError, match="fedbabu.*body.*no parameters"):
-        fedbabu(model=partial(Mlp, hidden=[]))

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, trained_states, world
+from support import World, same, trained_states, world
 from torch import nn
 
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedbn import FedBN
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
@@ -39,18 +38,6 @@ REST = {f"net.{layer}.{k}" for layer in ("body.bn", "head") for k in ("weight", 
 def normed(buffers: Any = "aggregate") -> World:
     training = Training(lr=0.1, batch_size=5, buffers=buffers)
     return world(FedBN, Server(), model=misnamed, training=training)
-
-
-def test_without_normalisation_layers_it_is_fedavg() -> None:
-    """States, server and figures: FedBN's personal model as received is then FedAvg's global one."""
-    one, other = world(FedBN, Server()).inline(), world(FedAvg, Server()).inline()
-    for executor in (one, other):
-        rounds(executor, 3, 4, fraction=0.75)
-    assert same(states(one), states(other))
-    assert same({0: dict(one.server.state.weights)}, {0: dict(other.server.state.weights)})
-    personal = one.evaluate(EvalRequest("personal", FedBN.reported_phase, ALL, ("test",), 3))
-    common = other.evaluate(EvalRequest("global", "received", ALL, ("test",), 3))
-    assert [(r.client, r.correct, r.loss) for r in personal] == [(r.client, r.correct, r.loss) for r in common]
 
 
 @pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])

@@ -9,25 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, rounds, same, softmax, states, world
+from support import World, dataset, rounds, softmax, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.feddbe import FedDBE
-from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.seeding import seeded_global, torch_generator
-from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.feddbe import FedDBE as Server
 
 ALL = (0, 1, 2, 3)
 SIZES = (12, 7, 20, 9)
 LR, KAPPA, MU = 0.3, 3.0, 0.4
 NAMES = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
-BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
 MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 Arrays = list[np.ndarray]
 
@@ -121,33 +117,6 @@ def after(executor: InlineExecutor, count: int = 3) -> dict[int, dict[str, torch
     return {c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()}
 
 
-@pytest.mark.parametrize("model", [None, BATCH_NORM])
-def test_without_vector_and_penalty_it_is_fedavg(model: Any) -> None:
-    """To the bit; with one of the two it is not."""
-    training = Training(lr=LR, batch_size=4, lr_decay=0.9, momentum=0.5)
-    average = after(world(FedAvg, FedAvgServer(), training=training, model=model).inline())
-    found = [
-        after(opened(feddbe(training, model, kappa=kappa, personal_vector=vector)))
-        for kappa, vector in ((0.0, False), (0.0, True), (5.0, False))
-    ]
-    assert same(found[0], average)
-    assert not any(same(other, average) for other in found[1:])
-
-
-def test_a_frozen_vector_stays_zero_and_no_vector_travels() -> None:
-    frozen, free = opened(feddbe(personal_vector=False)), opened(feddbe())
-    for executor in (frozen, free):
-        rounds(executor, 1, 4)
-        sent = executor.send(ALL)
-        done = executor.run(TrainTask(2), sent)
-        ups = [up for handle in done.uplinks for up in executor.uplinks(handle)]
-        assert all(set(up.weights) == set(NAMES) and not up.extra for up in ups)
-        one = sum(v.nbytes for v in ups[0].weights.values())
-        assert set(sent.down_bytes.values()) == {one + 5 * 4}
-    assert all((s["vector"] == 0).all() for s in states(frozen).values())
-    assert not any((s["vector"] == 0).any() for s in states(free).values())
-
-
 # Details ----------------------------------------------------------------------------------------------------------
 
 
@@ -202,9 +171,3 @@ def test_newcomers_get_model_and_mean() -> None:
     module.join(Message(weights={k: v + 1 for k, v in down.weights.items()}, extra=down.extra))
     assert torch.equal(module.means.tensors["target"], down.extra["mean_features"])  # type: ignore[union-attr]
     assert (module.vector == 0).all()  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("setting", [{"kappa": -1.0}, {"mean_momentum": 0.0}, {"mean_momentum": 1.5}])
-def test_settings(setting: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError, match=f"method.{next(iter(setting))}="):
-        feddbe(**setting)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Arrays, batches, close, gradient, mean, plus, started, values
-from support import World, rounds, same, states, world
+from support import World, rounds, states, world
 from torch import Tensor, nn
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -19,7 +19,6 @@ from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.engine.execution import FinetuneTask, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.feddyn import FedDyn as Server
 
@@ -93,32 +92,6 @@ def test_on_a_quadratic_it_comes_to_rest_at_the_optimum_of_the_sum(monkeypatch: 
                     kept_there = found[client]["gradient.net/head/weight"].numpy()
                     np.testing.assert_allclose(kept_there, slope[:, :2], atol=2e-3)
     assert gaps[0] < 2e-3 < 0.02 < gaps[1], gaps
-
-
-def test_a_large_alpha_holds_the_model() -> None:
-    """α→∞, with lr·α below its limit: θ and the clients' models stay, and the clients keep gradients."""
-    with started(feddyn(1e6, training=Training(lr=1e-6, batch_size=4))) as executor:
-        before = values(executor.server.state.weights)
-        rounds(executor, 3, 4)
-        for found in (executor.server.state.weights, states(executor)[2]):
-            close(values(found), before, 1e-4)
-        assert all(np.abs(v).max() > 1e-3 for v in kept(states(executor)[2]))
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 21.0])
-def test_an_alpha_that_cannot_be_is_refused(alpha: float) -> None:
-    """θ is divided by α, and lr·α has a limit."""
-    with pytest.raises(SettingsError, match=r"method\.alpha"):
-        world(partial(FedDyn, alpha=alpha), Server(alpha=0.1))
-
-
-def test_absent_clients_and_lost_rounds() -> None:
-    executor = feddyn().inline()
-    rounds(executor, 1, 4)
-    before, server = states(executor), executor.server.state
-    executor.fuse(executor.run(TrainTask(2), executor.send((0, 1))))
-    assert same({i: before[i] for i in (2, 3)}, {i: states(executor)[i] for i in (2, 3)})
-    assert Server(alpha=0.3).fuse(server, []) is server
 
 
 def test_a_newcomer_starts_from_the_servers_model() -> None:

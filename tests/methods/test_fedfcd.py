@@ -13,30 +13,24 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
-from support import Records, World, dataset, plan, rounds, same, softmax, states, trained_states, world
+from support import Records, World, dataset, plan, rounds, same, softmax, states, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
 from lightning_modules.methods.fedfcd import FedFCD
-from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
+from pflsim.engine.execution import EvalRequest, ReplyTask, Sent
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import load
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedfcd import FedFCD as Server
-from pflsim.servers.local import Local as LocalServer
 
 ON = {"feature_alignment": True, "decision_fusion": True}
-OFF = dict.fromkeys(ON, False)
 
 
 def fedfcd(server: dict[str, Any] | None = None, **client: Any) -> World:
@@ -80,46 +74,10 @@ def test_each_step_touches_only_its_own_parameters(alternate: Any) -> None:
     assert set(losses) == {"body/ce", "body/align", "head/ce"} and losses["body/align"] > 0
 
 
-def test_body_and_local_head_never_leave() -> None:
-    """Up: (classes held)·(D+1)·4 bytes. Down: the head, and (classes)·(D+1)·4 bytes; D = 5, C = 3."""
-    w = fedfcd(sizes=(12, 2, 1))
-    executor = w.inline()
-    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(3))))
-    for t in (1, 2):
-        sent = executor.send(range(3))
-        for client in range(3):
-            message = executor.downlink(sent.downlinks[client])
-            assert set(message.weights) == {"global_head.weight", "global_head.bias"} and not message.extra
-            assert sent.down_bytes[client] == (3 * 5 + 3) * 4 + 3 * (5 + 1) * 4
-        trained = executor.run(TrainTask(t), sent)
-        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        for up, report, held in zip(ups, trained.reports, (3, 2, 1), strict=True):
-            assert up.prototypes is not None and not up.weights and not up.extra and not up.numbers
-            assert int((up.prototypes.counts > 0).sum()) == held
-            assert report.up_bytes == held * (5 + 1) * 4
-        executor.fuse(trained)
-
-
 def test_a_downlink_has_the_same_sections_for_all_clients() -> None:
     executor = run(fedfcd(), 1)
     one, other = (executor.server.downlinks(range(2))[i] for i in range(2))
     assert one.weights is other.weights and one.prototypes is other.prototypes
-
-
-def test_class_means_are_of_the_trained_body() -> None:
-    """LFR (eq. 3) in NumPy float64, from the client's state after training."""
-    w = fedfcd()
-    executor = w.inline()
-    trained = executor.run(TrainTask(1), executor.send(range(4)))
-    for up in executor.uplinks(trained.uplinks[0]):
-        own, state = executor.host.shards[up.client].train, trained_states(executor, trained)[up.client]
-        x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
-        weight, bias = (state[f"net.body.fc1.{k}"].double().numpy() for k in ("weight", "bias"))
-        z = np.maximum(x @ weight.T + bias, 0)
-        assert up.prototypes is not None
-        assert up.prototypes.counts.tolist() == [int((y == j).sum()) for j in range(3)]
-        for j in set(y):
-            np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
 
 
 def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
@@ -174,22 +132,6 @@ def test_round_one_has_both_after_the_initial_round() -> None:
     z = torch.cat([body(s.train.batch(slice(None))[0]) for s in executor.host.shards.values()]).detach()
     for j in range(3):
         torch.testing.assert_close(down.prototypes.means[j], z[y == j].mean(0))
-
-
-def test_everything_off_is_local() -> None:
-    """To the bit, and nothing travels."""
-    w = fedfcd(hierarchical=False, **OFF)
-    assert not w.rule.initial_round
-    executor = w.inline()
-    alone = world(Local, LocalServer()).inline()
-    for e in (executor, alone):
-        rounds(e, 3, 4, fraction=0.75)
-    assert same(states(executor), states(alone))
-    request = EvalRequest("personal", "trained", (0, 1, 2, 3), ("test",))
-    assert executor.evaluate(request) == alone.evaluate(request)
-    sent = executor.send(range(4))
-    assert set(sent.down_bytes.values()) == {0}
-    assert {r.up_bytes for r in executor.run(TrainTask(4), sent).reports} == {0}
 
 
 SWITCHES = ("feature_alignment", "decision_fusion", "hierarchical")
@@ -257,21 +199,6 @@ def test_no_weight_of_the_alignment_is_no_alignment() -> None:
     assert without.prototypes is not None and not without.weights
 
 
-def test_absent_clients_keep_all_and_others_means_stay() -> None:
-    w = fedfcd()
-    executor = w.inline()
-    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
-    rounds(executor, 1, 4)
-    before = states(executor)
-    executor.fuse(executor.run(TrainTask(2), executor.send([1])))
-    after = states(executor)
-    assert all(same({0: before[c]}, {0: after[c]}) for c in (0, 2, 3))
-    found = trained_states(executor, executor.run(TrainTask(3), executor.send([0])))
-    head = executor.server.downlinks([0])[0].weights
-    assert torch.equal(found[0]["global_head.weight"], head["global_head.weight"])
-    assert torch.equal(found[2]["global_head.weight"], before[2]["global_head.weight"])
-
-
 def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:
     w = fedfcd()
     state = w.rule.init(w.federation)
@@ -287,21 +214,6 @@ def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:
     assert again.fusions == 3 and w.rule.downlink(again, 0).prototypes is kept
 
 
-def test_clients_with_one_class_each() -> None:
-    """Classes missing at a client, and one (the third) missing everywhere."""
-    data = dataset()
-    rows = [np.flatnonzero(data.y == j)[:9] for j in (0, 1, 0, 1)]
-    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
-    w = replace(fedfcd(sizes=(9, 9, 9, 9)), partition=part)
-    executor = run(w)
-    means = executor.server.downlinks([0])[0].prototypes
-    assert means is not None and means.counts.tolist() == [18, 18, 0]
-    assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
-    module = w.factory.build()
-    module.receive(Message(prototypes=means))
-    assert float(module.objective((torch.zeros(2, 1, 4, 4), torch.tensor([2, 2])))["align"].detach()) == 0
-
-
 def test_what_was_received_is_forgotten() -> None:
     """A message without means leaves none of the last one's."""
     module = fedfcd().factory.build()
@@ -311,25 +223,6 @@ def test_what_was_received_is_forgotten() -> None:
     assert not any("global_means" in key for key in module.state_dict())
     module.receive(Message())
     assert float(module.objective(batch)["align"].detach()) == 0
-
-
-def test_the_server_changes_nothing_it_was_given() -> None:
-    w = fedfcd()
-    rng = torch.Generator().manual_seed(0)
-    sent = [
-        Uplink(prototypes=Prototypes(torch.randn(3, 5, generator=rng), torch.tensor([1, 2, i])), client=i)
-        for i in range(2)
-    ]
-    state = w.rule.fuse(w.rule.init(w.federation), sent)
-    kept = w.rule.downlink(state, 0)
-    assert kept.prototypes is not None
-    means, weights = kept.prototypes.means.clone(), {k: v.clone() for k, v in kept.weights.items()}
-    head = {k: v.clone() for k, v in w.federation.head.state_dict().items()}  # type: ignore[union-attr]
-    one, two = w.rule.fuse(state, sent), w.rule.fuse(state, sent)
-    assert all(torch.equal(one.head[k], two.head[k]) for k in one.head), "a fusion can be repeated"
-    assert torch.equal(kept.prototypes.means, means)
-    assert all(torch.equal(kept.weights[k], v) for k, v in weights.items())
-    assert all(torch.equal(v, head[k]) for k, v in w.federation.head.state_dict().items())  # type: ignore[union-attr]
 
 
 def test_the_order_of_the_means_changes_with_round_and_seed() -> None:
@@ -386,12 +279,6 @@ def test_a_head_that_needs_maps_is_refused() -> None:
     run(fedfcd(model=Pooled, decision_fusion=False), 1)  # nothing to train on the server
 
 
-def test_batch_norm_statistics_stay_at_home() -> None:
-    model = partial(Cnn, channels=[2], kernel=3, padding=1, hidden=4, norm="batch")
-    found = states(run(fedfcd(model=model)))
-    assert not torch.equal(found[0]["net.body.norm1.running_mean"], found[1]["net.body.norm1.running_mean"])
-
-
 def test_recalibration_is_for_what_was_received() -> None:
     """Nothing of the body travels, so its statistics are the client's own under every setting of `buffers`."""
     model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
@@ -432,45 +319,3 @@ def test_without_weight_a_diverged_client_stays_alone() -> None:
     module.receive(Message(prototypes=Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))))
     terms = module.objective(w.inline().host.shards[0].train.batch(slice(0, 4)))
     assert all(v.isfinite() for v in terms.values())
-
-
-def job(*overrides: str) -> PreparedRun:
-    small = ["method=fedfcd", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
-
-
-def test_different_bodies_work_together() -> None:
-    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    executor.start()
-    executor.fuse(executor.run(ReplyTask(), Sent.nothing(range(4))))
-    rounds(executor, 2, 4)
-    found = states(executor)
-    assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2
-    with pytest.raises(SettingsError, match="client 1"):
-        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("lam", "-1"), ("server_lr", "0"), ("server_epochs", "0"), ("server_batch", "0")],
-)
-def test_settings_out_of_range(setting: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=f"method.{setting}="):
-        job(f"method.{setting}={value}")
-
-
-@pytest.mark.parametrize("setting", ["alternate=step", "prototype_weighting=all"])
-def test_choices(setting: str) -> None:
-    with pytest.raises(SettingsError, match=setting.partition("=")[0]):
-        job(f"method.{setting}")
-
-
-def test_defaults_are_the_papers() -> None:
-    made = job()
-    rule, client = made.rule, made.factory.build()
-    assert isinstance(rule, Server) and isinstance(client, FedFCD)
-    assert (rule.lr, rule.epochs, rule.batch, rule.weighting, rule.initial_round) == (0.01, 1, 10, "samples", True)
-    assert (client.lam, client.alternate, client.hierarchical) == (1.0, "batch", True)
-    assert made.plan.initial_round

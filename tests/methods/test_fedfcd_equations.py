@@ -12,9 +12,7 @@ import torch
 from support import softmax, world
 from torch import nn
 
-from lightning_modules.losses import alignment
 from lightning_modules.methods.fedfcd import FedFCD
-from lightning_modules.phases import Alternate, Phase
 from lightning_modules.training import Training
 from pflsim.fusion.prototypes import keep_missing, labelled, passes, train_head
 from pflsim.messages import Message, Prototypes, Uplink
@@ -110,75 +108,12 @@ def batch(seed: int = 3) -> tuple[np.ndarray, np.ndarray, tuple[torch.Tensor, to
     return x, y, (torch.from_numpy(x).reshape(8, 1, 4, 4), torch.from_numpy(y))
 
 
-def close(module: FedFCD, hand: ByHand) -> None:
-    for name, value in zip(NAMES, hand.own, strict=True):
-        np.testing.assert_allclose(module.get_parameter(name).detach().numpy(), value, rtol=1e-10, atol=1e-12)
-    if hand.fused:
-        for name, value in zip(GLOBAL, (hand.wg, hand.bg), strict=True):
-            np.testing.assert_array_equal(module.get_parameter(name).detach().numpy(), value)
-
-
 def test_fused_decision() -> None:
     """Softmax of φ_g(z) + φ_i(z) (eqs. 7, 8), in prediction."""
     module, hand = client()
     x, _, (inputs, _) = batch()
     found = torch.softmax(module.predict(inputs), 1).detach().numpy()
     np.testing.assert_allclose(found, hand.probabilities(hand.features(x)[1]), rtol=1e-12)
-
-
-@pytest.mark.parametrize("fusion", [True, False])
-@pytest.mark.parametrize("align", [True, False])
-def test_hierarchical_steps(fusion: bool, align: bool) -> None:
-    """Body by eq. 9 with the old head, then head by eq. 10 with the new body; three batches."""
-    module, hand = client(decision_fusion=fusion, feature_alignment=align)
-    (turns,) = module.schedule()
-    assert isinstance(turns, Alternate) and turns.every == "batch"
-    steps = [module.make_step(phase) for phase in turns.phases]
-    for seed in range(3):
-        x, y, data = batch(seed)
-        ce, aligned = hand.terms(x, y)
-        found = module.optimise(data, steps[0])
-        assert math.isclose(float(found["body/ce"]), ce, rel_tol=1e-12)
-        assert ("body/align" in found) == align
-        assert not align or math.isclose(float(found["body/align"]), aligned, rel_tol=1e-12)
-        hand.step_body(hand.body_gradient(x, y))
-        close(module, hand)
-
-        found = module.optimise(data, steps[1])
-        assert set(found) == {"head/ce"}
-        assert math.isclose(float(found["head/ce"]), hand.terms(x, y)[0], rel_tol=1e-12)
-        hand.step_head(hand.head_gradient(x, y))
-        close(module, hand)
-
-
-def test_without_hierarchy_both_move_at_once() -> None:
-    module, hand = client(hierarchical=False)
-    (phase,) = module.schedule()
-    assert isinstance(phase, Phase)
-    step = module.make_step(phase)
-    for seed in range(3):
-        x, y, data = batch(seed)
-        module.optimise(data, step)
-        body, head = hand.body_gradient(x, y), hand.head_gradient(x, y)
-        hand.step_body(body)
-        hand.step_head(head)
-        close(module, hand)
-
-
-def test_alignment_is_a_mean_over_the_batch() -> None:
-    """Eq. 6, in a loop: 1/B · Σ 1/D · ‖z − C̄_y‖², a class without a prototype adding nothing."""
-    rng = np.random.default_rng(1)
-    z, means, y = random(rng, 6, 4), random(rng, 3, 4), np.array([0, 1, 2, 2, 1, 0])
-    held = np.array([True, False, True])
-    expected = sum(((z[b] - means[j]) ** 2).sum() / 4 for b, j in enumerate(y) if held[j]) / 6
-    torch_z = torch.from_numpy(z).requires_grad_()
-    holed = torch.from_numpy(np.where(held[:, None], means, np.nan))
-    found = alignment(torch_z, torch.from_numpy(y), holed, torch.from_numpy(held))
-    assert math.isclose(float(found.detach()), expected, rel_tol=1e-12)
-    (gradient,) = torch.autograd.grad(found, torch_z)
-    np.testing.assert_allclose(
-        gradient.numpy(), np.where(held[y][:, None], 2 / 24 * (z - means[y]), 0), rtol=1e-12, atol=0
-    )
 
 
 def uplinks(rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray, list[Uplink]]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from support import Records, World, plan, rounds, same, states, world
+from support import World, rounds, states, world
 
 from lightning_modules.hosts import client_host
 from lightning_modules.losses import mean_loss
@@ -21,16 +19,14 @@ from lightning_modules.model_checks import check_validation
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.data.federated import FORWARD_BATCH, Partition, Shard
+from pflsim.data.federated import FORWARD_BATCH, Shard
 from pflsim.engine.execution import TrainTask
-from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Uplink, payload_bytes
+from pflsim.messages import Message
 from pflsim.servers.fedfomo import FedFomo as Server
 from pflsim.servers.fedfomo import State, candidates
 from pflsim.servers.local import Local as LocalServer
 
-MODEL = (16 * 5 + 5 + 5 * 3 + 3) * 4
 Arrays = dict[str, np.ndarray]
 
 
@@ -229,49 +225,6 @@ def test_distances_are_over_parameters_alone() -> None:
     assert found == pytest.approx((losses[0] - losses[1]) / distance, rel=1e-4)
 
 
-def test_a_model_that_alone_helps_is_taken_over() -> None:
-    module, shard, trained, bad = setting("own")
-    module.load_state_dict({**module.state_dict(), **bad})
-    module.receive(message({0: bad, 3: trained}))
-    module.before_training(shard)
-    assert all(torch.allclose(v, trained[k], atol=1e-6) for k, v in own(module).items())
-
-
-def test_nothing_of_the_candidates_is_kept() -> None:
-    module, shard, _, bad = setting()
-    before = {k: v.shape for k, v in module.state_dict().items()}
-    module.receive(message({0: bad}))
-    module.before_training(shard)
-    assert not module._candidates
-    assert {k: v.shape for k, v in module.state_dict().items()} == before
-    module.clear_anchors()
-    assert not module.reply(shard).numbers, "what was found lasts one round"
-
-
-def test_candidates_wait_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host does not bring them all to the device."""
-    asked: list[bool] = []
-
-    def watched(self: Message, device: torch.device, extra: bool = True) -> Message:
-        asked.append(extra)
-        return self
-
-    monkeypatch.setattr(Message, "to", watched)
-    rounds(fomo().inline(), 2, 4)
-    assert asked == [False] * 8
-    rounds(world(Local, LocalServer()).inline(), 1, 4)
-    assert asked[8:] == [True] * 4
-
-
-def test_weighing_leaves_the_mode_and_the_counters_alone() -> None:
-    module, shard, _, bad = setting()
-    for mode in (True, False):
-        module.train(mode)
-        module.receive(message({0: bad}))
-        module.before_training(shard)
-        assert module.training == module.net.training == mode
-
-
 @pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
 def test_running_statistics(buffers: Any) -> None:
     """Aggregated: mixed with the weights of their model. Local: the client's own. Recalibrated: measured anew."""
@@ -362,12 +315,6 @@ def test_more_places_than_candidates(models: int) -> None:
     rounds(w.inline(), 3, 4)
 
 
-def test_before_anyone_has_reported_nothing_is_sent() -> None:
-    w = fomo()
-    sent = w.inline().send(range(4))
-    assert set(sent.down_bytes.values()) == {0}
-
-
 def test_a_newcomer_is_sent_candidates_at_random() -> None:
     p = np.zeros((6, 6))
     p[:, 0] = 10
@@ -406,55 +353,7 @@ def test_the_last_model_of_every_client_that_has_reported_is_on_offer() -> None:
         assert all(torch.equal(v, source[n][k]) for k, v in found[n].items())
 
 
-def test_the_server_changes_nothing_it_was_given() -> None:
-    rule, state = server()
-    before = state.affinity.clone()
-    fused = rule.fuse(state, [Uplink({"w": torch.ones(1)}, numbers={"usefulness/2": 0.5}, client=1)])
-    assert torch.equal(state.affinity, before) and state.table[1]["w"] == 1.0 and state.rounds == 100
-    assert fused.affinity[1, 2] == 0.5 and fused.rounds == 101
-
-
 # Bytes, traces, reductions --------------------------------------------------------------------------------------------
-
-
-def test_every_model_sent_counts() -> None:
-    w = fomo(models=2)
-    executor = w.inline()
-    rounds(executor, 1, 4)
-    sent = executor.send(range(4))
-    assert set(sent.down_bytes.values()) == {2 * MODEL}
-    assert payload_bytes(executor.downlink(sent.downlinks[0])) == 2 * MODEL
-    assert {r.up_bytes for r in executor.run(TrainTask(2), sent).reports} == {MODEL + 2 * 8}
-
-
-def test_a_trace_names_the_candidates(tmp_path: Path) -> None:
-    Simulation(fomo(models=2).inline(), plan(4, 2, trace_rounds=(1, 2)), tmp_path, Records()).run()
-    down = load_file(tmp_path / "trace" / "round_0002" / "down_000.safetensors")
-    ids = {name.split("/")[2] for name in down}
-    assert len(ids) == 2 and "0" not in ids and all(name.startswith("extra/candidate/") for name in down)
-    for n in ids:
-        up = load_file(tmp_path / "trace" / "round_0001" / f"up_{int(n):03d}.safetensors")
-        assert all(np.array_equal(down[f"extra/candidate/{n}/{k}"], up[f"weights/{k}"]) for k in w_keys(up))
-    sent = load_file(tmp_path / "trace" / "round_0002" / "up_000.safetensors")
-    assert {name for name in sent if name.startswith("numbers/")} == {f"numbers/usefulness/{n}" for n in ids}
-
-
-def w_keys(up: Any) -> list[str]:
-    return [name.removeprefix("weights/") for name in up if name.startswith("weights/")]
-
-
-def test_one_client_alone_is_local() -> None:
-    found, expected = {}, {}
-    for target, kept in ((fomo(), found), (world(Local, LocalServer()), expected)):
-        executor = replace(target, partition=Partition(*(p[:1] for p in parts(target)))).inline()
-        for t in (1, 2, 3):
-            executor.fuse(executor.run(TrainTask(t), executor.send([0])))
-        kept[0] = {k: v for k, v in states(executor)[0].items() if k.startswith("net.")}
-    assert same(found, expected)
-
-
-def parts(w: World) -> tuple[Any, Any, Any]:
-    return w.partition.train, w.partition.val, w.partition.test
 
 
 def test_a_client_that_first_takes_part_late_starts_from_its_own_model() -> None:
@@ -485,16 +384,3 @@ def test_clients_without_validation_examples_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"fedfomo needs validation .* client 2 .*1 of 4.*split.validation"):
         check_validation("fedfomo", module, without)
     check_validation("local", world(Local, LocalServer()).factory.build(), without)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"models": 0}, "method.models=0"),
-        ({"epsilon": 1.5}, "method.epsilon=1.5"),
-        ({"epsilon_decay": -0.1}, "method.epsilon_decay=-0.1"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        Server(**settings)

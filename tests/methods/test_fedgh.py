@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
+from support import World, dropout_mlp, same, softmax, states, trained_states, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
@@ -19,13 +19,9 @@ from lightning_modules.methods.fedgh import FedGH
 from lightning_modules.methods.local import Local
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.net import Net
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
-from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedgh import FedGH as Server
 from pflsim.servers.local import Local as LocalServer
@@ -125,81 +121,6 @@ def test_a_round_is_full_local_training_under_the_servers_head() -> None:
     assert all(not torch.equal(after[k], v) for k, v in {**before, **received}.items())
 
 
-def memory(tensors: Mapping[str, torch.Tensor]) -> set[int]:
-    return {t.untyped_storage().data_ptr() for t in tensors.values()}
-
-
-def test_the_servers_head_is_nobodys_own() -> None:
-    """It shares no memory with a client's tensors, and what a client does to its head leaves it alone."""
-    w = fedgh()
-    initial = {k: v.clone() for k, v in w.federation.initial.items()}
-    executor = w.inline()
-    for t in (1, 2):
-        sent = executor.send(range(4))
-        mine = {k: v.clone() for k, v in head(executor).items()}
-        trained = executor.run(TrainTask(t), sent)
-        assert all(torch.equal(head(executor)[k], v) for k, v in mine.items()), "clients have trained their heads"
-        executor.fuse(trained)
-        server, module = memory(head(executor)), executor.host.module
-        assert not server & memory(module.state_dict(keep_vars=True))
-        assert not any(server & memory(s) for s in executor.host.states.values())
-        assert not any(server & memory(up.weights) for up in executor.uplinks(trained.uplinks[0]))
-        mine = {k: v.clone() for k, v in head(executor).items()}
-        for state in executor.host.states.values():
-            for key in HEAD:
-                state[key].add_(1)
-        assert all(torch.equal(head(executor)[k], v) for k, v in mine.items())
-    assert all(torch.equal(w.federation.initial[k], v) for k, v in initial.items())
-    pairs = [s[HEAD[0]] for s in states(executor).values()]
-    assert not any(torch.equal(p, head(executor)[HEAD[0]]) for p in pairs)
-
-
-def test_the_head_goes_down_and_class_means_go_up() -> None:
-    """Down: the head, (5·3 + 3)·4 bytes; up: (classes held)·(D+1)·4."""
-    w = fedgh(sizes=(12, 2, 1))
-    executor = w.inline()
-    assert not w.rule.initial_round
-    for t in (1, 2):
-        sent = executor.send(range(3))
-        messages = [executor.downlink(sent.downlinks[c]) for c in range(3)]
-        assert all(set(m.weights) == set(HEAD) and m.weights is messages[0].weights for m in messages)
-        assert all(m.prototypes is None and not m.extra and not m.numbers for m in messages)
-        assert set(sent.down_bytes.values()) == {(3 * 5 + 3) * 4}
-        trained = executor.run(TrainTask(t), sent)
-        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        assert all(not up.weights and not up.extra and not up.numbers for up in ups)
-        assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
-        executor.fuse(trained)
-    assert executor.evaluate(EvalRequest("global", "received", (0,), ("test",))) == []
-
-
-def test_absent_clients_and_classes() -> None:
-    """Absent clients keep body and head; a class that nobody holds does no harm; without uplinks the head stays."""
-    data = dataset()
-    rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
-    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
-    executor = run(replace(fedgh(), partition=part), [ALL])
-    before = states(executor)
-    executor.fuse(executor.run(TrainTask(2), executor.send([1])))
-    after = states(executor)
-    assert all(same({0: before[c]}, {0: after[c]}) == (c != 1) for c in ALL)
-    assert all(v.isfinite().all() for s in after.values() for v in s.values())
-    state = executor.server.state
-    assert executor.server.rule.fuse(state, []).head is state.head
-
-
-def test_a_fusion_changes_nothing_it_was_given() -> None:
-    w = fedgh({"server_lr": 1.0})
-    sent = [Uplink(prototypes=Prototypes(torch.eye(3, 5) + i, torch.tensor([1, 1, 1])), client=i) for i in range(4)]
-    state = w.rule.init(w.federation)
-    before = {k: v.clone() for k, v in state.head.items()}
-    one, two = w.rule.fuse(state, sent), w.rule.fuse(state, sent)
-    assert all(torch.equal(one.head[k], two.head[k]) for k in HEAD)
-    assert all(torch.equal(state.head[k], v) for k, v in before.items())
-    others = [w.rule.init(replace(w.federation, seed=1)), replace(state, fusions=1)]
-    assert all(not torch.equal(w.rule.fuse(s, sent).head[HEAD[0]], one.head[HEAD[0]]) for s in others), "the order"
-
-
 def test_there_are_no_global_means() -> None:
     """Nobody is sent them, so that they are not worked out; a trace has the head and the order of its training."""
     executor = run(fedgh(), [ALL])
@@ -252,33 +173,3 @@ def test_feature_maps() -> None:
     assert set(head(executor)) == {f"net.head.{k}" for k in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")}
     with pytest.raises(SettingsError, match=r"class means.*\[n, 32\]"):
         fedgh(model=Pooled).inline()
-
-
-def job(*overrides: str) -> PreparedRun:
-    small = ["method=fedgh", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
-
-
-def test_different_bodies_work_together() -> None:
-    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    executor.start()
-    rounds(executor, 2, 4)
-    found = states(executor)
-    assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2
-    with pytest.raises(SettingsError, match="client 1"):
-        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
-
-
-@pytest.mark.parametrize("setting", ["server_lr", "server_epochs", "server_batch"])
-def test_settings_out_of_range(setting: str) -> None:
-    with pytest.raises(SettingsError, match=f"method.{setting}="):
-        job(f"method.{setting}=0")
-
-
-def test_defaults_are_the_papers() -> None:
-    rule = job().rule
-    assert isinstance(rule, Server)
-    assert (rule.lr, rule.epochs, rule.batch, rule.initial_round) == (0.01, 1, 1, False)
-    assert FedGH.reported_model == "personal" and FedGH.reported_phase == "trained"

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, rounds, same, softmax, states, trained_states, world
+from support import World, softmax, states, trained_states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedproto import FedProto
-from lightning_modules.methods.local import Local
-from lightning_modules.nets.cnn import Cnn, MapCnn
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
-from pflsim.messages import Message, Prototypes, Uplink
-from pflsim.servers.local import Local as LocalServer
+from pflsim.messages import Message, Prototypes
 from pflsim.servers.pfedpm import PFedPM as Server
 
 LR, LAM = 0.3, 2.5
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
 COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
 ALL = (0, 1, 2, 3)
-BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
-MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 NAMES = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 
 
@@ -147,44 +137,6 @@ def test_global_means_are_not_shrunk() -> None:
 # Must hold --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, id="mlp"),
-        pytest.param({"predict": "head"}, id="head"),
-        pytest.param({"model": dropout_mlp}, id="dropout"),
-        pytest.param({"model": BATCH_NORM}, id="batch_norm"),
-        pytest.param({"model": MAPS, "data": dataset(shape=(1, 8, 8))}, id="maps"),
-        pytest.param({"training": replace(TRAINING, local_steps=5, buffers="recalibrate")}, id="steps"),
-    ],
-)
-def test_without_its_pull_it_is_local(settings: dict[str, Any]) -> None:
-    """To the bit, running statistics included; with λ it is not."""
-    w = fedproto(lam=0.0, **settings)
-    alone = run(replace(w, factory=replace(w.factory, client=Local), rule=LocalServer()))
-    found = run(w)
-    assert same(nets(found), nets(alone))
-    assert not same(nets(run(fedproto(lam=1.0, **settings))), nets(alone))
-    rows = [e.evaluate(EvalRequest("personal", "trained", ALL, ("test",))) for e in (found, alone)]
-    assert (rows[0] == rows[1]) == (settings.get("predict") == "head")
-
-
-def test_only_class_means_travel() -> None:
-    """Bytes up: (classes held)·(D+1)·4; down: (classes known)·(D+1)·4, the same sections for all. D = 5, C = 3."""
-    w = world(FedProto, Server(), sizes=(12, 2, 1))
-    executor = w.inline()
-    for t, down in ((1, 0), (2, 3 * 6 * 4)):
-        sent = executor.send(range(3))
-        messages = [executor.downlink(sent.downlinks[c]) for c in range(3)]
-        assert all(not m.weights and not m.extra and m.prototypes is messages[0].prototypes for m in messages)
-        assert set(sent.down_bytes.values()) == {down}
-        trained = executor.run(TrainTask(t), sent)
-        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        assert all(not up.weights and not up.extra and not up.numbers for up in ups)
-        assert [r.up_bytes for r in trained.reports] == [held * 6 * 4 for held in (3, 2, 1)]
-        executor.fuse(trained)
-
-
 def test_evaluated_with_the_newest_means() -> None:
     """Received: the trained body with what the server has fused since; trained: with what it trained with."""
     w = fedproto()
@@ -213,20 +165,6 @@ def test_means_are_fixed_while_a_client_trains() -> None:
     assert all(torch.equal(s["means"], down.means) for s in after.values())
 
 
-def test_absent_clients_and_classes() -> None:
-    """Clients that hold one class each, a class that nobody holds, absent clients, one that never takes part."""
-    data = dataset()
-    rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
-    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
-    executor = run(replace(fedproto(), partition=part), ((0, 1), (2,), (0, 2)))
-    down = executor.server.downlinks([3])[3].prototypes
-    assert down is not None and down.counts.tolist() == [18, 1, 0], "class 1 keeps the mean of round 1"
-    for phase in ("received", "trained"):
-        found = executor.evaluate(EvalRequest("personal", phase, ALL, ("test", "val")))  # type: ignore[arg-type]
-        assert all(math.isfinite(row.loss) for row in found)
-    assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
-
-
 def test_rows_of_missing_classes_do_not_matter() -> None:
     module = fedproto().factory.build()
     for fill in (math.nan, 7.0):
@@ -238,39 +176,3 @@ def test_rows_of_missing_classes_do_not_matter() -> None:
     assert float(module.objective(batch)["align"].detach()) == 0
     with pytest.raises(ValueError, match="class means"):
         module.receive(Message())
-
-
-def test_a_round_without_uplinks_changes_nothing() -> None:
-    w = fedproto()
-    first = Prototypes(torch.ones(3, 5), torch.tensor([2, 3, 0]))
-    state = w.rule.fuse(w.rule.init(w.federation), [Uplink(prototypes=first, client=0, num_examples=5)])
-    assert w.rule.fuse(state, []) is state
-
-
-# Settings ---------------------------------------------------------------------------------------------------------
-
-
-def job(*overrides: str) -> PreparedRun:
-    small = ["method=fedproto", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
-
-
-def test_different_architectures_work_together() -> None:
-    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    executor.start()
-    rounds(executor, 2, 4)
-    found = states(executor)
-    assert [("net.body.fc2.weight" in found[c]) for c in range(4)] == [True, False] * 2
-    with pytest.raises(SettingsError, match=r"same feature shape.*client 1"):
-        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
-
-
-def test_settings() -> None:
-    client = job().factory.build()
-    assert isinstance(client, FedProto) and (client.lam, client.predicts_by) == (1.0, "prototype")
-    with pytest.raises(SettingsError, match="method.lam="):
-        job("method.lam=-1")
-    with pytest.raises(SettingsError, match="predict"):
-        job("method.predict=nearest")

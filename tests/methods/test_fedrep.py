@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, world
+from support import World, softmax, states, world
 from torch import nn
 
 from lightning_modules.loop import train
-from lightning_modules.methods.fedper import FedPer
 from lightning_modules.methods.fedrep import FedRep
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import SettingsError
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
 
@@ -70,11 +67,6 @@ def test_the_body_trains_as_long_as_the_run_says(run: Any, steps: int) -> None:
     assert "".join(name[0] for name, _ in seen) == "hhh" + "b" * steps
 
 
-def test_the_defaults_are_the_papers() -> None:
-    stages = world(FedRep, Server()).factory.build().stages()
-    assert [(s.phases[0].name, s.epochs) for s in stages] == [("head", 10), ("body", 1)]
-
-
 def test_nothing_of_the_body_moves_while_the_head_trains() -> None:
     """Neither weights nor running statistics; they do in the body's phase."""
     seen = watched(fedrep(model=normed, training=Training(lr=LR, batch_size=4)))
@@ -115,33 +107,3 @@ def test_a_round_by_hand() -> None:
     for number, key in enumerate(BODY):
         mean = np.einsum("k,k...->...", np.array([12, 7, 20, 9]) / 48, np.stack([body[number] for body in bodies]))
         np.testing.assert_allclose(executor.server.state.weights[key].numpy(), mean, rtol=1e-4, atol=2e-6)
-
-
-def test_head_bytes_never_travel() -> None:
-    executor = fedrep().inline()
-    for t in (1, 2):
-        sent = executor.send(ALL)
-        trained = executor.run(TrainTask(t), sent)
-        executor.fuse(trained)
-        messages = [executor.downlink(h) for h in sent.downlinks.values()]
-        messages += [up for h in trained.uplinks for up in executor.uplinks(h)]
-        assert all(set(m.weights) == set(BODY) and not m.extra and not m.numbers for m in messages)
-        assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {(16 * 5 + 5) * 4}
-
-
-def test_it_is_not_fedper() -> None:
-    one, other = fedrep(1).inline(), world(FedPer, Server()).inline()
-    for executor in (one, other):
-        rounds(executor, 1, 4)
-    assert not same(states(one), states(other))
-
-
-@pytest.mark.parametrize("setting", [{"head_epochs": 0}, {"body_epochs": 0}, {"body_epochs": -1}])
-def test_phases_without_epochs_are_refused(setting: Any) -> None:
-    with pytest.raises(SettingsError, match=rf"method\.{next(iter(setting))}"):
-        fedrep(**setting)
-
-
-def test_a_body_without_parameters_is_refused() -> None:
-    with pytest.raises(SettingsError, match="fedrep.*body.*no parameters"):
-        fedrep(model=partial(Mlp, hidden=[]))

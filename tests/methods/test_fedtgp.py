@@ -11,20 +11,14 @@ import pytest
 import torch
 from support import World, rounds, same, softmax, states, world
 
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.methods.fedtgp import FedTGP
-from lightning_modules.methods.local import Local
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
+from pflsim.engine.execution import TrainTask
 from pflsim.messages import Prototypes, Uplink
 from pflsim.seeding import torch_generator
 from pflsim.servers.fedtgp import FedTGP as Server
 from pflsim.servers.fedtgp import adaptive_margin
-from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM
 
 ALL = (0, 1, 2, 3)
@@ -110,32 +104,6 @@ def test_it_differs_from_fedproto_in_the_server_alone() -> None:
     assert not same(after(fedtgp(FedTGP, Server(server_epochs=2))), after(fedtgp(FedProto, PFedPM())))
 
 
-def test_without_alignment_the_net_is_locals() -> None:
-    def nets(w: World) -> dict[int, dict[str, torch.Tensor]]:
-        return {c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in after(w).items()}
-
-    alone = nets(fedtgp(Local, LocalServer()))
-    assert same(nets(fedtgp(lam=0.0)), alone) and not same(nets(fedtgp(lam=2.0)), alone)
-
-
-def job(*overrides: str) -> PreparedRun:
-    small = ["method=fedtgp", "method.server_epochs=2", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
-
-
-def test_different_architectures_work_together() -> None:
-    made = job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    executor.start()
-    rounds(executor, 2, 4)
-    assert [("net.body.fc2.weight" in states(executor)[c]) for c in range(4)] == [True, False] * 2
-    rows = executor.evaluate(EvalRequest("personal", "received", ALL, ("test",), 2))
-    assert all(math.isfinite(row.loss) for row in rows)
-    with pytest.raises(SettingsError, match=r"same feature shape.*client 1"):
-        job("model.variants=[{hidden:[5]},{hidden:[6]}]")
-
-
 # Details ----------------------------------------------------------------------------------------------------------
 
 
@@ -177,27 +145,3 @@ def test_a_prototype_at_the_generated_one_has_a_gradient() -> None:
     made = torch.from_numpy(generated(net)[0]).float()
     up = sent({j: made[j].tolist() for j in range(3)})
     assert all(v.isfinite().all() for v in w.rule.fuse(state, [up]).net.values())
-
-
-def test_bytes() -> None:
-    """Class means and counts alone, of the classes that are held: up (classes held)·(D+1)·4, down likewise."""
-    executor = fedtgp().inline()
-    for t, down in ((1, 0), (2, 3 * 6 * 4)):
-        message = executor.send(ALL)
-        assert set(message.down_bytes.values()) == {down}
-        done = executor.run(TrainTask(t), message)
-        assert {r.up_bytes for r in done.reports} == {3 * 6 * 4}
-        executor.fuse(done)
-
-
-@pytest.mark.parametrize(
-    "setting", ["max_margin=-1", "server_lr=0", "server_epochs=0", "server_batch=0", "server_hidden=0"]
-)
-def test_settings(setting: str) -> None:
-    with pytest.raises(SettingsError, match=f"method.{setting}"):
-        job(f"method.{setting}")
-
-
-def test_the_hidden_width() -> None:
-    made = job("method.server_hidden=11")
-    assert made.rule.init(made.federation).net["in.weight"].shape == (11, 100)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from support import Records, dataset, plan, rounds, same, states, world
+from support import dataset, rounds, same, states, world
 from torch import Tensor
 
 from lightning_modules.methods.fedavg import FedAvg
@@ -20,8 +18,6 @@ from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, FinetuneTask
-from pflsim.engine.simulation import Simulation
-from pflsim.errors import SettingsError
 from pflsim.fusion.layerwise import stack
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Uplink
@@ -127,23 +123,6 @@ def test_a_client_as_near_to_another_centre_stays() -> None:
     assert w.rule.fuse(state, ups).groups.tolist() == [0, 1, 0, 1]
 
 
-def test_no_uplinks_change_nothing() -> None:
-    w = world(FeSEM, Server())
-    state = w.rule.init(w.federation)
-    assert w.rule.fuse(state, []) is state
-
-
-def test_the_server_changes_nothing_it_was_given() -> None:
-    w, rng = world(FeSEM, Server(groups=2)), np.random.default_rng(5)
-    state: State = w.rule.fuse(w.rule.init(w.federation), [sent(rng, w.federation.initial, i) for i in range(4)])
-    ups = [Uplink(state.centres[1 - int(state.groups[i])], client=i) for i in range(4)]
-    copies, groups = [{k: v.clone() for k, v in c.items()} for c in state.centres], state.groups.clone()
-    after: State = w.rule.fuse(state, ups)
-    assert torch.equal(after.groups, 1 - groups) and torch.equal(state.groups, groups)
-    assert all(torch.equal(c[k], o[k]) for c, o in zip(state.centres, copies, strict=True) for k in c)
-    assert all(torch.equal(u.weights[k], copies[1 - int(groups[u.client])][k]) for u in ups for k in KEYS)
-
-
 def test_running_statistics_go_with_their_cluster_but_decide_nothing() -> None:
     w = world(FeSEM, Server(groups=2), model=normed)
     (mean,) = [k for k in w.federation.initial if k.endswith("running_mean")]
@@ -196,45 +175,6 @@ def test_two_kinds_of_clients_are_separated() -> None:
     assert scores[2] > 0.95 and scores[1] < 0.8
 
 
-def test_reports_the_cluster_model_as_received() -> None:
-    assert FeSEM.reported_model == "personal" and FeSEM.reported_phase == "received"
-    w = world(FeSEM, Server(groups=2))
-    executor = w.inline()
-    rounds(executor, 2, 4)
-    state: State = executor.server.state
-    rows = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
-    for client in range(4):
-        module = w.factory.build()
-        module.receive(w.rule.downlink(state, client))
-        x, y = executor.host.shards[client].test.batch(slice(None))
-        with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(module.net(x), y, reduction="sum")
-        assert rows[client].loss == pytest.approx(float(loss), rel=1e-6)
-    assert executor.evaluate(EvalRequest("global", "received", (0, 1, 2, 3), ("test",))) == []
-
-
-def test_a_trace_has_all_that_its_fusion_needs(tmp_path: Path) -> None:
-    """The groups and centres after round 2 come out of the files of round 1 and the uplinks of round 2."""
-    executor = world(FeSEM, Server(groups=2)).inline()
-    Simulation(executor, plan(4, 2, trace_rounds=(1, 2)), tmp_path, Records()).run()
-    one, two = (load_file(tmp_path / "trace" / f"round_000{t}" / "server.safetensors") for t in (1, 2))
-    ups = [load_file(tmp_path / "trace" / "round_0002" / f"up_00{i}.safetensors") for i in range(4)]
-    rows = np.array([flat({k: up[f"weights/{k}"] for k in KEYS}) for up in ups])
-    centres = np.array([flat({k: one[f"group/{k}"][m] for k in KEYS}) for m in range(2)])
-    nearest = ((rows[:, None] - centres[None]) ** 2).sum(-1).argmin(1)
-    assert two["groups"].tolist() == nearest.tolist()
-    for m in set(nearest.tolist()):
-        found = flat({k: two[f"group/{k}"][m] for k in KEYS})
-        np.testing.assert_allclose(found, rows[nearest == m].mean(0), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("groups", [0, -1, 5])
-def test_wrong_numbers_of_clusters_are_refused(groups: int) -> None:
-    with pytest.raises(SettingsError, match="method.groups"):
-        w = world(FeSEM, Server(groups=groups))
-        w.rule.init(w.federation)
-
-
 def numpy_losses(centre: Any, x: Tensor, y: Tensor) -> np.ndarray:
     """Cross-entropy of every example under a net of one hidden layer, in evaluation."""
     w1, b1, w2, b2 = (centre[k].double().numpy() for k in KEYS)
@@ -276,23 +216,3 @@ def test_a_centre_that_has_diverged_is_not_taken() -> None:
         module.before_training(shard)
         assert all(torch.equal(module.state_dict()[k], good[k]) for k in KEYS)
     assert not module._centres  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
-def test_a_newcomers_running_statistics(buffers: Any) -> None:
-    """Aggregated: the centre's. Local: its own. Recalibrated: measured on its training examples under the centre."""
-    w = world(FeSEM, Server(groups=2), model=normed, training=Training(lr=0.1, batch_size=4, buffers=buffers))
-    executor = w.inline()
-    rounds(executor, 2, 4)
-    module, shard, state = w.factory.build(), executor.host.shards[1], executor.server.state
-    own = {k: v.clone() for k, v in module.state_dict().items() if "running" in k}
-    module.join(w.rule.join(state, 4))
-    module.before_training(shard)
-    found = {k: v.clone() for k, v in module.state_dict().items()}
-    (centre,) = [c for c in state.centres if torch.equal(c["net.head.weight"], found["net.head.weight"])]
-    if buffers == "recalibrate":
-        module.recalibrate(shard.train)
-        own = {k: module.state_dict()[k] for k in own}
-    for key, value in own.items():
-        torch.testing.assert_close(found[key], centre[key] if buffers == "aggregate" else value)
-        assert (key in centre) == (buffers == "aggregate")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,9 @@ from support import World, dataset, states, world
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.gpfl import GPFL, ConditionalValve
 from lightning_modules.nets.cnn import MapCnn
-from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-from pflsim.data.federated import Examples, Partition, Shard
+from pflsim.data.federated import Examples, Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.servers.gpfl import GPFL as Server
 
@@ -131,30 +127,6 @@ def test_objective_and_steps_by_hand() -> None:
             weights[key] = got.copy()  # no error of the differences is carried on
 
 
-def test_embeddings_learn_by_the_angle_alone() -> None:
-    """Ĉ, g and p are fixed (below eq. 8): without decay the gradient of C is the angle term's."""
-    module, _, fixed = client()
-    batch = torch.rand(8, 1, 4, 4, dtype=torch.float64), torch.from_numpy(LABELS)
-    terms = module.objective(batch)
-    c = module.embeddings.weight
-    for name in ("ce", "magnitude"):
-        (found,) = torch.autograd.grad(terms[name], [c], retain_graph=True, allow_unused=True)
-        assert found is None, name
-    (angle,) = torch.autograd.grad(terms["angle"], [c], retain_graph=True)
-    (decay,) = torch.autograd.grad(terms["decay"], [c], retain_graph=True)
-    assert float(angle.abs().sum()) > 0
-    torch.testing.assert_close(decay, MU * c.detach())
-    held = {k: v.clone() for k, v in module.fixed.named_buffers()}
-    personal = module.personal.clone()
-    step = module.make_step(module.schedule()[0])
-    for _ in range(3):
-        module.optimise(batch, step)
-    assert not torch.equal(c.detach(), torch.from_numpy(fixed)), "C has moved"
-    assert all(torch.equal(held[k], v) for k, v in module.fixed.named_buffers())
-    assert torch.equal(module.personal, personal)
-    np.testing.assert_array_equal(held["embeddings"].numpy(), fixed)
-
-
 def test_valve() -> None:
     torch.manual_seed(0)
     valve = ConditionalValve(4).double()
@@ -222,30 +194,6 @@ def test_with_all_classes_alike_both_paths_are_one() -> None:
 # What travels -----------------------------------------------------------------------------------------------------
 
 
-def test_body_valve_and_embeddings_are_averaged_and_the_head_stays() -> None:
-    """Algorithm 1, lines 14 to 18, by NumPy; heads and conditions differ between clients."""
-    w = gpfl()
-    executor = w.inline()
-    sent = executor.send(range(4))
-    keys = set(executor.downlink(sent.downlinks[0]).weights)
-    assert keys == {k for k, _ in w.factory.build().named_parameters() if not k.startswith("net.head")}
-    assert {k.partition(".")[0] for k in keys} == {"net", "valve", "embeddings"}
-    trained = executor.run(TrainTask(1), sent)
-    ups = executor.uplinks(trained.uplinks[0])
-    executor.fuse(trained)
-    n = np.array([12, 7, 20, 9])
-    for key, value in executor.server.downlinks([0])[0].weights.items():
-        sent_up = np.stack([up.weights[key].double().numpy() for up in ups])
-        np.testing.assert_allclose(value.numpy(), np.einsum("k,k...->...", n / n.sum(), sent_up), rtol=1e-5, atol=1e-7)
-    found = states(executor)
-    for key in ("net.head.weight", "personal"):
-        assert not torch.equal(found[0][key], found[1][key])
-    before = found[2]["net.head.weight"]
-    with executor.host._client(TrainTask(2), 2, "train") as own:
-        executor.host._receive(own, executor.server.downlinks([2])[2])
-    assert torch.equal(executor.host.module.get_parameter("net.head.weight").detach(), before)
-
-
 def test_there_is_no_model_for_all() -> None:
     """Head and condition are the clients' own, so there is no global model."""
     executor = run(gpfl(), [ALL])
@@ -263,18 +211,6 @@ def test_everything_moves_and_weights_of_zero_are_off() -> None:
     assert float(terms["magnitude"].detach()) == float(terms["decay"].detach()) == 0
 
 
-def test_few_examples_and_classes() -> None:
-    """A class that nobody holds, clients of one class, of one example, and one that never takes part."""
-    data = dataset()
-    rows = [np.flatnonzero(data.y == j)[:n] for j, n in ((0, 9), (1, 1), (0, 9), (1, 9))]
-    part = Partition(tuple(rows), tuple(r[:1] for r in rows), tuple(r[:3] for r in rows))
-    executor = run(replace(gpfl(), partition=part), [(0, 1), (0, 2), (1, 2)])
-    assert all(v.isfinite().all() for s in states(executor).values() for v in s.values())
-    for phase in ("trained", "received"):
-        found = executor.evaluate(EvalRequest("personal", phase, ALL, ("test",)))  # type: ignore[arg-type]
-        assert len(found) == 4 and all(math.isfinite(row.loss) for row in found)
-
-
 def test_feature_maps() -> None:
     """Maps are flattened for the valve and get their shape back for the head."""
     model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
@@ -282,23 +218,3 @@ def test_feature_maps() -> None:
     module = executor.host.module
     assert module.get_parameter("embeddings.weight").shape == (3, math.prod(module.net.feature_shape))
     assert module.net.feature_shape == (3, 2, 2)
-
-
-# Settings ---------------------------------------------------------------------------------------------------------
-
-
-def job(*overrides: str) -> PreparedRun:
-    small = ["method=gpfl", "data=digits", "model=mlp", "clients=4", "rounds=2", "lr=0.05"]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([*small, *overrides], [CONFIGS])))
-
-
-def test_settings() -> None:
-    found = job().factory.build()
-    assert isinstance(found, GPFL) and (found.lam, found.mu) == (0.01, 0.1)
-    assert (GPFL.reported_model, GPFL.reported_phase) == ("personal", "trained")
-    for name in ("lam", "mu"):
-        with pytest.raises(SettingsError, match=f"method.{name}="):
-            job(f"method.{name}=-1")
-    with pytest.raises(SettingsError, match=r"net.body.*client 1"):
-        job("model.variants=[{hidden:[7,5]},{hidden:[5]}]")

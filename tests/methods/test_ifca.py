@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, rounds, same, softmax, states, trained_states, world
+from support import World, dataset, rounds, same, softmax, states, world
 
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.ifca import IFCA
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink, unpacked
 from pflsim.seeding import torch_generator
-from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.ifca import IFCA as Server
 
 ALL = (0, 1, 2, 3)
@@ -94,29 +91,6 @@ def test_three_rounds_by_hand() -> None:
 # Must hold --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [None, BATCH_NORM])
-@pytest.mark.parametrize("buffers", ["aggregate", "recalibrate"])
-def test_one_cluster_is_fedavg(model: Any, buffers: Any) -> None:
-    """To the bit, running statistics included; three, of which not all clients choose the first, are not."""
-    settings = {"training": Training(lr=LR, batch_size=4, buffers=buffers), "model": model, "seed": 3}
-    ends = []
-    for w in (world(FedAvg, FedAvgServer(), **settings), ifca(1, **settings), ifca(3, **settings)):
-        executor = w.inline()
-        rounds(executor, 3, 4, fraction=0.75)
-        ends.append({c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()})
-    assert same(ends[0], ends[1]) and not same(ends[0], ends[2])
-
-
-def test_the_bytes_of_all_models_count() -> None:
-    executor = ifca(groups=3).inline()
-    sent = executor.send(ALL)
-    one = sum(v.nbytes for v in executor.server.state.models[0].values())
-    assert set(sent.down_bytes.values()) == {3 * one}
-    assert {r.up_bytes for r in executor.run(TrainTask(1), sent).reports} == {one + 8}
-    downs = executor.server.downlinks(ALL)
-    assert all(down.extra is downs[0].extra for down in downs.values()), "sent once"
-
-
 def test_twins_end_in_one_cluster() -> None:
     """Whatever the start; and with most starts apart from the clients with other labels."""
     apart = 0
@@ -178,20 +152,3 @@ def test_newcomers_choose_too() -> None:
     w = ifca()
     down = w.rule.join(w.rule.init(w.federation), 9)
     assert set(unpacked(down, "model/")) == {0, 1, 2}
-
-
-def test_absent_clients_are_evaluated_with_the_newest_models() -> None:
-    executor = ifca(groups=1).inline()
-    executor.fuse(executor.run(TrainTask(1), executor.send([0, 1])))
-    rows = executor.evaluate(EvalRequest("personal", "received", (3,), ("test",), 1))
-    module = ifca(groups=1).factory.build()
-    module.net.load_state_dict({k.removeprefix("net."): v for k, v in executor.server.state.models[0].items()})
-    x, y = executor.host.shards[3].test.batch(slice(None))
-    expected = torch.nn.functional.cross_entropy(module.net(x), y, reduction="sum")
-    assert rows[0].loss == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert trained_states(executor, executor.run(TrainTask(2), executor.send(ALL))).keys() == set(ALL)
-
-
-def test_settings() -> None:
-    with pytest.raises(SettingsError, match="method.groups=0"):
-        ifca(groups=0)

@@ -13,7 +13,6 @@ from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.l2gd import L2GD
-from lightning_modules.methods.local import Local
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.prepare import prepare
@@ -24,7 +23,6 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.seeding import coin
 from pflsim.servers.l2gd import L2GD as Server
-from pflsim.servers.local import Local as LocalServer
 
 ALL = (0, 1, 2, 3)
 TRAINING = Training(lr=0.1, batch_size=4)
@@ -102,18 +100,6 @@ def test_eleven_rounds_by_hand() -> None:
     for client in ALL:
         own = np.column_stack([found[client][k].numpy() for k in keys])
         np.testing.assert_allclose(own, x[client], rtol=1e-4, atol=2e-6)
-
-
-@pytest.mark.parametrize("training", [Training(lr=0.1, batch_size=4, local_epochs=2, lr_decay=0.9), TRAINING])
-def test_without_aggregation_it_is_local(training: Training) -> None:
-    one, other = l2gd(0.0, training=training).inline(), world(Local, LocalServer(), training=training).inline()
-    rounds(other, 5, 4, fraction=0.75)
-    for report in rounds(one, 5, 4, fraction=0.75):
-        assert report.up_bytes == 0
-    assert equal(nets(states(other)), states(one))
-    assert set(one.send(ALL).down_bytes.values()) == {0}
-    request = EvalRequest("personal", "trained", ALL, ("test",), 5)
-    assert one.evaluate(request) == other.evaluate(request)
 
 
 def test_the_mean_stays_through_consecutive_aggregations() -> None:
@@ -209,19 +195,6 @@ def test_a_decay_beyond_all_numbers_is_refused_too() -> None:
     l2gd(lam=0.0, training=Training(lr=0.1, lr_decay=1e10, last_round=100))
 
 
-@pytest.mark.parametrize("p", [1.0, -0.1, 1.5, float("nan")])
-def test_chances_that_are_none_are_refused(p: float) -> None:
-    with pytest.raises(SettingsError, match=r"method\.p"):
-        Server(p=p)
-    with pytest.raises(SettingsError, match=r"method\.p"):
-        world(partial(L2GD, p=p), Server())
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"method\.lam"):
-        l2gd(lam=-1.0)
-
-
 def normed(input_shape: tuple[int, ...], classes: int) -> Net:
     body = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU())
     return Net(body, nn.Linear(6, classes), (6,), classes)
@@ -274,18 +247,6 @@ def test_the_mean_that_comes_is_kept_beside_the_model() -> None:
     assert all(torch.equal(found[k], v) for k, v in mean.weights.items())
     fresh = inputs @ mean.weights["net.body.1.weight"].T + mean.weights["net.body.1.bias"]
     torch.testing.assert_close(found["net.body.2.running_mean"], fresh.mean(0))
-
-
-def test_the_global_model_is_the_last_mean() -> None:
-    executor = l2gd().inline()
-    rounds(executor, 5, 4)
-    module = executor.host.factory.build().eval()
-    module.net.load_state_dict({k.removeprefix("net."): v for k, v in executor.server.state.weights.items()})
-    row = executor.evaluate(EvalRequest("global", "received", (1,), ("test",), 5))[0]
-    inputs, labels = executor.host.shards[1].test.batch(slice(None))
-    with torch.no_grad():
-        loss = nn.functional.cross_entropy(module.net(inputs), labels, reduction="sum")
-    assert row.loss == pytest.approx(float(loss), rel=1e-6)
 
 
 def test_a_newcomer_starts_from_the_mean_and_trains_whatever_the_coin_says() -> None:

@@ -6,8 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from by_hand import (
     SIZES,
     Arrays,
@@ -30,11 +28,9 @@ from lightning_modules.methods.moon import Moon
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import SettingsError
 from pflsim.servers.fedavg import FedAvg as Server
 
 ALL: tuple[int, ...] = (0, 1, 2, 3)
-NET_BYTES = (16 * 5 + 5 + 5 * 3 + 3) * 4
 
 
 def moon(mu: float = 1.0, **settings: Any) -> World:
@@ -82,17 +78,6 @@ def test_three_rounds_by_hand() -> None:
         close(values(executor.server.state.weights), common)
 
 
-@pytest.mark.parametrize("training", [Training(lr=0.1, batch_size=4, momentum=0.5), Training(lr=0.1, local_steps=5)])
-def test_with_mu_0_it_is_fedavg(training: Training) -> None:
-    """To the bit; with the default it is not."""
-    found = []
-    for client in (partial(Moon, mu=0.0), FedAvg, Moon):
-        executor = world(client, Server(), training=training).inline()
-        rounds(executor, 3, 4, fraction=0.75)
-        found.append(executor.server.state.weights)
-    assert same({0: found[0]}, {0: found[1]}) and not same({0: found[0]}, {0: found[2]})
-
-
 def test_the_first_round_of_a_client_has_no_contrast() -> None:
     """Also if it first takes part in a later round: then it trains as under FedAvg, to the bit."""
     one, other = moon(5.0).inline(), world(FedAvg, Server()).inline()
@@ -108,33 +93,6 @@ def test_the_first_round_of_a_client_has_no_contrast() -> None:
         for executor, t in zip(executors, trained, strict=True)
     ]
     assert same({2: weights[0][2]}, {2: weights[1][2]}) and not same({1: weights[0][1]}, {1: weights[1][1]})
-
-
-def test_features_move_towards_the_received_model() -> None:
-    """With a large μ they end nearer to it and farther from the previous body than without."""
-    found = []
-    for mu in (0.0, 50.0):
-        executor = moon(mu, training=Training(lr=0.02, batch_size=4)).inline()
-        rounds(executor, 1, 4)
-        received, previous = values(executor.server.state.weights), values(states(executor)[2])
-        executor.run(TrainTask(2), executor.send((2,)))
-        trained: Any = executor.run(TrainTask(2), executor.send((2,))).states[2]
-        x = executor.host.shards[2].train.x.numpy().reshape(20, -1) / 255
-        z = features(values(trained), x)
-        found.append((cosine(z, features(received, x))[0] - cosine(z, features(previous, x))[0]).mean())
-    assert found[1] > found[0]
-
-
-def test_bytes_are_fedavgs_and_the_previous_body_stays() -> None:
-    executor = moon().inline()
-    for t in (1, 2):
-        sent = executor.send(ALL)
-        trained = executor.run(TrainTask(t), sent)
-        executor.fuse(trained)
-        assert {r.up_bytes for r in trained.reports} == set(sent.down_bytes.values()) == {NET_BYTES}
-    for state in states(executor).values():
-        assert bool(state["has_previous"])
-        assert torch.equal(state["previous.fc1.weight"], state["net.body.fc1.weight"])
 
 
 def normed(input_shape: tuple[int, ...], classes: int) -> Net:
@@ -165,9 +123,3 @@ def test_features_of_zero_are_not_an_error() -> None:
     executor = moon(model=dead).inline()
     rounds(executor, 3, 4)
     assert all(v.isfinite().all() for v in executor.server.state.weights.values())
-
-
-@pytest.mark.parametrize(("name", "value"), [("mu", -0.1), ("temperature", 0.0)])
-def test_settings_that_cannot_be_are_refused(name: str, value: float) -> None:
-    with pytest.raises(SettingsError, match=rf"method\.{name}"):
-        world(partial(Moon, **{name: value}), Server())

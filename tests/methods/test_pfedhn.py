@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, states, world
+from support import World, rounds, world
 
-from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.methods.pfedhn import PFedHN
 from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, parts, pull_back, rebuilt, tensors
 from pflsim.messages import Uplink
 from pflsim.servers import pfedhn
@@ -122,66 +120,7 @@ def test_step_is_the_vector_jacobian_product() -> None:
     assert largest > 1
 
 
-# The sign -------------------------------------------------------------------------------------------------------------
-
-
-def distances(w: World, state: State, sent: list[Uplink]) -> list[float]:
-    """‖θ_i − θ_i(after)‖² of every client."""
-    downs = w.rule.downlinks(state, range(w.clients))
-    return [
-        sum(float((downs[u.client].weights[k].double() - v.double()).square().sum()) for k, v in u.weights.items())
-        for u in sent
-    ]
-
-
-@pytest.mark.parametrize("clients", [(1,), (0, 1, 2, 3)])
-def test_a_step_moves_generated_weights_towards_the_trained_model(
-    clients: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And away from it with the sign of the printed Algorithm 1."""
-    w = hn(hn_lr=1e-3, **PLAIN)
-    state = after_rounds(w, 3)
-    sent = ups(w, state, clients)
-    before, closer = sum(distances(w, state, sent)), sum(distances(w, w.rule.fuse(state, sent), sent))
-    assert closer < before
-
-    def flipped(*a: Any) -> Hypernetworks:
-        found = pull_back(*a)
-        return rebuilt(found, [-t for t in tensors(found)])
-
-    monkeypatch.setattr(pfedhn, "pull_back", flipped)
-    assert sum(distances(w, w.rule.fuse(state, sent), sent)) > before
-
-
-def test_many_steps_reach_fixed_targets() -> None:
-    """Four different models, one for each client: the common hypernetwork learns them all."""
-    w = hn(hn_lr=0.05, hidden=(20,), hn_weight_decay=0.0)
-    state = w.rule.init(w.federation)
-    targets = ups(w, state, scale=0.3)
-    first = distances(w, state, targets)
-    with torch_threads(1):
-        for _ in range(120):
-            state = w.rule.fuse(state, targets)
-    assert all(last < 0.05 * start for last, start in zip(distances(w, state, targets), first, strict=True))
-
-
 # Several clients a round ----------------------------------------------------------------------------------------------
-
-
-def test_phi_moves_by_the_mean_and_an_embedding_by_its_own() -> None:
-    w = hn(hn_lr=0.1, **PLAIN)
-    state = after_rounds(w, 2)
-    sent = ups(w, state)
-    v, *phi = tensors(state.nets)
-    together = tensors(w.rule.fuse(state, sent).nets)
-    alone = [tensors(w.rule.fuse(state, [u]).nets) for u in sent]
-    for i in range(4):
-        torch.testing.assert_close(together[0][i], alone[i][0][i], rtol=1e-5, atol=1e-6)
-        others = [j for j in range(4) if j != i]
-        assert torch.equal(alone[i][0][others], v[others]) and not torch.equal(alone[i][0][i], v[i])
-    for number, before in enumerate(phi, start=1):
-        mean = torch.stack([one[number] - before for one in alone]).mean(0)
-        torch.testing.assert_close(together[number] - before, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_only_a_few_outputs_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,20 +152,6 @@ def test_only_a_few_outputs_are_worked_on_at_once(monkeypatch: pytest.MonkeyPatc
         assert all(
             torch.allclose(v, downs[client].weights[k], rtol=1e-4, atol=1e-6) for k, v in message.weights.items()
         )
-
-
-def test_gradients_become_the_velocity_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a fusion holds the heads four times and no more: nets and velocity, as they were and as they become."""
-    w = hn()
-    state, seen = after_rounds(w, 1), []
-
-    def watched(*a: Any) -> Hypernetworks:
-        seen.extend(tensors(found := pull_back(*a)))
-        return found
-
-    monkeypatch.setattr(pfedhn, "pull_back", watched)
-    fused = w.rule.fuse(state, ups(w, state))
-    assert [t.data_ptr() for t in tensors(fused.velocity)] == [t.data_ptr() for t in seen]
 
 
 def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
@@ -264,17 +189,6 @@ def test_untrained_replies_change_nothing_without_momentum_and_decay() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
 
 
-def test_the_server_changes_nothing_it_was_given() -> None:
-    w = hn()
-    state = after_rounds(w, 2)
-    sent = ups(w, state)
-    held = [*tensors(state.nets), *tensors(state.velocity), *(v for u in sent for v in u.weights.values())]
-    copies = [t.clone() for t in held]
-    w.rule.downlinks(w.rule.fuse(state, sent), range(4))
-    assert all(torch.equal(a, b) for a, b in zip(held, copies, strict=True))
-    assert w.rule.fuse(state, []) is state
-
-
 def test_running_statistics_are_averaged_and_do_not_steer() -> None:
     w = hn(model=partial(Cnn, channels=[2], kernel=3, hidden=4, norm="batch"))
     state = after_rounds(w, 2)
@@ -295,17 +209,6 @@ def test_running_statistics_are_averaged_and_do_not_steer() -> None:
     assert not after_rounds(local, 1).statistics
 
 
-def test_absent_clients_keep_their_own_model() -> None:
-    w = hn()
-    executor = w.inline()
-    before = states(executor)
-    executor.fuse(executor.run(TrainTask(1), executor.send([0, 2])))
-    now = states(executor)
-    for client in range(4):
-        same = all(torch.equal(now[client][k], v) for k, v in before[client].items())
-        assert same == (client in (1, 3))
-
-
 def test_a_newcomer_is_sent_what_the_mean_embedding_generates() -> None:
     w = hn()
     state = after_rounds(w, 2)
@@ -323,25 +226,6 @@ def test_width_of_the_embedding(clients: int, width: int) -> None:
     assert nets.embeddings.shape == (clients, width)
     assert [tuple(layer.weight.shape) for layer in nets.hidden] == [(1, 100, width), (1, 100, 100), (1, 100, 100)]
     assert len(nets.heads) == len(w.federation.initial)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"embedding": 0}, "method.embedding=0"),
-        ({"hidden": (5, 0)}, "method.hidden=0"),
-        ({"hn_lr": -1.0}, "method.hn_lr=-1"),
-        ({"hn_momentum": 1.0}, "method.hn_momentum=1"),
-        ({"hn_weight_decay": -0.1}, "method.hn_weight_decay=-0.1"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        hn(**settings)
-
-
-def test_reported_as_received() -> None:
-    assert (PFedHN.reported_model, PFedHN.reported_phase) == ("personal", "received")
 
 
 @pytest.mark.parametrize(("clients", "rate"), [(1, 0.01), (3, 0.03), (12, 0.1)])

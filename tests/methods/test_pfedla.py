@@ -24,12 +24,9 @@ from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
-from pflsim.errors import SettingsError
-from pflsim.fusion import hypernetwork
 from pflsim.fusion.hypernetwork import Linear, tensors
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load
-from pflsim.servers import pfedla
 from pflsim.servers.base import Federation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.local import Local as LocalServer
@@ -116,21 +113,6 @@ def distance(w: World, nets: Any, state: Any, ups: list[Uplink]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("normaliser", ["softmax", "relu"])
-def test_a_step_moves_the_mixture_towards_the_trained_model(normaliser: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And away from it with the sign the other way round, as in public code."""
-    w = la(normaliser=normaliser, hn_lr=1e-3)
-    state = after_rounds(w, 3)
-    ups = sent(w, state)
-    before = distance(w, state.nets, state, ups)
-    closer = distance(w, w.rule.fuse(state, ups).nets, state, ups)
-    assert all(a < b for a, b in zip(closer, before, strict=True))
-
-    monkeypatch.setattr(pfedla, "descend", lambda *a: hypernetwork.descend(*a[:-1], -a[-1]))
-    farther = distance(w, w.rule.fuse(state, ups).nets, state, ups)
-    assert all(a > b for a, b in zip(farther, before, strict=True))
-
-
 @pytest.mark.parametrize("k", [0, 1])
 def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> None:
     """Clients 0 and 1 hold the same examples, of class 0 and a few of class 1; from equal weights everywhere."""
@@ -149,18 +131,6 @@ def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> N
 
 
 # The round ------------------------------------------------------------------------------------------------------------
-
-
-def test_all_clients_of_a_round_learn_from_the_same_table() -> None:
-    """What one client's hypernetwork does is the same whether or not others report in the round."""
-    w = la(hn_lr=0.5)
-    state = after_rounds(w, 2)
-    ups = sent(w, state)
-    together = tensors(w.rule.fuse(state, ups).nets)
-    for up in ups:
-        alone = tensors(w.rule.fuse(state, [up]).nets)
-        rows = zip(together, alone, strict=True)
-        assert all(torch.allclose(a[up.client], b[up.client], rtol=1e-5, atol=1e-7) for a, b in rows)
 
 
 def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
@@ -212,19 +182,6 @@ def test_absent_clients_keep_their_row_and_their_hypernetwork() -> None:
     assert all(torch.equal(second.table[3][k], v) for k, v in w.federation.initial.items())
     own = states(executor)
     assert all(torch.equal(second.table[i][k], v) for i in (0, 1, 2) for k, v in own[i].items() if k.startswith("net"))
-
-
-def test_the_server_changes_nothing_it_was_given() -> None:
-    w = la(k=1, hn_lr=0.5)
-    state = after_rounds(w, 2)
-    ups = sent(w, state)
-    held = [*tensors(state.nets), *(v for t in state.table.values() for v in t.values())]
-    held += [v for u in ups for v in u.weights.values()]
-    copies = [t.clone() for t in held]
-    fused = w.rule.fuse(state, ups)
-    w.rule.downlinks(fused, range(4))
-    assert all(torch.equal(a, b) for a, b in zip(held, copies, strict=True))
-    assert w.rule.fuse(state, []) is state
 
 
 def test_running_statistics_are_mixed_with_their_unit_but_do_not_steer() -> None:
@@ -293,11 +250,6 @@ def test_kept_units_in_the_step(update_kept: bool) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)) != (changes or update_kept)
 
 
-def test_without_kept_units_heurpfedla_is_pfedla() -> None:
-    assert same(after(la(k=0, client=HeurpFedLA)), after(la()))
-    assert not same(after(la(k=1, client=HeurpFedLA)), after(la()))
-
-
 @pytest.mark.parametrize(
     ("image", "norm", "kept", "costs"),
     [
@@ -355,25 +307,3 @@ def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> No
             assert found.keys() == expected.keys() and len(found) == (2 if k else 4)
             for key, value in expected.items():
                 np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"k": 3}, r"method.k=3 .*2 .*\(net.body.fc1, net.head\)"),
-        ({"k": 2, "unit": "model"}, r"method.k=2 .*1 .*\(model\)"),
-        ({"k": -1}, "method.k=-1"),
-        ({"hn_lr": -0.1}, "method.hn_lr=-0.1"),
-        ({"hn_lr": float("nan")}, "method.hn_lr=nan"),
-        ({"embedding": 0}, "method.embedding=0"),
-        ({"hidden": (5, 0)}, "method.hidden=0"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingsError, match=says):
-        la(**settings).inline()
-
-
-def test_reported_as_received() -> None:
-    """Eq. 7 is the loss of the mixtures, and they are the output of Algorithm 1."""
-    assert {(c.reported_model, c.reported_phase) for c in (PFedLA, HeurpFedLA)} == {("personal", "received")}

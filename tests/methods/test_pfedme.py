@@ -11,7 +11,6 @@ import pytest
 import torch
 from support import Records, plan, rounds, same, softmax, states, trained_states, world
 
-from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.pfedme import PFedMe
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
@@ -206,34 +205,6 @@ def test_a_run_reports_both_models(tmp_path: Any) -> None:
     assert found == {("personal", "trained"), ("global", "received")}
 
 
-def test_only_w_travels_and_only_participants_change() -> None:
-    executor = world(PFedMe, Server()).inline()
-    before = states(executor)
-    trained = executor.run(TrainTask(1), executor.send([1, 2]))
-    (ups,) = [executor.uplinks(handle) for handle in trained.uplinks]
-    assert all(set(up.weights) == set(KEYS) for up in ups)
-    after = trained_states(executor, trained)
-    assert [c for c in range(4) if not same({0: before[c]}, {0: after[c]})] == [1, 2]
-    for up in ups:
-        assert all(torch.equal(up.weights[k], after[up.client][k]) for k in KEYS)
-
-
-def test_a_stiff_pull_keeps_theta_near_w() -> None:
-    """λ large (and η_p < 2/λ): ‖θ − w‖ falls as 1/λ."""
-    gaps = []
-    for lam in (20.0, 200.0):
-        client = partial(PFedMe, lam=lam, personal_lr=0.5 / lam, inner_steps=50)
-        executor = world(client, Server(), training=Training(lr=1e-6, batch_size=40)).inline()
-        rounds(executor, 1, 4)
-        state = states(executor)[2]
-        gaps.append(math.sqrt(sum(float((state[k] - state[theta_name(k)]).square().sum()) for k in KEYS)))
-    assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.2)
-
-
-def theta_name(key: str) -> str:
-    return "theta." + key.removeprefix("net.").replace(".", "/")
-
-
 def test_running_statistics_belong_to_theta_and_w_alike() -> None:
     """A model with batch normalisation: one set of running statistics, which moves with θ's K passes and travels."""
     executor = world(partial(PFedMe, inner_steps=3), Server(), model=normed).inline()
@@ -244,41 +215,6 @@ def test_running_statistics_belong_to_theta_and_w_alike() -> None:
     assert not any("running" in key and key.startswith("theta") for key in state)
     (up,) = executor.uplinks(trained.uplinks[0])
     assert any("running_mean" in key for key in up.weights)
-
-
-def test_one_example_is_enough() -> None:
-    executor = world(PFedMe, Server(), sizes=(1, 7)).inline()
-    reports = rounds(executor, 2, 2)
-    assert all(math.isfinite(v) for report in reports for v in report.losses.values())
-
-
-def test_it_is_not_fedavg() -> None:
-    training = Training(lr=0.05, batch_size=4)
-    ours, average = (world(c, Server(), training=training).inline() for c in (PFedMe, FedAvg))
-    for executor in (ours, average):
-        rounds(executor, 1, 4)
-    a, b = ours.server.state.weights, average.server.state.weights
-    assert not any(torch.equal(a[k], b[k]) for k in KEYS)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("lam", 0.0),
-        ("lam", -1.0),
-        ("lam", 1e6),
-        ("inner_steps", 0),
-        ("personal_lr", 0.0),
-        ("personal_lr", 0.5),
-        ("beta", 0.0),
-    ],
-)
-def test_wrong_settings_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(SettingsError, match=f"method.{setting}"):
-        if setting == "beta":
-            Server(beta=value)
-        else:
-            world(partial(PFedMe, **{setting: value}), Server())  # type: ignore[arg-type]
 
 
 def test_the_largest_stable_penalty_is_named() -> None:

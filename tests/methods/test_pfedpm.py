@@ -17,14 +17,13 @@ from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedpm import PFedPM
 from lightning_modules.nets.cnn import Cnn, MapCnn
 from lightning_modules.nets.mlp import Mlp
-from lightning_modules.nets.relation import RelationModule
 from lightning_modules.prepare import prepare
 from lightning_modules.training import Training
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Prototypes, Uplink, payload_bytes
+from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
 
@@ -180,47 +179,7 @@ def test_the_first_round_knows_no_features() -> None:
     assert all(r.losses["net/align"] > 0 and r.losses["relation/mse"] > 0 for r in reports)
 
 
-def test_the_relation_module_sees_mixed_features_and_global_ones_for_missing_classes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    executor = limited(pfedpm(a=0.3), [[0, 1], [1, 2], [0, 1], [1]]).inline()
-    run(executor, [(0, 1, 3)])
-    own, common = states(executor)[0], executor.server.state.features
-    assert own["own_counts"].tolist()[2] == 0 and common.counts.tolist()[2] > 0
-    seen: list[torch.Tensor] = []
-    forward = RelationModule.forward
-
-    def spy(self: RelationModule, features: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        seen.append(classes.clone())
-        return forward(self, features, classes)
-
-    monkeypatch.setattr(RelationModule, "forward", spy)
-    run(executor, [(0,)], first=2)
-    assert seen
-    for classes in seen:
-        for j in (0, 1):
-            torch.testing.assert_close(classes[j], 0.3 * own["own_means"][j] + 0.7 * common.means[j])
-        assert torch.equal(classes[2], common.means[2])
-
-
 # Clients that lack classes, or come and go --------------------------------------------------------------------------
-
-
-def test_bytes() -> None:
-    """Up: (classes held)·(D+1)·4; down: (classes that anyone has reported)·(D+1)·4."""
-    held = [[0], [1, 2], [0, 1], [0]]
-    executor = limited(pfedpm(), held).inline()
-    reports = run(executor, [(0, 3), ALL])
-    assert [r.up_bytes for r in reports[0]] == [1 * (5 + 1) * 4] * 2
-    assert [r.up_bytes for r in reports[1]] == [len(c) * (5 + 1) * 4 for c in held]
-    executor = limited(pfedpm(), held).inline()
-    run(executor, [(0, 3)])
-    assert executor.send([1]).down_bytes == {1: 1 * (5 + 1) * 4}
-    run(executor, [(1,)], first=2)
-    assert set(executor.send(ALL).down_bytes.values()) == {3 * (5 + 1) * 4}
-    down = executor.server.downlinks(ALL)
-    assert len({id(m.prototypes) for m in down.values()}) == 1, "one section for all, moved once"
-    assert payload_bytes(down[0]) == 3 * (5 + 1) * 4
 
 
 def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
@@ -229,17 +188,6 @@ def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
     with executor.host._client(TrainTask(2), 0, "train"):
         scores = executor.host.module.eval().predict(torch.rand(9, 1, 4, 4)).detach()
     assert (scores[:, [0, 2]] == 0).all() and (scores[:, 1] > 0).all() and (scores[:, 1] < 1).all()
-
-
-def test_clients_that_come_back_have_their_own_features() -> None:
-    executor = limited(pfedpm(a=1.0, lam=1.0), [[0, 1], [1, 2], [0, 1, 2], [2]]).inline()
-    run(executor, [(0, 1)])
-    left = states(executor)[0]["own_means"]
-    run(executor, [(1, 2), (2, 3)], first=2)
-    assert torch.equal(states(executor)[0]["own_means"], left)
-    run(executor, [(0,)], first=4)
-    assert torch.equal(states(executor)[0]["mixed"][:2], left[:2])
-    assert torch.equal(states(executor)[0]["mixed"][2], executor.server.state.features.means[2])
 
 
 def test_the_prediction_does_not_change_the_training() -> None:
@@ -307,37 +255,10 @@ def test_one_pair_alone_is_scored() -> None:
     assert 0 < float(terms["mse"].detach()) < 1
 
 
-def test_defaults() -> None:
-    client = job("method=pfedpm").factory.build()
-    assert (client.a, client.lam, client.distance, client.alternate, client.predicts_by) == (
-        0.5, 1.0, "mse", "round", "decision",
-    )  # fmt: skip
-    assert job("method=r_pfedpm").factory.build().predicts_by == "relation"
-
-
 def job(*overrides: str) -> Any:
     with composing([CONFIGS]):
         settings = to_settings(composed([*DIGITS, *overrides], [CONFIGS]))
     return prepare(settings)
-
-
-@pytest.mark.parametrize("method", ["pfedpm", pytest.param("r_pfedpm", marks=pytest.mark.slow)])
-def test_clients_with_different_models_work_together(method: str) -> None:
-    """Their features meet at the server; λ=0 is Local here as well."""
-    made, alone = job(f"method={method}", "method.lam=0.0"), job("method=local")
-    executors = [
-        InlineExecutor(j.factory, j.dataset, j.partition, j.rule, j.federation)
-        for j in (made, alone, job(f"method={method}"))
-    ]
-    for executor in executors:
-        executor.start()
-        rounds(executor, 2, 5)
-    found, plain_sgd, pulled = (states(e) for e in executors)
-    assert [found[c]["net.body.conv1.weight"].shape[0] for c in range(5)] == [18, 20, 22, 18, 20]
-    for c in range(5):
-        assert all(torch.equal(v, found[c][k]) for k, v in plain_sgd[c].items())
-        assert not torch.equal(pulled[c]["net.body.conv1.weight"], plain_sgd[c]["net.body.conv1.weight"])
-    assert executors[0].server.state.features.means.shape == (10, made.federation.feature_width)
 
 
 def test_features_of_another_shape_are_refused() -> None:
@@ -348,23 +269,6 @@ def test_features_of_another_shape_are_refused() -> None:
         job("method=pfedpm", "model.kernel=1", "model.padding=4", f"model.variants={equally_wide}")
     with pytest.raises(SettingsError, match="fedavg .*client 1"):
         job("method=fedavg")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("method.a=1.5", r"method\.a=1\.5: expected a number >= 0 and <= 1"),
-        ("method.a=-0.1", r"method\.a=-0\.1: expected"),
-        ("method.lam=-1", r"method\.lam"),
-        ("method.relation_hidden=0", r"method\.relation_hidden=0"),
-        ("method.distance=cosine", "cosine"),
-        ("method.predict=both", "both"),
-        ("method.alternate=never", "never"),
-    ],
-)
-def test_settings_out_of_range(override: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        job("method=pfedpm", override)
 
 
 def test_a_server_of_another_method_is_noticed() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
-from support import Records, dataset, plan, softmax, world
+from support import dataset, softmax, world
 
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.pfedpm import PFedPM, batch_means, mixed_features
@@ -21,7 +19,6 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
-from pflsim.engine.simulation import Simulation
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.pfedpm import PFedPM as Server
 
@@ -333,23 +330,3 @@ def test_relation_module_is_that_on_concatenated_pairs(shape: tuple[int, ...]) -
     for mode in (module.train(), module.eval()):
         expected = mode.rest(mode.norm(mode.first(pairs))).view(2, 3)
         torch.testing.assert_close(mode(z, mixed), expected, rtol=1e-12, atol=1e-12)
-
-
-# Traced -------------------------------------------------------------------------------------------------------------
-
-
-def test_global_features_from_traced_messages(tmp_path: Path) -> None:
-    """The server's step recomputed outside the program: round 2's downlinks are the fusion of round 1's uplinks."""
-    w = world(PFedPM, Server(), sizes=(12, 7, 20))
-    Simulation(w.inline(), plan(3, 2, trace_rounds=(1, 2)), tmp_path, Records()).run()
-    ups = [load_file(tmp_path / "trace" / "round_0001" / f"up_{i:03d}.safetensors") for i in range(3)]
-    assert all(set(up) == {"prototypes/means", "prototypes/counts"} for up in ups)
-    counts = np.stack([up["prototypes/counts"] for up in ups]).astype(float)
-    means = np.stack([up["prototypes/means"] for up in ups]).astype(float)
-    fused = np.einsum("kc,kcd->cd", counts, means) / counts.sum(0)[:, None]
-    numbers = load_file(tmp_path / "trace" / "round_0001" / "server.safetensors")
-    np.testing.assert_allclose(numbers["gfr"], fused, rtol=1e-6)
-    np.testing.assert_array_equal(numbers["gfr_counts"], counts.sum(0))
-    for i in range(3):
-        down = load_file(tmp_path / "trace" / "round_0002" / f"down_{i:03d}.safetensors")
-        np.testing.assert_allclose(down["prototypes/means"], fused, rtol=1e-6)

@@ -13,7 +13,7 @@ import torch
 from support import World, dataset, partition, same, world
 from torch import Tensor, nn
 
-from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.base import Batch, Terms
 from lightning_modules.hosts import threads
 from lightning_modules.hosts.client_host import ClientHost, Reply
 from lightning_modules.hosts.server_host import ServerHost, identity
@@ -107,36 +107,6 @@ def test_a_host_trains_the_clients_it_is_asked_to() -> None:
     after = copy(private_states(home))
     assert same({c: before[c] for c in (0, 3)}, {c: after[c] for c in (0, 3)})
     assert not any(torch.equal(before[c]["net.head.weight"], after[c]["net.head.weight"]) for c in (1, 2))
-
-
-def test_states_and_uplinks_are_nobody_elses_memory() -> None:
-    home = host(made := make())
-    ups = train(home, made, ALL)
-    tensors = [t for state in private_states(home).values() for t in state.values()]
-    tensors += [t for up in ups for t in up.weights.values()] + list(made.federation.initial.values())
-    tensors += list(home.module.state_dict().values())
-    assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
-
-
-class Secretive(FedProx):
-    """Holds an anchor only where it is sent something, and pulls towards whatever is held."""
-
-    def receive(self, downlink: Message) -> None:
-        if downlink.weights:
-            super().receive(downlink)
-
-    def objective(self, batch: Batch) -> Terms:
-        held = list(self.received.pairs(self))
-        return super().objective(batch) if held else ClientModule.objective(self, batch)
-
-
-def test_an_anchor_does_not_reach_the_next_client() -> None:
-    made = make(partial(Secretive, mu=5.0))
-    together, alone = host(made), host(made)
-    far = Message(weights={key: value + 1 for key, value in made.federation.initial.items()})
-    replies = together.run(TrainTask(1), {0: far, 1: Message()})
-    (reply,) = run(alone, 1, [1], Message())
-    assert same({1: replies[1].state}, {1: dict(reply.state or {})})
 
 
 class Attentive(FedAvgClient):
@@ -302,11 +272,6 @@ def test_recalibration_measures_with_the_received_weights() -> None:
 
 
 # Initial values
-
-
-def test_all_clients_start_the_same_by_default() -> None:
-    states = private_states(host(make()))
-    assert all(same({0: dict(states[0])}, {0: dict(states[c])}) for c in ALL)
 
 
 @pytest.mark.parametrize("client", [Split, FedAvgClient])

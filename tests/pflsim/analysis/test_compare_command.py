@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from made_runs import make_run
 
 from pflsim.analysis.compare import main
@@ -58,12 +57,6 @@ def test_files(said: Said, folder: Path, tmp_path: Path, suffix: str, start: str
     status, out, _ = said(folder, "--out", file)
     assert (status, out) == (0, f"written to {file}\n")
     assert file.read_text(encoding="utf-8").startswith(start) and file.read_text(encoding="utf-8").endswith("\n")
-
-
-def test_the_format_asked_for_comes_first(said: Said, folder: Path, tmp_path: Path) -> None:
-    assert said(folder, "--out", tmp_path / "x.dat", "--format", "csv")[0] == 0
-    assert (tmp_path / "x.dat").read_text().startswith("label,")
-    assert said(folder, "--format", "markdown")[1].splitlines()[2].startswith("| method")
 
 
 @pytest.mark.parametrize(
@@ -122,19 +115,6 @@ def test_a_broken_run(said: Said, folder: Path) -> None:
     assert status == 2 and err.startswith(f"error: {folder}/local-0/metrics.jsonl cannot be read")
 
 
-HEADER = "round,client,split,model,phase,correct,total,loss"
-
-
-@pytest.mark.parametrize("content", ["round,client\n1,0\n2,0\n", f"{HEADER}\n2,0,test,personal,trained,x,10,0\n", None])
-def test_broken_counts(said: Said, folder: Path, content: str | None) -> None:
-    path = folder / "local-0/per_client.csv"
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    status, _, err = said(folder)
-    assert status == 2 and err.startswith(f"error: {path} cannot be read")
-
-
 def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
     path = folder / "local-0/per_client.csv"
     whole = path.read_text()
@@ -157,17 +137,3 @@ def test_help_is_fast_and_a_closed_pipe_is_no_error(folder: Path) -> None:
     command = f"set -o pipefail; {sys.executable} -m pflsim compare {folder} --format csv | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_settings_that_are_not_in_the_file_have_their_defaults(said: Said, folder: Path) -> None:
-    config = next(folder.glob("*/config.yaml"))
-    content = {key: value for key, value in yaml.safe_load(config.read_text()).items() if key != "eval"}
-    config.write_text(yaml.safe_dump(content))  # of an older version, or cut short
-    assert said(folder)[0] == 0
-
-
-def test_a_missing_file_is_reported_once(said: Said, folder: Path) -> None:
-    path = folder / "local-0" / "per_client.csv"
-    path.unlink()
-    status, out, err = said(folder)
-    assert (status, out) == (2, "") and err.count("cannot be read") == 1 and str(path) in err

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from made_runs import made
 
 from pflsim.analysis.groups import check_comparable, group_runs
-from pflsim.analysis.runs import Run, incomplete, read_run
+from pflsim.analysis.runs import Run, incomplete
 from pflsim.config.settings import Checkpoint, Eval, Placement
 from pflsim.errors import SettingsError
 
@@ -91,19 +90,6 @@ def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None
     assert labels(*runs) == ["local", "fedprox method.mu=0.1", "fedprox method.mu=1e-05"]
 
 
-def test_one_local_epoch_is_the_default(make: Make) -> None:
-    assert len(labels(make(), make(seed=1, local_epochs=1))) == 1
-
-
-def test_runs_of_earlier_versions_lack_settings(make: Make) -> None:
-    run, later = make(), make(seed=1)
-    path = run.folder / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    del config["faults"], config["momentum"], config["eval"]["finetune_epochs"]
-    path.write_text(yaml.safe_dump(config))
-    assert labels(read_run(run.folder), later) == ["fedavg"]
-
-
 def test_a_repeated_run_counts_once(make: Make) -> None:
     two = [[(5, 10), (6, 10)], [(7, 10), (6, 10)]]
     part, first, again = make(ONE, complete=False, rounds=2), make(two), make(two, executor="inline")
@@ -142,12 +128,6 @@ def test_another_partition_of_the_same_name_and_settings(make: Make) -> None:
 def test_other_settings_with_the_same_examples(make: Make) -> None:
     """The hash decides, where there is one: standardised pixels are the same examples."""
     assert objections(make(method="a"), make(method="b", parts={"data": {"standardize": True}})) == []
-
-
-def test_other_settings_and_no_seed_in_common(make: Make) -> None:
-    first, second = objections(make(method="a"), make(method="b", seed=1, parts={"partition": {"alpha": 1}}))
-    assert "no seed in common" in first and first.endswith("partition.alpha=0.1 or 1")
-    assert second == "the seeds differ: [0] (a partition.alpha=0.1), [1] (b partition.alpha=1)"
 
 
 def test_other_seeds(make: Make) -> None:

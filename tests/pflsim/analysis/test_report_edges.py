@@ -22,12 +22,6 @@ def page(*arguments: object) -> str:
     return out.read_text()
 
 
-def test_one_client_one_round(tmp_path: Path) -> None:
-    for method in ("local", "fedavg"):
-        make_run(tmp_path / method, [[(3, 10)]], method=method)
-    assert "local and fedavg (0.300)" in page(tmp_path / "local", tmp_path / "fedavg")
-
-
 def test_losses_that_are_not_finite(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 3)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -40,11 +34,6 @@ def test_losses_that_are_not_finite(tmp_path: Path) -> None:
 def test_clients_without_test_examples(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [[(0, 0), (4, 10), (6, 10)]])
     assert "Mean test accuracy 0.500" in page(folder)
-
-
-def test_seldom_evaluated_by_participants(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(3, 10), (4, 10)]] * 2, every=5, on="participants")
-    assert "The participants of the round are evaluated" in page(folder)
 
 
 def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,20 +78,6 @@ def test_damaged_runs_are_one_line(
     assert main([str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and name in line
-
-
-def test_a_run_made_twice_counts_once(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_run(tmp_path / name, [[(3, 10), (4, 10)]])
-    text = page(tmp_path / "a", tmp_path / "b")
-    assert "with the same settings and seed: b." in text
-
-
-def test_many_seeds_of_one_method(tmp_path: Path) -> None:
-    for seed in range(3):
-        make_run(tmp_path / f"{seed}", [[(3 + seed, 10), (4, 10)]], seed=seed)
-    text = page(tmp_path / "0", tmp_path / "1", tmp_path / "2")
-    assert "0.400 ± 0.050" in text and "Client by client" not in text
 
 
 def test_a_killed_run_has_the_rounds_and_the_time_of_its_records(tmp_path: Path) -> None:

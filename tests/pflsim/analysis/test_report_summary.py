@@ -11,9 +11,7 @@ from made_runs import made
 from pflsim.analysis.comparison import compare
 from pflsim.analysis.groups import Group, group_runs
 from pflsim.analysis.report.page import sentences
-from pflsim.analysis.tables import numbers
-from pflsim.config.names import listed
-from pflsim.terminal.formats import byte_unit, plural
+from pflsim.terminal.formats import byte_unit
 
 
 def group(folder: Path, rights: list[int], method: str, total: int = 100, **settings: object) -> Group:
@@ -56,20 +54,9 @@ def test_equal_figures_name_both(tmp_path: Path) -> None:
     assert "one and two (0.500)" in best
 
 
-def test_many_methods_are_counted(tmp_path: Path) -> None:
-    best, *_ = said(*(group(tmp_path, [50] * 10, f"m{n}") for n in range(8)))
-    assert "8 methods (0.500)" in best
-
-
 def test_one_method_alone(tmp_path: Path) -> None:
     (only,) = said(group(tmp_path, [60, 100], "fedavg"))
     assert "0.800" in only and "0.600" in only and "60 B" in only
-
-
-def test_lists_and_numbers() -> None:
-    assert [listed(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
-    assert numbers([0, 1, 2, 5, 7, 8]) == "0–2,5,7,8"
-    assert [plural(1, "run"), plural(1200, "run")] == ["1 run", "1,200 runs"]
 
 
 @pytest.mark.parametrize(("largest", "unit"), [(0, "kB"), (9_999_000, "kB"), (10_000_000, "MB"), (1e13, "TB")])

@@ -263,21 +263,18 @@ def test_validation_is_stratified():
 
 
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "setting", "values"),
     [
-        (partial(splits.official, validation=1.0), "split.validation=1.0: expected a number >= 0 and < 1"),
-        (partial(splits.official, validation=-0.1), "split.validation=-0.1"),
-        (partial(splits.merged, fraction=0.0), "split.fraction=0.0: expected a number > 0 and < 1"),
-        (partial(splits.merged, fraction=1.0), "split.fraction=1.0"),
-        (partial(splits.merged, validation=float("nan")), "split.validation=nan"),
-        (partial(splits.counts, train=0), "split.train=0"),
-        (partial(splits.counts, test=0), "split.test=0"),
-        (partial(splits.counts, validation=2.0), "split.validation=2.0"),
+        (splits.official, "validation", (1.0, -0.1)),
+        (splits.merged, "fraction", (0.0, 1.0)),
+        (splits.merged, "validation", (float("nan"),)),
+        *[(splits.counts, name, values) for name, values in (("train", (0,)), ("test", (0,)), ("validation", (2.0,)))],
     ],
 )
-def test_split_settings_out_of_range(rule, says):
-    with pytest.raises(SettingsError, match=says):
-        federate(make(), partitions.iid, rule, 4, 0)
+def test_split_settings_out_of_range(rule, setting, values):
+    for value in values:
+        with pytest.raises(SettingsError, match=f"split.{setting}={value}"):
+            federate(make(), partitions.iid, partial(rule, **{setting: value}), 4, 0)
 
 
 def test_merged_names_the_client_with_one_example():

@@ -124,14 +124,6 @@ def test_a_record_reproduces_its_partition(tmp_path: Path, split: Any) -> None:
         explicit(data, 3, path=str(tmp_path / "partition.json"))
 
 
-def test_a_record_of_60000_rows_is_small(tmp_path: Path) -> None:
-    n = 60_000
-    x = np.random.default_rng(0).integers(0, 256, (n, 4)).astype(np.uint8)
-    data = Dataset("made", x, np.arange(n) % 10, 10, n - 10_000)
-    write_partition(tmp_path, data, federate(data, partitions.iid, splits.official, 100, 0))
-    assert (tmp_path / "partition.json").stat().st_size < 7 * n
-
-
 def own_rule(
     labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, writers: np.ndarray | None
 ) -> list[np.ndarray]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from failing_clients import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
-from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, bare, files, go, said
-from support import Records, World, dropout_mlp, slow_except, states, world
+from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, files, go, said
+from support import Records, World, dropout_mlp, slow_except, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -155,15 +155,6 @@ def test_something_is_lost_again_while_a_round_is_repeated(
     found = go(made, drawn, tmp_path, DURING[point])
     assert_same(found, before)
     assert len(found.listener.records) == 5
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_something_is_lost_again_while_a_checkpoint_is_read(keeps: bool, straight: Any, tmp_path: Path) -> None:
-    """Some states are those of the checkpoint then, and the others are not."""
-    made, drawn, before = straight("fedavg", 2)
-    found = go(made, drawn, tmp_path, [Loss("train", 4), Loss("restore", 1, keeps=keeps)])
-    assert_same(found, before)
-    assert found.executor.log.count("restore") == 2
 
 
 @pytest.mark.parametrize("every", slow_except([2], EVERY.values()))
@@ -414,27 +405,6 @@ def test_nothing_is_saved_under_a_wrong_round(
     assert rest.records == before.records[2:] and alike(rest.states, before.states)
 
 
-def test_a_signal_just_before_the_recovery(straight: Any, all_saved: dict[str, bytes], tmp_path: Path) -> None:
-    """When nothing has been recovered yet: what can be had of the states is saved, or none of it."""
-    made, drawn, _ = straight("fedavg", 2)
-    for keeps in (True, False):
-        interrupts, signalled = stopping()
-
-        class Late(Shaky):
-            def _lose(self, name: str, after: bool, signalled: Callable[[], object] = signalled) -> None:
-                if any(loss.after == after for loss in self._due(name)):
-                    signalled()
-                super()._lose(name, after)
-
-        folder = tmp_path / str(keeps)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-            patch.setattr("failing_executor.Shaky", Late)
-            go(made, drawn, folder, [Loss("train", 4, keeps=keeps)], interrupts=interrupts)
-        assert all(all_saved[name] == data for name, data in files(folder).items())
-        missing = "the state after round 3 is not saved: what is asked for is gone" in said(folder)
-        assert missing != keeps == (folder / "checkpoints" / "round_0003").is_dir()
-
-
 def test_what_is_lost_again_and_again_ends_the_run_with_a_message(straight: Any, tmp_path: Path) -> None:
     made, drawn, _ = straight("fedavg", 0)
     for call in ("train", "recover"):
@@ -458,14 +428,6 @@ def test_what_is_left_is_saved_where_it_is_not_enough_to_go_on(
     assert saved and all(all_saved[name] == left[name] for name in saved)
 
 
-def test_not_enough_is_left(straight: Any, tmp_path: Path) -> None:
-    made, drawn, _ = straight("fedavg", 0)
-    gone = partial(RunError, "nodes have left, and what is left has no place")
-    with pytest.raises(RunError, match="has no place"):
-        go(made, drawn, tmp_path, [Loss("train", 3), Loss("recover", 1, raises=gone)])
-    assert not (tmp_path / "checkpoints").exists() or not [*(tmp_path / "checkpoints").iterdir()]
-
-
 def test_a_run_that_ends_later_saves_its_last_whole_round(
     straight: Any, all_saved: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -478,11 +440,3 @@ def test_a_run_that_ends_later_saves_its_last_whole_round(
     saved = {name for name in left if name.startswith("checkpoints")}
     assert {Path(name).parent.name for name in saved} == {"round_0003"}
     assert all(all_saved[name] == left[name] for name in saved)
-
-
-def test_records_are_compared_in_earnest(straight: Any) -> None:
-    """Another seed is another run."""
-    made, drawn, before = straight("fedavg", 0)
-    assert bare(before.listener.records[0]) == before.records[0]
-    other = replace(made, factory=replace(made.factory, seed=1))
-    assert not alike(states(other.inline()), before.states)

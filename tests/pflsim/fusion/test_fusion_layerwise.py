@@ -41,10 +41,6 @@ def test_stack_keeps_the_order_given() -> None:
     assert weights[0]["bn.weight"].abs().sum() > 0
 
 
-def test_stack_of_counters() -> None:
-    assert stack([{"n": torch.tensor(3)}, {"n": torch.tensor(4)}], "n").tolist() == [3, 4]
-
-
 def test_rows_are_flat_and_views() -> None:
     weights = clients()
     rows = flat_rows(weights, "bn.weight")

@@ -121,14 +121,6 @@ def test_an_interruption_is_said():
     assert "stopped after 0 of 20 rounds" in stream.getvalue()
 
 
-def test_a_terminal_too_narrow_still_gets_the_accuracy(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    stream = Terminal()
-    Console(META, stream).round(metrics(3, FULL))
-    assert len(stream.getvalue()) <= 51
-    assert "personal 0.913" in stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"), (99_960, "100 kB"),
@@ -163,33 +155,6 @@ def test_the_best_and_the_worst_clients():
     summary = Summary(META, history, True, 20.0, 512.0)
     Console(META, stream).end(summary, Path("runs/x"), {0: 0.5, 1: 0.75, 2: 0.25, 3: 0.75, 4: 1.0})
     assert "best clients   4: 1.0000, 1: 0.7500\nworst clients  2: 0.2500, 0: 0.5000\n" in stream.getvalue()
-
-
-def test_nobody_is_among_the_best_and_the_worst():
-    stream, rates = io.StringIO(), dict.fromkeys(range(6), 0.5)
-    Console(META, stream).end(Summary(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
-    best, worst = (
-        set(re.findall(r"(\d): 0.5000", line)) for line in stream.getvalue().splitlines() if " clients" in line[:13]
-    )
-    assert best | worst == set("012345") and not best & worst
-
-
-@pytest.mark.parametrize("rates", [{}, {0: 0.5}, None])
-def test_no_best_and_worst_among_fewer_than_two(rates):
-    stream = io.StringIO()
-    Console(META, stream).end(Summary(META, [metrics(20, FULL)], True, 20.0, 512.0), Path("runs/x"), rates)
-    assert "clients" not in stream.getvalue().partition("over all clients")[2]
-
-
-def test_a_hundred_clients_and_two_rounds_take_at_most_forty_lines():
-    stream, meta = io.StringIO(), replace(META, clients=100, rounds=2)
-    console = Console(meta, stream)
-    history = [metrics(number, FULL) for number in (1, 2)]
-    console.start(Path("runs/x"))
-    for entry in history:
-        console.round(entry)
-    console.end(Summary(meta, history, True, 20.0, 512.0), Path("runs/x"), {c: c / 100 for c in range(100)})
-    assert len(stream.getvalue().splitlines()) <= 40
 
 
 def test_quiet_says_what_came_of_it_only():
@@ -279,34 +244,6 @@ def test_a_terminal_that_is_closed_does_not_end_the_run():
     console.round(history[1])
     console.end(Summary(META, history, False, 20.0, 512.0), Path("runs/x"))
     console.close()
-
-
-def test_the_live_display_leaves_lines_of_evaluated_rounds_behind():
-    stream, meta = Terminal(), replace(META, rounds=60)
-    with closing(Console(meta, stream)) as console:
-        console.start(Path("runs/x"))
-        for number in range(1, 61):
-            console.round(metrics(number, {} if number % 5 else FULL))
-    found = [int(n) for n in re.findall(r"round +(\d+)/60  personal", stream.getvalue())]
-    assert found == list(range(5, 61, 5))
-
-
-def test_the_live_display_is_as_new_as_the_line_above_it():
-    stream = Terminal()
-    with closing(Console(META, stream)) as console:
-        console.start(Path("runs/x"))
-        console.phase(7, "evaluate", 10)
-        console.round(metrics(7, FULL))
-        painted = stream.getvalue().rpartition("personal 0.913 (worst")[2]
-        assert "7/20" in painted and "round 7: personal accuracy" in painted
-
-
-@pytest.mark.parametrize("width", [54, 60])
-def test_no_part_of_a_line_is_cut_on_a_narrow_terminal(width):
-    stream = io.StringIO()
-    Console(META, stream, width).round(metrics(3, FULL))
-    line = stream.getvalue().rstrip()
-    assert len(line) <= width and re.search(r"eta [\d.]+ s$", line), line
 
 
 def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
