@@ -47,8 +47,8 @@ ENDS = {"killed": -signal.SIGKILL, "terminated": 128 + signal.SIGTERM, "raylet":
 """The exit status of the run for each kind that ends it."""
 POLL_INTERVAL_S = 0.02
 ROUND_TIMEOUT_S = 240.0
-EXIT_TIMEOUT_S = 30.0
-"""How long the processes of the run may take to end after it."""
+EXIT_TIMEOUT_S = 90.0
+"""How long the processes of the run may take to end after it; after kill -9, Ray's agents take a minute."""
 FORMATS = {"every": "g"}
 """The formats of options in the command of the report."""
 

@@ -95,9 +95,10 @@ def test_restarts_are_known_of_a_run_that_was_killed(tmp_path: Path) -> None:
     run.kill()
     assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text(), run.communicate()
     run.communicate()
-    assert not psutil.wait_procs(processes, timeout=30)[1]
-    again = launched(tmp_path, ["resume=run"])
+    again = launched(tmp_path, ["resume=run"])  # ends what is left of the first one
     wait_for(again, "round")
+    assert not psutil.wait_procs(processes, timeout=30)[1]
+    assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]
     os.kill(again.pid, signal.SIGTERM)
     again.communicate(timeout=120)
     assert '"actor_restarts": 2' in (tmp_path / "run" / "summary.json").read_text()

