@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 from hydra.utils import get_class
-from pflsim.records.checkpoint.state import plain
 from support import METHOD_PARAMS, METHODS, rounds, same, slow_except, states
 
 from lightning_modules.contract.checks import BATCH_NORM, equal, inline
@@ -21,6 +20,7 @@ from pflsim.config.compose import CONFIGS
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
+from pflsim.records.checkpoint_write import to_containers as plain
 
 NET, BODY, HEAD = "net.body net.head", "net.body", "net.head"
 MEANS = "prototypes"
