@@ -39,7 +39,11 @@ def page() -> str:
     parts = [INTRODUCTION, "## Run settings\n", "| setting | default | meaning |\n|---|---|---|"]
     parts += [_row(f"`{key}`", f"`{written(value)}`", text) for key, value, text in documented(Settings())]
     for group in COMPONENTS:
-        parts += [f"\n## {group.capitalize()}\n", f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
+        parts += [f"\n## {group.capitalize()}\n"]
+        if group == "method":
+            parts += ["The settings of a method are on its page.\n\n| `method=` | meaning |\n|---|---|"]
+        else:
+            parts += [f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
         for file in sorted((CONFIGS / group).glob("*.yaml")):
             parts += _component(group, file)
     return "\n".join(parts) + "\n"
@@ -53,7 +57,11 @@ def _component(group: str, file: Path) -> Iterator[str]:
     docstrings = [_docstring(target) for target in targets.values()]
     about = docstrings[0].partition("\n\n")[0] + " " + " ".join(re.findall(r"^# ?(.*)", text, re.MULTILINE))
     name = f"[`{file.stem}`](methods/{file.stem}.md)" if group == "method" else f"`{file.stem}`"
-    yield _row(f"{name} (default)" if file.stem == DEFAULTS.get(group) else name, "", "", about)
+    name = f"{name} (default)" if file.stem == DEFAULTS.get(group) else name
+    if group == "method":  # its page has a table of its settings
+        yield _row(name, about)
+        return
+    yield _row(name, "", "", about)
     meanings = {"variants": VARIANTS}
     for docstring in reversed(docstrings):
         meanings |= _arguments(docstring)
