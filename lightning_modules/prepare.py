@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
-from lightning_modules.hosts.devices import client_device
-from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.hosts.devices import client_device, torch_threads
 from lightning_modules.lockstep.stacks import stacks
 from lightning_modules.model_checks import (
     build_variants,

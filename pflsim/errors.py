@@ -12,6 +12,10 @@ from pathlib import Path
 OURS = [Path(__file__).parents[1] / package for package in ("pflsim", "lightning_modules", "ray_actors")]
 OTHERS = (*OURS, *map(Path, site.getsitepackages()), Path(logging.__file__).parents[1])
 """Folders of this project, of installed packages and of the standard library."""
+GPU_MEMORY_ADVICE = (
+    "lower placement.actors_per_gpu so that each actor has a larger share of a GPU; if it is 1, lower "
+    "lockstep_clients, batch_size or eval.batch_size"
+)
 
 
 class SettingsError(ValueError):
@@ -70,3 +74,22 @@ def place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename[:1] != "<" and not any(map(Path(f.filename).is_relative_to, OTHERS))]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+@contextmanager
+def client_errors(
+    client: int, round_number: int, phase: str, suspects: tuple[int, ...] | None = None
+) -> Iterator[None]:
+    """Raise an error inside the block as a `ClientError` with these arguments."""
+    try:
+        yield
+    except Exception as error:
+        raise ClientError(client, round_number, phase, in_words(error), suspects) from error
+
+
+def in_words(error: Exception) -> str:
+    """Return an error as one line. If GPU memory ran out, the advice is this project's instead of torch's."""
+    if type(error).__name__ != "OutOfMemoryError" or not type(error).__module__.startswith("torch"):
+        return f"{type(error).__name__}: {error}"
+    wanted = [part for part in str(error).split(". ") if part.startswith("Tried to allocate")]
+    return f"out of memory on the GPU{''.join(f' (t{part[1:]})' for part in wanted)}: {GPU_MEMORY_ADVICE}"

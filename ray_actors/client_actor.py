@@ -104,8 +104,8 @@ class ClientActor:
     def _build(self, setup: Setup) -> None:
         import torch
 
-        from lightning_modules.hosts.client_errors import in_words
         from lightning_modules.hosts.client_host import ClientHost
+        from pflsim.errors import in_words
 
         if setup != self._setup:
             factory, dataset, partition = setup.get()

@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lightning_modules.hosts.devices import with_server_device
+from lightning_modules.hosts.devices import torch_threads, with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.analysis.runs import read_run

@@ -17,8 +17,8 @@ import pytest
 import torch
 from support import METHOD_PARAMS, states
 
+from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loop import train
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings

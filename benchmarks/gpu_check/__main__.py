@@ -98,7 +98,7 @@ def run_part(part: int, device: str, only: str, out: Path, shard: int, shards: i
     import torch
 
     from benchmarks.gpu_check.runs import Skipped
-    from lightning_modules.hosts.gpu import claim_device
+    from lightning_modules.hosts.devices import claim_device
     from pflsim.records.environment import code, machine, versions
 
     if device != "cpu" and not torch.cuda.is_available():

@@ -24,7 +24,7 @@ from benchmarks.gpu_check.runs import (
 )
 from benchmarks.gpu_check.workers import workers
 from benchmarks.plain import Loader, PlainLoop, State, average, train_client
-from lightning_modules.hosts.gpu import claim_device
+from lightning_modules.hosts.devices import claim_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.prepare import PreparedRun

@@ -19,8 +19,8 @@ from lightning import Trainer
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.loop import batch_indices, train
 from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples

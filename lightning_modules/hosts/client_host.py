@@ -13,17 +13,16 @@ import torch
 from lightning_modules.base import ClientModule
 from lightning_modules.evaluation import confusion, metrics_of, totals
 from lightning_modules.hosts.attributes import unchanged_attributes
-from lightning_modules.hosts.client_errors import client_errors
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
-from lightning_modules.hosts.gpu import claim_device
-from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.hosts.devices import claim_device, torch_threads
 from lightning_modules.lockstep.client_training import ClientTraining
+from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
 from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.lockstep.values import bind_state, clone_state, restored_state
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
+from pflsim.errors import client_errors
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator

@@ -1,13 +1,18 @@
-"""Decides whether clients and server compute on GPUs or on CPUs."""
+"""Where a host computes: CPUs or GPUs, its share of a GPU, and the number of threads."""
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import SettingsError
+from pflsim.types import Precision
 
 
 def uses_gpus(placement: Placement) -> bool:
@@ -51,3 +56,88 @@ def client_device(settings: Settings) -> str:
             f"placement.gpus={seen}" + ("" if seen else " to train on the CPU")
         )
     return "cuda:0"
+
+
+ELEMENTWISE = (
+    *("acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2"),
+    *("sin", "sinh", "sqrt", "tan", "tanh"),
+)
+"""Functions that torch may compute with MKL's vector library."""
+
+
+@cache
+def _call_once() -> None:
+    """Call each function of MKL's vector library on one thread.
+
+    Where several threads make the first call, one of them may use a less exact kernel (pytorch/pytorch#188792).
+    """
+    for dtype in (torch.float32, torch.float64):
+        one = torch.full((1,), 0.5, dtype=dtype)
+        for name in ELEMENTWISE:
+            getattr(torch, name)(one)
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Set the number of torch's threads inside the block; the last bits of results depend on it."""
+    if threads > 1:
+        _call_once()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+CONTEXT_MB = 500
+"""MiB of GPU memory that CUDA takes in every process besides tensors (300 to 600, depending on GPU and version)."""
+
+
+def claim_device(device: str, share: float, precision: Precision = "ieee") -> torch.device:
+    """Return a device, and if it is a GPU, limit this process to its share of the memory and set torch's flags.
+
+    Args:
+        device: "cpu", or one of the GPUs that this process sees.
+        share: of the GPU's memory, in (0, 1], including what CUDA takes.
+        precision: of convolutions and matrix products.
+
+    Raises:
+        RuntimeError: torch sees no GPU, or the share leaves no memory for tensors.
+    """
+    found = torch.device(device)
+    if found.type != "cuda":
+        return found
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            f"placement.gpus asks for a GPU, but torch sees none on node {platform.node()} (torch without CUDA, or no "
+            "driver): set placement.gpus=0, or use nodes with a GPU"
+        )
+    total = torch.cuda.get_device_properties(found).total_memory
+    torch.cuda.set_per_process_memory_fraction(memory_fraction(share, total), found)
+    torch.cuda.reset_peak_memory_stats(found)  # an actor may have served another run
+    # convolutions may choose another algorithm in each process otherwise, and sums of another order
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    fp32 = "tf32" if precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = fp32
+    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
+    return found
+
+
+def memory_fraction(share: float, total: int) -> float:
+    """Return the fraction of a GPU's memory for tensors.
+
+    Args:
+        share: the process's share of the memory.
+        total: the GPU's memory in bytes.
+
+    Raises:
+        RuntimeError: no memory is left for tensors.
+    """
+    left = share - (CONTEXT_MB * 2**20 / total if share < 1 else 0.0)
+    if left <= 0:
+        raise RuntimeError(
+            f"{share:g} of a GPU of {total / 2**30:.1f} GiB is less than the {CONTEXT_MB} MiB that CUDA takes in each "
+            "process: lower placement.actors_per_gpu"
+        )
+    return left

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from lightning_modules.hosts.attributes import unchanged_attributes
-from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.hosts.devices import torch_threads
 from pflsim.engine.diagnostics import RoundDiagnostics, diagnose
 from pflsim.fusion.blocks import products_on
 from pflsim.messages import Message, Uplink

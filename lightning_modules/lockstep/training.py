@@ -12,9 +12,8 @@ from lightning_modules.base import Batch, ClientModule
 from lightning_modules.lockstep.batch_schedule import StepGroup, batches, padded, schedule_batches, step_groups
 from lightning_modules.lockstep.client_training import ClientTraining, LossMeter
 from lightning_modules.lockstep.replay import CHUNK, ReplayedStep
-from lightning_modules.lockstep.tracing import BoundStep, TracedStep, traced_step
+from lightning_modules.lockstep.tracing import BoundStep, TracedStep, bind_state, traced_step
 from lightning_modules.lockstep.updates import Update
-from lightning_modules.lockstep.values import bind_state
 from lightning_modules.phases import Stage
 from pflsim.types import Tensors
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks import ours, plain, plain_ray
 from benchmarks.cases import CASES, overrides, settings_of
 from benchmarks.rounds import expected_steps
+from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.hosts.threads import torch_threads
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import TrainTask

@@ -17,15 +17,13 @@ from support import rounds, same, states, world
 from lightning_modules import prepare
 from lightning_modules.base import Batch, Terms
 from lightning_modules.hosts import devices, gpu
-from lightning_modules.hosts.client_errors import in_words
 from lightning_modules.hosts.client_host import ClientHost
-from lightning_modules.hosts.devices import with_server_device
-from lightning_modules.hosts.gpu import claim_device, memory_fraction
+from lightning_modules.hosts.devices import claim_device, memory_fraction, with_server_device
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.settings import Placement, Settings
 from pflsim.engine.execution import TrainTask
-from pflsim.errors import ClientError, RunError, SettingsError
+from pflsim.errors import ClientError, RunError, SettingsError, in_words
 from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from ray_actors import run

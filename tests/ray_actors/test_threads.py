@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_modules.hosts import failures
-from lightning_modules.hosts.threads import torch_threads
+from lightning_modules.hosts.devices import torch_threads
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
 
