@@ -61,13 +61,6 @@ class FailurePolicy:
         self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
         raise _final(failure, "set on_client_error=drop to continue without it") from error
 
-    def divide(self, failure: Failure) -> bool:
-        """Return whether a call of several groups that failed as a whole is repeated group by group, and log it."""
-        if self.on_error.rule != "drop":
-            return False
-        self.log(f"{failure.error}; retrying its clients one at a time", failure.trace)
-        return True
-
     def record_kept(self, nonfinite: Mapping[int, str]) -> None:
         """Log in one line which clients' values are not finite but were kept.
 
