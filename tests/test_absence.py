@@ -127,7 +127,7 @@ def equal(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
+    if isinstance(a, list | tuple):
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
     return a == b
 

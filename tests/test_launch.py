@@ -32,7 +32,7 @@ COMPONENTS = """
 
 
 def replace_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings], None]) -> None:
-    fake = nullcontext(SimpleNamespace(run=run))
+    fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings)))
     monkeypatch.setattr(sweep, "new_runner", lambda first, own_process: fake)
 
 
@@ -254,7 +254,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["~method"], "~method: there is no method of that name"),
         (["~clients"], "~clients: "),
         (["+method=fedavg"], "method"),
-        (["experiment=pfedcfr_table2_mnist"], "write +experiment=pfedcfr_table2_mnist"),
+        (["experiment=pfedcfr_table2_mnist"], "+experiment=pfedcfr_table2_mnist"),
         (["+experiment=nope"], "+experiment=nope: there is no experiment of that name; valid: "),
         (["foo"], "'foo' is not of the form KEY=VALUE or GROUP=NAME"),
         (["a b"], "'a b' is not of the form"),

@@ -93,7 +93,7 @@ def equal(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list):
+    if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
     return a == b
 

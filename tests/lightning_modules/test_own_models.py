@@ -238,6 +238,7 @@ def test_records_and_resume_know_own_modules(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    monkeypatch.delitem(sys.modules, mine)
     capsys.readouterr()
     assert main(["resume=../run"]) == 2
     assert str(tmp_path / f"{mine}.py") in capsys.readouterr().err
