@@ -6,26 +6,21 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from documents import FENCE, ROOT, files_of, write_files
 from run_files import read_state
 from safetensors import safe_open
-from support import rounds, states, trained_states, world
+from support import rounds, trained_states, world
 
 from lightning_modules.base import ClientModule
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim import cli
-from pflsim.config.components import resolve
 from pflsim.engine.execution import TrainTask
-from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg
 
 PAGE = ROOT / "docs" / "add-a-method.md"
@@ -113,30 +108,3 @@ def test_the_optimiser_of_the_page() -> None:
     module.run(TrainTask(1), sent := module.send([0]))
     after = trained_states(module, module.run(TrainTask(1), sent))[0]["net.head.bias"]
     torch.testing.assert_close((after - before["net.head.bias"]).abs(), torch.full((3,), 0.1), rtol=1e-4, atol=0)
-
-
-def test_moon(mine: Path) -> None:
-    """By NumPy: eq. 3 on the features of three linear bodies; without it, MOON is FedAvg."""
-    Moon = resolve("mine.moon.Moon")
-    torch.manual_seed(0)
-    module = Moon(Mlp((1, 4, 4), 3, hidden=[20]), Training(), mu=2.0, temperature=0.5)
-    module.receive(Message(weights={key: value + 0.1 for key, value in module.shared_tensors().items()}))
-    for value in module.previous.parameters():
-        value.sub_(0.02)
-    with torch.no_grad():
-        for value in module.net.body.parameters():
-            value.mul_(1.5)
-    x, y = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    received = {name: value.numpy() for name, value in module.received.tensors.items()}
-    bodies = [module.net.body.fc1, module.previous.fc1]
-    pairs = [(body.weight.detach().numpy(), body.bias.detach().numpy()) for body in bodies]
-    pairs.insert(1, (received["net.body.fc1.weight"], received["net.body.fc1.bias"]))
-    z, *others = [np.maximum(x.flatten(1).numpy() @ w.T + b, 0) for w, b in pairs]
-    cos = [(z * o).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(o, axis=1) for o in others]
-    near, far = (np.exp(c / 0.5) for c in cos)
-    assert module.objective((x, y))["con"].item() == pytest.approx(2 * -np.log(near / (near + far)).mean(), rel=1e-5)
-    found = [world(client, FedAvg()).inline() for client in (partial(Moon, mu=0.0), ClientModule)]
-    for executor in found:
-        rounds(executor, 2, 4)
-    for name, value in states(found[1])[0].items():
-        assert torch.equal(states(found[0])[0][name], value)

@@ -168,7 +168,7 @@ MEDIAN, BY_FILE = "method.server=mine.median.Median", ["method=body_prox", "--co
 @pytest.mark.parametrize(
     "words",
     [
-        ["mine.moon", "method.mu=0.5"],
+        ["mine.body_prox", "method.mu=0.5"],
         pytest.param(["mine.body_prox.BodyProx", MEDIAN], marks=pytest.mark.slow),
         pytest.param([*BY_FILE, MEDIAN], marks=pytest.mark.slow),
         pytest.param([*BY_FILE, "--ray"], marks=[pytest.mark.slow, pytest.mark.ray]),
