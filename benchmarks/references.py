@@ -48,6 +48,7 @@ REFUSED = {"scaffold faults": ["momentum=0"]}
 ONCE = ("shift", "partition", "split", "optimizer")
 """Groups of which every option runs once."""
 NEEDED = {
+    "data=synthetic": ["partition=by_writer", "split.test_by=writers"],
     "partition=by_writer": ["data=synthetic", "model=tabular_mlp", "split.test_by=writers"],
     "partition=explicit": ["partition.path=explicit.json"],
     "partition=listed_classes": [f"partition.held={[[i, i + 1] for i in range(6)]}"],
@@ -185,7 +186,7 @@ def record(only: str) -> Digests:
     # torchvision compares CIFAR's files with checksums of the real ones.
     with mock.patch("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: Path(path).is_file()):
         for name, overrides in selected(sources, only).items():
-            found[name] = dict(leaves(load_data(overrides), "data"))
+            found[name] = dict(leaves(load_data([*overrides, *NEEDED.get(name, [])]), "data"))
     return found
 
 
