@@ -16,7 +16,7 @@ from support import rounds, same, states, world
 
 from lightning_modules import prepare
 from lightning_modules.base import Batch, Terms
-from lightning_modules.hosts import devices, gpu
+from lightning_modules.hosts import devices
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import claim_device, memory_fraction, with_server_device
 from lightning_modules.methods.fedavg import FedAvg
@@ -75,7 +75,7 @@ def test_a_host_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) ->
         set_per_process_memory_fraction=lambda part, device: held.append((part, device)),
         reset_peak_memory_stats=lambda device: None,
     )
-    monkeypatch.setattr(gpu.torch, "cuda", fake)
+    monkeypatch.setattr(devices.torch, "cuda", fake)
     assert claim_device("cuda:0", 0.5) == torch.device("cuda:0")
     assert held == [(pytest.approx(0.5 - 500 / 10240), torch.device("cuda:0"))]
     assert claim_device("cpu", 0.5) == torch.device("cpu") and len(held) == 1

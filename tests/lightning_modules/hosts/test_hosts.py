@@ -14,7 +14,7 @@ from support import World, dataset, partition, same, world
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
-from lightning_modules.hosts import threads
+from lightning_modules.hosts import devices
 from lightning_modules.hosts.client_host import ClientHost, Reply
 from lightning_modules.hosts.server_host import ServerHost, identity
 from lightning_modules.methods.fedavg import FedAvg as FedAvgClient
@@ -407,11 +407,11 @@ def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_
 def test_functions_are_called_by_one_thread_before_several(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
     monkeypatch.setattr(torch, "sqrt", lambda x: called.append(torch.get_num_threads()))
-    threads._call_once.cache_clear()
-    with threads.torch_threads(1):
+    devices._call_once.cache_clear()
+    with devices.torch_threads(1):
         assert called == []
         for _ in range(2):
-            with threads.torch_threads(2):
+            with devices.torch_threads(2):
                 pass
     assert called == [1, 1], "once for each precision"
 
