@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rounds import Round, check_steps, digest
+from lightning_modules.hosts.devices import with_server_device
 from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
 from pflsim.config.settings import Settings
@@ -123,7 +124,7 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
     """
     start = time.perf_counter()
     check(settings)
-    prepared = prepare(settings)
+    prepared = prepare(with_server_device(settings))
     ready = time.perf_counter()
     folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, root=root)
     with Runner() as runner, Tracker(folder, prepared.meta) as tracker:

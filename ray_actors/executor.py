@@ -473,6 +473,6 @@ def how_it_died(error: Exception) -> str:
     text = " ".join(str(error).split())
     if "running low on memory" in text.partition("Some common")[0]:
         return "Ray killed it because the node was out of memory"
-    if "Socket closed" in text or "restarting" in text or "connection error code 2" in text:
+    if any(words in text for words in ("Socket closed", "restart", "connection error code 2", "unavailable")):
         return "its process was killed (kill -9, or by the operating system because memory ran out)"
     return text[:300]

@@ -76,7 +76,7 @@ def finite(found: Any) -> bool:
         return bool(found.isfinite().all())
     if isinstance(found, dict):
         return all(map(finite, found.values()))
-    return all(map(finite, found)) if isinstance(found, list) else True
+    return all(map(finite, found)) if isinstance(found, list | tuple) else True
 
 
 def check_message(executor: InlineExecutor, message: Message) -> None:

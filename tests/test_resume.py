@@ -60,7 +60,7 @@ def agree(one: Any, other: Any) -> None:
         assert one.keys() == other.keys()
         for key in one:
             agree(one[key], other[key])
-    elif isinstance(one, list):
+    elif isinstance(one, list | tuple):
         assert len(one) == len(other)
         for a, b in zip(one, other, strict=True):
             agree(a, b)
