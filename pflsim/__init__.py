@@ -128,7 +128,7 @@ def resume(
     from pflsim.config.compose import config_folders
 
     overrides_of({key: value for key, value in settings.items() if key in COMPONENTS})
-    others = {key: value for key, value in settings.items() if key not in COMPONENTS}
+    others = {key: value for key, value in settings.items() if key not in COMPONENTS or isinstance(value, str)}
     texts = [*overrides_of(others), *overrides]
     check_start(texts)
     folder = str(run.folder if isinstance(run, Run) else run)

@@ -54,19 +54,21 @@ def test_called_in_order_with_the_records(tmp_path: Path) -> None:
     assert len(rows) == len(run.per_client().query("round == 2"))
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_stop_ends_the_run_as_early_stopping_does(tmp_path: Path, at: int) -> None:
-    """Complete, with a checkpoint of the round; a larger number of rounds continues it."""
-    stopped = pflsim.run(
-        run_dir=tmp_path / "run", callbacks=[lambda result: "stop" if result.round == at else None], **SMALL
-    )
+@pytest.mark.parametrize(("at", "stop"), [(2, {}), (3, {"stop": {"patience": 9}})])
+def test_stop_ends_the_run_as_early_stopping_does(tmp_path: Path, at: int, stop: dict[str, Any]) -> None:
+    """Complete, with a checkpoint of the round; `rounds` continues it."""
+    callback = lambda result: "stop" if result.round == at else None  # noqa: E731
+    stopped = pflsim.run(run_dir=tmp_path / "run", callbacks=[callback], **SMALL, **stop)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert stopped.complete and (stopped.done, summary["stopped_early"]["round"]) == (at, at)
     assert len(list((tmp_path / "run" / "checkpoints").glob(f"round_*{at}"))) == 1
     pflsim.resume(stopped, callbacks=[lambda result: pytest.fail("it is complete")])
     seen = list[int]()
-    longer = pflsim.resume(stopped, rounds=5, callbacks=[lambda result: seen.append(result.round)])
-    assert seen == list(range(at + 1, 6)) and longer.complete
+    for rounds in (4, 5):  # those of the run, and more
+        longer = pflsim.resume(stopped, rounds=rounds, callbacks=[lambda result: seen.append(result.round)])
+        assert longer.complete and seen == list(range(at + 1, rounds + 1))
+    with pytest.raises(SettingsError, match="method defines the run"):
+        pflsim.resume(stopped, rounds=6, method="local")
 
 
 def test_an_error_ends_the_run_and_its_states_are_saved(tmp_path: Path) -> None:
@@ -81,8 +83,8 @@ def test_an_error_ends_the_run_and_its_states_are_saved(tmp_path: Path) -> None:
     agree(left(tmp_path / "run"), left(tmp_path / "straight"))
 
 
-@pytest.mark.parametrize("wrong", [3, Seen, object()])
+@pytest.mark.parametrize("wrong", [[3], [Seen], [object()], len])
 def test_what_is_no_callback_is_refused_before_the_run(tmp_path: Path, wrong: Any) -> None:
-    with pytest.raises(SettingsError, match="on_round"):
-        pflsim.run(run_dir=tmp_path / "run", callbacks=[wrong], **SMALL)
+    with pytest.raises(SettingsError, match="callbacks"):
+        pflsim.run(run_dir=tmp_path / "run", callbacks=wrong, **SMALL)
     assert not (tmp_path / "run").exists()

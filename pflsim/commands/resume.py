@@ -11,7 +11,7 @@ from pflsim.config.compose import composed, composing, parse, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
-from pflsim.records.folder import is_complete, stopped_round
+from pflsim.records.folder import is_complete, stopped_early
 from pflsim.records.saved_settings import changed, check_destination, run_folder, saved_settings
 
 
@@ -47,16 +47,18 @@ def resume_run(
             data = option if option in groups_in(folders)["data"] else settings.data["_target_"]
             same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, to_settings(composed([*same, *overrides], folders)), keys)
-    stopped, saved = stopped_round(folder), saved_settings(folder)
-    by_callback = saved.stop.patience is None
-    if stopped is not None and settings.stop == saved.stop and not (by_callback and settings.rounds > saved.rounds):
-        if settings.rounds > saved.rounds:
+    stopped, saved = stopped_early(folder), saved_settings(folder)
+    if stopped is not None and settings.stop == saved.stop:
+        at, reason = stopped
+        more = "rounds" in keys and settings.rounds > at
+        if not more or (settings.rounds <= saved.rounds and not reason.startswith("callback ")):
+            print(f"{folder} is complete: it stopped early in round {at}")
+            return folder
+        if not reason.startswith("callback "):
             raise SettingsError(
-                f"rounds={settings.rounds}: {folder} stopped early in round {stopped}; to continue it, give a "
+                f"rounds={settings.rounds}: {folder} stopped early in round {at}; to continue it, give a "
                 f"stop.patience above {saved.stop.patience} as well, or stop.patience=null"
             )
-        print(f"{folder} is complete: it stopped early in round {stopped}")
-        return folder
     if is_complete(folder, settings.rounds):
         print(f"{folder} is complete: all of its {settings.rounds} rounds are done")
         return folder

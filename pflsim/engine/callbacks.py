@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pflsim.errors import RunError, SettingsError
@@ -46,6 +47,8 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise SettingsError(f"callbacks={callbacks!r}: expected a list")
         self._calls: dict[str, list[Any]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             found = {event: getattr(callback, event) for event in EVENTS if hasattr(callback, event)}
@@ -66,7 +69,9 @@ class Callbacks:
         if not any(self._calls.values()):
             return ""
         found = round_metrics(record, Traffic())
-        result = RoundResult(record.round, record.evaluations, found.losses, found.traffic, found.total_seconds)
+        result = RoundResult(
+            record.round, record.evaluations, MappingProxyType({**found.losses}), found.traffic, found.total_seconds
+        )
         events = ("on_evaluate", "on_round") if result.rows else ("on_round",)
         asked = [name for event in events for name, said in self._call(event, result, record.round) if said == STOP]
         return f"callback {asked[0]} returned {STOP!r}" if asked else ""

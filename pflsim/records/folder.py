@@ -146,10 +146,10 @@ def last_run(root: str | Path = "runs") -> Path:
     raise SettingsError(f"there is no run folder in {root}{advice}")
 
 
-def stopped_round(folder: Path) -> int | None:
-    """Return the round in which a complete run stopped early, according to summary.json; None if it did not."""
-    stopped = _summary(folder).get("stopped_early", {}).get("round")
-    return stopped if is_complete(folder, stopped) else None
+def stopped_early(folder: Path) -> tuple[int, str] | None:
+    """Return the round in which a complete run stopped early, and why; None if it did not."""
+    found = _summary(folder).get("stopped_early", {})
+    return (found["round"], found["reason"]) if found and is_complete(folder, found["round"]) else None
 
 
 def is_complete(folder: Path, rounds: int | None = None) -> bool:
