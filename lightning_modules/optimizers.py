@@ -45,6 +45,9 @@ class OptimizerChoice:
             SettingsError: the class does not exist, or does not take an option, momentum or weight decay.
         """
         kind, given = optimizer_class(self.name), {"lr": lr, **self.options}
+        for name in ("lr", "momentum", "weight_decay"):
+            if name in self.options:
+                raise SettingsError(f"optimizer.options.{name}: set {name}={self.options[name]} of the run instead")
         taken = inspect.signature(kind).parameters
         for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
             if name in taken:
@@ -53,13 +56,15 @@ class OptimizerChoice:
                 raise SettingsError(f"{name}={value}: optimizer={self.name} has no such argument")
         if unknown := sorted(set(given) - set(taken)):
             choices = ", ".join(name for name in taken if name not in ("params", "lr", "momentum", "weight_decay"))
-            raise SettingsError(f"optimizer.{unknown[0]}: optimizer={self.name} has no such argument; it has {choices}")
+            raise SettingsError(
+                f"optimizer.options.{unknown[0]}: optimizer={self.name} has no such argument; it has {choices}"
+            )
         if self.name in STACKABLE and "fused" not in given:
             given["fused"] = self.name == "sgd"
         try:
             return kind(parameters, **given)  # type: ignore[call-arg]
-        except (TypeError, ValueError) as error:
-            raise SettingsError(f"optimizer={self.name}: {error}") from error
+        except Exception as error:  # of a wrong option
+            raise SettingsError(f"optimizer={self.name} with {dict(self.options)}: {error}") from error
 
 
 def optimizer_class(name: str) -> type[optim.Optimizer]:

@@ -156,8 +156,11 @@ def test_settings_that_contradict(settings: dict[str, Any], message: str) -> Non
     [
         (OptimizerChoice("adma"), "optimizer=adma.*sgd, adam, adamw"),
         (OptimizerChoice("torch.nn.Linear"), "not a subclass of torch.optim.Optimizer"),
-        (OptimizerChoice("adam", {"beta": 0.9}), "optimizer.beta: .*betas"),
-        (OptimizerChoice("adam", {"betas": (2.0, 0.9)}), "optimizer=adam: .*beta"),
+        (OptimizerChoice("adam", {"beta": 0.9}), "optimizer.options.beta: .*betas"),
+        (OptimizerChoice("adam", {"betas": [0.9]}), "optimizer=adam .*betas"),
+        (OptimizerChoice("sgd", {"momentum": 0.9}), "optimizer.options.momentum: set momentum=0.9"),
+        (OptimizerChoice("adam", {"lr": 0.9}), "optimizer.options.lr: set lr=0.9"),
+        (OptimizerChoice("adam", {"betas": (2.0, 0.9)}), "optimizer=adam .*beta"),
         (OptimizerChoice("torch.optim.LBFGS", keep=True), "optimizer=torch.optim.LBFGS: .*closure"),
     ],
 )
