@@ -121,7 +121,11 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
-        given = importlib.import_module(cli.ANALYSIS[command.arguments[0]])._options(command.arguments[1:])
+        module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
+        if command.arguments[0] in ("compare", "report"):
+            assert module.main(command.arguments[1:]) == 2  # there are no runs; a wrong option raises SystemExit
+            return
+        given = module._options(command.arguments[1:])
         if command.arguments[0] == "submit":
             cli.checked(given.overrides, given.multirun, given.config_dir)
         return

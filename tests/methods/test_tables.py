@@ -215,7 +215,7 @@ REDUCTIONS = [
 RUNS = {
     "mlp": ("lr_decay=0.9",),
     "batch_norm": BATCH_NORM,
-    "steps": ("local_epochs=1", "local_steps=5", "momentum=0.5"),
+    "steps": ("local_epochs=null", "local_steps=5", "momentum=0.5"),
 }
 
 
