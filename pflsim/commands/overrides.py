@@ -29,6 +29,8 @@ def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
     found = []
     for key, value in settings.items():
         choices = value if sweep and isinstance(value, list) else [value]
+        if not choices:
+            raise SettingsError(f"{key}=[]: expected at least one value to sweep")
         texts = [_component(key, choice) if key in COMPONENTS else _section(key, choice) for choice in choices]
         if len(texts) != len({tuple(text) for text in texts}):
             raise SettingsError(f"{key}: two values of the sweep are equal, or are objects of the same name")

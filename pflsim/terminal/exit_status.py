@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from pflsim.config.names import program
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print an error in one line, without the usage."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
 def command_parser(name: str, description: str | None, examples: str = "") -> argparse.ArgumentParser:
@@ -19,7 +26,7 @@ def command_parser(name: str, description: str | None, examples: str = "") -> ar
         description: printed above the options.
         examples: printed below them; `{program}` stands for the program's name.
     """
-    return argparse.ArgumentParser(
+    return _Parser(
         prog=f"{program()} {name}",
         description=description,
         epilog=examples.format(program=program()),

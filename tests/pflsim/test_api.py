@@ -109,6 +109,8 @@ def test_wrong_settings_and_names() -> None:
         pflsim.run(method="fedavg", overrides="lr=0.1")
     with pytest.raises(SettingsError, match="nothing"):
         pflsim.load("nothing")
+    with pytest.raises(SettingsError, match="method="):
+        pflsim.sweep(method=[])
 
 
 class Wide(nn.Module):

@@ -88,7 +88,7 @@ def test_curves(said: Said, folder: Path, tmp_path: Path, against: str, suffix: 
 def test_refused(said: Said, folder: Path, arguments: list[str], message: str) -> None:
     status, out, err = said(folder, *arguments)
     assert status == 2 and out == ""
-    assert message in err and "Traceback" not in err
+    assert message in err and err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_each_set_of_comparable_runs_has_its_table(said: Said, folder: Path) -> None:
