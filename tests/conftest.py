@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from jaxtyping import install_import_hook
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from ray_actors.resources import ActorPool
 
+hypothesis.settings.register_profile("pflsim", deadline=None)  # tests run beside other work
+hypothesis.settings.load_profile("pflsim")
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
 

@@ -65,12 +65,8 @@ def slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
     ]
 
 
-def method_params(without: Collection[str] = ()) -> list[Any]:
-    """Parameters for tests over all methods: eight in `make test`, the others in `make test-slow`."""
-    return slow_except(IN_BOTH_TIERS, [m for m in METHODS if m not in without])
-
-
-METHOD_PARAMS = method_params()
+METHOD_PARAMS = slow_except(IN_BOTH_TIERS, METHODS)
+"""For tests over all methods: eight in `make test`, the others in `make test-slow`."""
 RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
 """For tests of whole runs through the command line, which take seconds each."""
 

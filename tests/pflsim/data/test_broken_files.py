@@ -77,7 +77,7 @@ FORMATS = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=90, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=90, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FORMATS, st.sampled_from(["cut", "over", "add"]), st.floats(0, 0.999), st.binary(min_size=1, max_size=8))
 def test_damaged_files_are_loaded_or_refused(
     tmp_path: Path, kind: tuple[Callable[[Path, bytes], Dataset], bytes], how: str, share: float, other: bytes

@@ -80,12 +80,6 @@ def test_splits_are_disjoint_and_the_same_for_any_row_order(split, rule):
         assert partition_hash(other, again) == partition_hash(data, partition)
 
 
-def test_same_seed_same_partition_other_seed_another():
-    data = make()
-    first, second, third = (federate(data, partitions.iid, splits.official, 10, s) for s in (1, 1, 2))
-    assert partition_hash(data, first) == partition_hash(data, second) != partition_hash(data, third)
-
-
 def test_hash_notices_every_change():
     data = make()
     partition = federate(data, partitions.iid, splits.merged, 4, 0)
@@ -109,13 +103,6 @@ def test_hash_is_this_number_on_every_machine():
     assert partition_hash(data, partition) == "70a45730a522c7bd476563b8e3a024592b8957628ca864e427866468a2d244be"
 
 
-def test_content_order_keeps_to_the_range_asked_for():
-    data = make()
-    assert sorted(content_order(data, 800).tolist()) == list(range(800, 1000))
-    floats = dataclasses.replace(data, x=data.x.astype(np.float32) / 255)
-    assert sorted(content_order(floats, 0, 30).tolist()) == list(range(30))
-
-
 def test_official_keeps_to_the_official_parts_and_to_the_clients_own_labels():
     data = make(4000, 1000)
     rule = partial(partitions.dirichlet, alpha=0.3)
@@ -131,7 +118,7 @@ def test_official_keeps_to_the_official_parts_and_to_the_clients_own_labels():
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_own_test_counts_hold_what_they_promise(data):
     clients, classes = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 6))
     row = st.lists(st.integers(0, 30), min_size=classes, max_size=classes).filter(any)
@@ -175,11 +162,6 @@ def _matching(may, there):
         return 0
     match = maximum_bipartite_matching(csr_array(may[:, rows].astype(np.int8)), perm_type="column")
     return int((match >= 0).sum())
-
-
-def test_official_names_the_client_that_cannot_be_tested():
-    with pytest.raises(SettingsError, match="60 clients share 50 official.*split=merged"):
-        federate(make(800, 50), partitions.iid, splits.official, 60, 0)
 
 
 def test_official_by_writer_tests_on_the_writers_own_examples():
@@ -230,13 +212,8 @@ def test_counts_are_exact_and_in_the_clients_own_distribution():
     assert np.abs(test - 40 * np.array(dealt)).max() <= 1.2
 
 
-def test_counts_names_the_client_with_too_few():
-    with pytest.raises(SettingsError, match=r"train \+ test = 600 examples per client, but client 0 has 100"):
-        federate(make(), partitions.iid, splits.counts, 10, 0)
-
-
 @given(validation=st.floats(0, 0.99), clients=st.integers(1, 120), seed=st.integers(0, 50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_validation_is_the_share_it_says_and_leaves_a_training_example(validation, clients, seed):
     data = make(240, 240)
     partition = federate(data, partitions.iid, partial(splits.official, validation=validation), clients, seed)
@@ -248,11 +225,6 @@ def test_validation_is_the_share_it_says_and_leaves_a_training_example(validatio
         else:
             assert len(val) >= 1
             assert abs(len(val) - validation * n) <= 1
-
-
-def test_a_large_validation_share_still_leaves_a_training_example():
-    partition = federate(make(240, 240), partitions.iid, partial(splits.official, validation=0.99), 120, 0)
-    assert [len(rows) for rows in partition.train] == [1] * 120
 
 
 def test_validation_is_stratified():
@@ -277,29 +249,24 @@ def test_split_settings_out_of_range(rule, setting, values):
             federate(make(), partitions.iid, partial(rule, **{setting: value}), 4, 0)
 
 
-def test_merged_names_the_client_with_one_example():
-    with pytest.raises(SettingsError, match="client 0 has 1 example"):
-        federate(make(8, 2), partitions.iid, splits.merged, 10, 0)
-
-
-@pytest.mark.parametrize(("clients", "says"), [(0, "clients=0: expected a number >= 1"), (801, "at most 800")])
-def test_federate_checks_the_number_of_clients(clients, says):
-    with pytest.raises(SettingsError, match=says):
-        federate(make(), partitions.iid, splits.official, clients, 0)
-
-
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("data", "split", "clients", "says"),
     [
-        ([[0, 1]], "returned invalid rows; expected 2 arrays"),
-        ([[0, 1], []], "client 1 is left without examples"),
-        ([[0, 1], [1, 2]], "disjoint"),
-        ([[0, 1], [800]], r"numbers in 0\.\.799.*client 1 has array\(\[800"),
-        ([[-1, 1], [2]], r"client 0 has array\(\[-1"),
+        (make(800, 50), splits.official, 60, "60 clients .*split=merged"),
+        (make(), splits.counts, 10, "client 0"),
+        (make(8, 2), splits.merged, 10, "client 0"),
+        (make(), splits.official, 0, "clients=0"),
+        (make(), splits.official, 801, "800"),
     ],
 )
-def test_federate_checks_a_users_own_rule(parts, says):
+def test_too_few_examples_are_an_error(data, split, clients, says):
     with pytest.raises(SettingsError, match=says):
+        federate(data, partitions.iid, split, clients, 0)
+
+
+@pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0, 1], [800]], [[-1, 1], [2]]])
+def test_federate_checks_a_users_own_rule(parts):
+    with pytest.raises(SettingsError, match=r"0\.\.799|disjoint|-1"):
         federate(make(), lambda *_: [np.array(p, dtype=np.int64) for p in parts], splits.official, 2, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,22 +55,17 @@ def test_rows_count_in_each_part_or_through_both(tmp_path: Path) -> None:
     [
         ({"train": [[0], [1], [2]]}, ["clients=3"]),
         ({"train": [[0, 5], [5]]}, ["row 5", "train of client 0", "train of client 1"]),
-        ({"train": [[0, 0], [5]]}, ["row 0", "client 0"]),
         ({"val": [[7], [8]]}, ["row 7", "train of client 1", "val of client 0"]),
-        ({"test": [[3], [3]]}, ["row 3", "test of client 0", "test of client 1"]),
         ({"train": [[0], [-1]]}, ["client 1", "row -1", "0..29"]),
-        ({"train": [[30], [1]]}, ["client 0", "row 30", "0..29"]),
         ({"test": [[1], [10]]}, ["client 1", "row 10", "0..9"]),
         ({"numbering": "all", "test": [[40], [39]]}, ["client 0", "row 40", "0..39"]),
         ({"train": [[1], []]}, ["train", "client 1", "at least one"]),
-        ({"test": [[], [1]]}, ["test", "client 0", "at least one"]),
         ({"train": [[1], [2.5]]}, ["client 1", "integers"]),
-        ({"train": [[1], [True]]}, ["client 1", "integers"]),
-        ({"train": [[1], [[2], [3, 4]]]}, ["client 1", "integers"]),
         ({"train": [[1], ["a"]]}, ["client 1", "integers"]),
         ({"train": 3}, ['"train"', "[[...]"]),
         ({"numbering": "rows"}, ["numbering", "parts or all"]),
         ({"hash": "0" * 64}, ["hash"]),
+        ({"tset": [[0], [1]]}, ["tset"]),
     ],
 )
 def test_wrong_rows_are_refused(tmp_path: Path, change: dict[str, Any], says: list[str]) -> None:
@@ -135,8 +131,6 @@ def own_rule(
 
 @pytest.mark.parametrize("writers", [None, np.arange(TRAIN + TEST)])
 def test_rows_of_an_own_rule_are_those_of_the_user(writers: np.ndarray | None) -> None:
-    from dataclasses import replace
-
     data = replace(made(), writers=writers)
     partition = federate(data, own_rule, partial(splits.official, validation=0.0), 4, 0)
     assert lists(partition.train) == lists(np.array_split(np.arange(TRAIN), 4))
@@ -198,11 +192,6 @@ def test_command_partition_is_the_partition_of_a_run(
     assert cli.main(again) == 0
     assert json.loads((tmp_path / "partition" / "partition.json").read_text())["hash"] == record["hash"]
     assert cli.main([*again[:-1], "into=other"]) == 2 and "clients=4" in capsys.readouterr().err
-
-
-def test_misspelt_keys_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="tset"):
-        explicit(made(), 2, path=saved(tmp_path, {"train": [[0], [1]], "tset": [[0], [1]]}))
 
 
 def test_own_rules_that_fail_or_draw_other_numbers() -> None:

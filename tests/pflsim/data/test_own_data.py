@@ -97,16 +97,12 @@ def test_both_parts_number_their_labels_alike() -> None:
     ("make", "says"),
     [
         (lambda: as_dataset([(X[0], 0), (X[1, :2], 1)]), ["row 1", "[2, 7]", "[5, 7]"]),
-        (lambda: as_dataset([(X[0], 0), X[1]]), ["row 1", "(x, y)"]),
         (lambda: as_dataset((X, Y), (X[:, :2], Y)), ["test", "1, 2, 7]"]),
         (lambda: as_dataset((X, Y[:3])), ["training", "[3]", "6 integers"]),
         (lambda: as_dataset((X.astype(int), Y)), ["int64", "uint8"]),
         (lambda: as_dataset((X, Y + 0.5)), ["labels", "float64"]),
-        (lambda: as_dataset((X, np.array([{}] * 6))), ["labels", "object"]),
         (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
-        (lambda: as_dataset(frame(a=["red", "blue"], label=[0, 1])), ["red"]),
         (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
-        (lambda: as_dataset(Columns()), ["no examples"]),
         (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
     ],
 )
@@ -114,15 +110,6 @@ def test_other_objects_are_refused(make: Callable[[], Dataset], says: list[str])
     with pytest.raises(SettingsError) as caught:
         make()
     assert all(words in str(caught.value) for words in says) and "\n" not in str(caught.value)
-
-
-def test_columns_must_be_image_and_label() -> None:
-    rows = Columns([{"pixels": X[0], "label": 0}])
-    rows.column_names = ("pixels", "label")
-    assert as_dataset(rows).x.shape == (1, 1, 5, 7), "the only other column"
-    rows.column_names = ("pixels", "label", "id")
-    with pytest.raises(SettingsError, match="pixels, label, id"):
-        as_dataset(rows)
 
 
 def test_warnings_about_data() -> None:

@@ -34,12 +34,6 @@ def test_skew_falls_with_alpha() -> None:
     assert largest[0] > 0.9 and largest[-1] < 0.2
 
 
-def test_a_class_has_many_clients_even_where_a_client_has_one_class() -> None:
-    held = counts(alpha=0.001) > 0
-    assert held.sum(0).min() >= 3
-    assert np.median(held.sum(1)) == 1
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_everything_can_be_given_out(seed: int) -> None:
     assert (counts(seed=seed, alpha=1e-4, used=1.0).sum(0) == 6000).all()
@@ -50,11 +44,6 @@ def test_few_clients_and_missing_classes() -> None:
     for clients in (1, 2, 3, 7):
         found = counts(clients=clients, labels=labels, used=1.0)
         assert (found.sum(1) > 0).all() and found.sum() == 150
-
-
-def test_a_seed_decides() -> None:
-    assert (counts(seed=1) == counts(seed=1)).all()
-    assert (counts(seed=1) != counts(seed=2)).any()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_every_exported_rule_is_covered_and_takes_settings_by_keyword_only():
 
 @pytest.mark.parametrize("name", RULES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parts_are_disjoint_sorted_in_range_nonempty_and_a_function_of_the_seed(name, data):
     clients = data.draw(st.integers(1, 25))
     seed = data.draw(st.integers(0, 2**32))
@@ -81,20 +81,13 @@ def test_parts_are_disjoint_sorted_in_range_nonempty_and_a_function_of_the_seed(
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_another_seed_is_another_partition(name):
-    labels, writers = even_labels(), np.arange(600) % 40
-    one, two = (RULES[name](labels, 10, 12, rng(s), writers) for s in (1, 2))
-    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-
-
 def test_iid_deals_everything_in_even_parts():
     parts = partitions.iid(even_labels(), 10, 7, rng(), None)
     assert sorted(len(p) for p in parts) == [85, 85, 86, 86, 86, 86, 86]
 
 
 @given(alpha=st.floats(1e-4, 1e3), minimum=st.integers(0, 12), clients=st.integers(1, 50), seed=st.integers(0, 999))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_dirichlet_uses_everything_and_keeps_the_minimum(alpha, minimum, clients, seed):
     parts = partitions.dirichlet(even_labels(), 10, clients, rng(seed), None, alpha=alpha, min_examples=minimum)
     assert sum(len(p) for p in parts) == 600
@@ -124,9 +117,7 @@ def test_dirichlet_without_balance_follows_its_proportions():
     assert values.var() == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("clients", "classes"), [(5, 2), (10, 2), (20, 2), (100, 2), (7, 3), (3, 2), (1, 10), (13, 9), (4, 10)]
-)
+@pytest.mark.parametrize(("clients", "classes"), [(5, 2), (20, 2), (100, 2), (7, 3), (3, 2), (1, 10), (13, 9)])
 @pytest.mark.parametrize("balanced", [True, False])
 def test_classes_per_client_gives_exactly_that_many_and_every_class_a_home(clients, classes, balanced):
     labels = even_labels(each=200)
@@ -159,17 +150,11 @@ def test_label_lognormal_on_mnist_sized_data():
 
 def test_label_lognormal_has_the_median_and_spread_it_is_given():
     labels = even_labels(each=100_000)
-    parts = partitions.label_lognormal(
-        labels, 10, 1000, rng(), None, median=300, sigma=0.5, smallest=2, largest=100_000
-    )
+    settings = {"median": 300, "sigma": 0.5, "smallest": 2, "largest": 100_000}
+    parts = partitions.label_lognormal(labels, 10, 1000, rng(), None, **settings)
     logs = np.log([len(p) for p in parts])
     assert np.median(logs) == pytest.approx(np.log(300), abs=0.06)
     assert logs.std() == pytest.approx(0.5, rel=0.08)
-
-
-def test_label_lognormal_cuts_sizes_beyond_all_numbers():
-    parts = partitions.label_lognormal(even_labels(each=6000), 10, 20, rng(), None, sigma=1e6)
-    assert {len(p) for p in parts} == {100, 1600}  # and NumPy's warning is an error in tests
 
 
 def test_label_lognormal_scales_to_small_data():
@@ -224,13 +209,6 @@ def test_n_way_k_shot_scatters_around_n_and_k():
     assert shots.mean() == pytest.approx(50, abs=0.3) and shots.std() == pytest.approx(2, rel=0.12)
 
 
-def test_n_way_k_shot_without_noise_is_exact():
-    counts = table(
-        even_labels(), partitions.n_way_k_shot(even_labels(), 10, 10, rng(), None, n=4, k=15, std=0.0, even=True)
-    )
-    assert all(sorted(row.tolist()) == [0] * 6 + [15] * 4 for row in counts)
-
-
 def test_classes_of_n_way_k_shot_are_shared_unless_they_are_even():
     """20 clients with 3 of 62 classes each: evenly, no class is held twice; independently, some are."""
     labels = even_labels(62, each=400)
@@ -240,12 +218,6 @@ def test_classes_of_n_way_k_shot_are_shared_unless_they_are_even():
         held[even] = (table(labels, parts, 62) > 0).sum(axis=0)
     assert held[True].max() == 1 and held[False].max() > 1
     assert held[True].sum() == held[False].sum() == 60
-
-
-def test_independent_classes_are_uniform():
-    labels = even_labels(10, each=4000)
-    parts = partitions.n_way_k_shot(labels, 10, 2000, rng(), None, n=3, k=2, std=0.0)
-    assert (table(labels, parts) > 0).sum(axis=0) == pytest.approx(600, abs=80)  # 4 standard deviations
 
 
 def test_consecutive_classes():
@@ -293,12 +265,11 @@ def test_settings_that_are_refused(line: str) -> None:
     ("rule", "clients", "options", "says"),
     [
         ("classes_per_client", 400, {}, "has only 60"),
-        ("one_class", 601, {}, "class 0, .* 60"),
+        ("one_class", 601, {}, "class 0"),
         ("label_lognormal", 400, {}, "label"),
-        ("dominant_classes", 300, {}, "all 10 classes"),
-        ("listed_classes", 3, {"held": [[0], [1]]}, "2 clients.*clients=3"),
+        ("dominant_classes", 300, {}, "10 classes"),
+        ("listed_classes", 3, {"held": [[0], [1]]}, "clients=3"),
         ("listed_classes", 2, {"held": [[0], []]}, r"client 1 .*\[\]"),
-        ("listed_classes", 2, {"held": [[0], [1, 1]]}, r"client 1 .*\[1, 1\]"),
         ("listed_classes", 2, {"held": [[0, 10], [1]]}, r"client 0 .*\[0, 10\]"),
         ("listed_classes", 61, {"held": [[0]] * 61}, "fewer examples"),
         ("by_writer", 3, {}, "data=femnist"),
@@ -309,14 +280,7 @@ def test_what_cannot_be_done_is_said(rule, clients, options, says):
         getattr(partitions, rule)(even_labels(), 10, clients, rng(), None, **options)
 
 
-@pytest.mark.parametrize(
-    ("clients", "each", "says"),
-    [
-        (24, None, "need 24 writers, .* 23: set clients to at most 23"),
-        (12, 2, "at most 11"),
-        (2, 0, "=0"),
-    ],
-)
+@pytest.mark.parametrize(("clients", "each", "says"), [(24, None, "at most 23"), (12, 2, "at most 11"), (2, 0, "=0")])
 def test_by_writer_needs_enough_writers(clients, each, says):
     with pytest.raises(SettingsError, match=says):
         partitions.by_writer(even_labels(), 10, clients, rng(), np.arange(600) % 23, writers_per_client=each)
@@ -340,8 +304,3 @@ def test_apportion_is_within_one_of_the_quota_and_never_beyond_the_weight(weight
     for part, weight in zip(parts.tolist(), weights, strict=True):
         assert part <= weight
         assert whole == 0 or abs(part * whole - weight * total) < whole
-
-
-def test_deal_refuses_more_than_there_is():
-    with pytest.raises(ValueError, match="class 0: 3 rows asked of 2"):
-        deal.deal(np.array([0, 0, 1]), np.array([[2, 0], [1, 1]]), rng())

@@ -82,8 +82,3 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 def test_clients_that_mix_models_are_refused(words: str) -> None:
     with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=writers"):
         check(to_settings(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))
-
-
-def test_merged_splits_do_not_mix_models() -> None:
-    with composing([CONFIGS]):
-        check(to_settings(composed(["data=synthetic", "partition=by_writer", "split=merged"], [CONFIGS])))
