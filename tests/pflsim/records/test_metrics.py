@@ -45,23 +45,6 @@ def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
     assert accuracy_stats(shuffled) == stats
 
 
-def test_equal_means_are_equal_numbers():
-    halves = accuracy_stats(rows_of([(10, 20, 0.0)] * 20))
-    tenths = [0, 2, 2, 4, 6, 6, 8, 8, 10, 10, 10, 10, 12, 12, 14, 14, 16, 18, 18, 20]
-    assert sum(tenths) == 200
-    spread = accuracy_stats(rows_of([(count, 20, 0.0) for count in tenths]))
-    thirds = accuracy_stats(rows_of([(1, 3, 0.0), (2, 3, 0.0), *[(10, 20, 0.0)] * 18]))
-    assert halves is not None and spread is not None and thirds is not None
-    assert halves.mean == spread.mean == thirds.mean == 0.5
-
-
-@pytest.mark.parametrize(("clients", "worst"), [(10, 1), (11, 2), (20, 2), (21, 3), (30, 3)])
-def test_a_decile_is_a_tenth_rounded_up(clients, worst):
-    stats = accuracy_stats(rows_of([(c, 100, 0.0) for c in range(clients)]))
-    assert stats is not None
-    assert stats.worst_decile == pytest.approx(np.mean(np.arange(worst)) / 100)
-
-
 def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():
     rows = [
         *rows_of([(1, 2, 0.0)], model="global", phase="received"),

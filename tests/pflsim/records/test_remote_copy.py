@@ -7,7 +7,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import yaml
 from fake_filesystems import Ask, Asked, contents, local_contents, nothing, register
 from run_files import write_checkpoint
 
-from pflsim.analysis.runs import find_runs
 from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import newest_checkpoint, read_checkpoint
@@ -63,10 +61,10 @@ def store() -> str:
 class Run:
     """A run folder, round by round."""
 
-    def __init__(self, folder: Path, keep: int = 1):
+    def __init__(self, folder: Path):
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("rounds: 9\nrun_dir: somewhere\n")
-        self.folder, self.keep, self.tracker = folder, keep, Tracker(folder, META)
+        self.folder, self.tracker = folder, Tracker(folder, META)
         OPEN.append(self)
         (folder / ".lock").touch()
 
@@ -78,9 +76,9 @@ class Run:
         if save:
             self.save(rounds[-1])
 
-    def save(self, number: int, value: float | None = None) -> None:
-        clients = [(c, {"w": torch.full((9,), value or float(number))}) for c in range(2)]
-        write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, self.keep)
+    def save(self, number: int) -> None:
+        clients = [(c, {"w": torch.full((9,), float(number))}) for c in range(2)]
+        write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, keep=1)
 
     def remote_copy(self, url: str) -> RemoteCopy:
         return RemoteCopy(RemoteFolder(url), self.folder)
@@ -199,27 +197,6 @@ def test_it_is_uploaded_after_each_checkpoint(run: Run, store: str, tmp_path: Pa
     same(run, store)
 
 
-def test_a_replaced_checkpoint_is_none_until_it_is_whole_again(run: Run, store: str) -> None:
-    """The same round once more, after the run was resumed from an earlier one."""
-    run.keep = 2
-    run.go(1)
-    run.go(2)
-    remote_copy = run.remote_copy(store)
-    remote_copy.upload()
-    run.save(2, value=7.0)
-    seen: list[set[str]] = []
-
-    def look(what: str, path: str) -> None:
-        if "round_0002" in path and what == "put":
-            seen.append({name for name in contents(store) if name.endswith("meta.json")})
-
-    asks(look)
-    remote_copy.upload()
-    asks(nothing)
-    assert seen and all(metas == {"checkpoints/round_0001/meta.json"} for metas in seen)
-    same(run, store)
-
-
 def fail(error: Exception) -> Ask:
     def ask(what: str, path: str) -> None:
         raise error
@@ -283,19 +260,11 @@ def test_a_new_place_is_tried_out_and_one_with_files_is_refused(run: Run, url: s
     assert contents(url) == before
 
 
-@pytest.mark.parametrize("refused", ["put", "rm"])
-def test_a_place_that_refuses(store: str, refused: str) -> None:
-    def ask(what: str, path: str) -> None:
-        if what == refused:
-            raise PermissionError(13, "Access Denied")
-
-    asks(ask)
-    with pytest.raises(SettingsError, match=rf"^run_dir={store} cannot be written to: Access Denied"):
+def test_a_place_that_refuses(store: str) -> None:
+    asks(fail(PermissionError(13, "Access Denied")))
+    with pytest.raises(SettingsError, match=rf"run_dir={store} .*Access Denied"):
         new_remote_folder(store)
-
-
-def test_a_place_that_cannot_be_reached_at_all() -> None:
-    with pytest.raises(SettingsError, match=r"^run_dir=gss://b .*gss"):
+    with pytest.raises(SettingsError, match="run_dir=gss://b .*gss"):
         new_remote_folder("gss://b")
 
 
@@ -306,11 +275,6 @@ def test_what_a_url_is() -> None:
     for url in ("sftp://me:secret@host/x", "filecache::ftp://me:secret@host/x"):
         with pytest.raises(SettingsError, match="resume.*password"):
             check_no_password(url)
-
-
-def test_tables_and_pages_are_of_folders_here() -> None:
-    with pytest.raises(SettingsError, match="s3://a/b: expected"):
-        find_runs(["s3://a/b"])
 
 
 # Resumed ---------------------------------------------------------------------------------------------------------
@@ -335,14 +299,9 @@ def test_what_cannot_be_downloaded(run: Run, store: str, tmp_path: Path, monkeyp
     with pytest.raises(SettingsError, match=r"config\.yaml"):
         download(store, root)
     run.remote_copy(store).upload()
-
-    def broken(place: RemoteFolder, name: str) -> NoReturn:
-        raise ConnectionError("no route\nto host")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RemoteFolder, "read", broken)
-        with pytest.raises(SettingsError, match=f"^resume={store} .*no route"):
-            download(store, root)
+    monkeypatch.setattr(RemoteFolder, "read", lambda *_: 1 / 0)
+    with pytest.raises(SettingsError, match=f"resume={store} "):
+        download(store, root)
     assert not list(root.iterdir())
 
 
@@ -359,14 +318,6 @@ def test_a_resumed_folder_uploads_no_checkpoint_twice(run: Run, store: str) -> N
     asks(nothing)
     same(run, store)
     assert resume_remote_copy("runs/mine", run.folder, 3) is None
-
-
-def test_another_checkpoint_of_the_round_takes_its_place_there(run: Run, store: str) -> None:
-    run.go(1, 2)
-    run.remote_copy(store).upload()
-    run.save(2, value=7.0)
-    run.resumed(store).upload()
-    same(run, store)
 
 
 Change = Callable[[Run, str, Path], str]
@@ -390,14 +341,7 @@ def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
     return r"round 3.*round 2.*resume="
 
 
-def damaged_here(run: Run, url: str, tmp_path: Path) -> str:
-    run.remote_copy(url).upload()
-    path = run.folder / "checkpoints" / "round_0002" / "server.pt"
-    path.write_bytes(path.read_bytes()[::-1])
-    return r"round 2.*none.*resume="
-
-
-@pytest.mark.parametrize("change", [another_run, gone_on_elsewhere, damaged_here])
+@pytest.mark.parametrize("change", [another_run, gone_on_elsewhere])
 def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, store: str, tmp_path: Path, change: Change) -> None:
     run.go(1, 2)
     expected = change(run, store, tmp_path)

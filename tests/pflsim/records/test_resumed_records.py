@@ -152,15 +152,14 @@ def test_seconds_add_up_and_memory_is_the_most(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["seconds"] == round(summary.seconds, 3)
 
 
-@pytest.mark.parametrize("content", [None, "", "[1]", '{"complete": fal'])
-def test_without_a_summary_the_lines_tell_the_seconds(tmp_path: Path, content: str | None) -> None:
+def test_without_a_summary_the_lines_tell_the_seconds(tmp_path: Path) -> None:
     """Lost rounds took their time too: 6 lines of 2 s."""
     folder = start(tmp_path / "run")
-    (folder / "summary.json").unlink() if content is None else (folder / "summary.json").write_text(content)
+    (folder / "summary.json").unlink()
     assert 12.0 <= go(Tracker(folder, META, resume_after=1), []).seconds < 18.0
 
 
-def drop_line(name: str, number: int) -> Callable[[Path], None]:
+def drop_line(name: str, number: int) -> Callable[[Path], object]:
     def apply(folder: Path) -> None:
         lines = (folder / name).read_text().splitlines(keepends=True)
         (folder / name).write_text("".join(lines[:number] + lines[number + 1 :]))
@@ -168,51 +167,19 @@ def drop_line(name: str, number: int) -> Callable[[Path], None]:
     return apply
 
 
-def change(name: str, old: str, new: str) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        text = (folder / name).read_text()
-        assert old in text
-        (folder / name).write_text(text.replace(old, new, 1))
-
-    return apply
-
-
-def cut_after(name: str, text: str) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        content = (folder / name).read_text()
-        (folder / name).write_text(content[: content.index(text) + len(text)])
-
-    return apply
-
-
 HEADER = "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
 ROWS, LINES = "per_client.csv", "metrics.jsonl"
 WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no lines": (lambda f: (f / LINES).unlink(), "the run cannot resume: .*metrics.jsonl cannot be read"),
-    "no rows": (lambda f: (f / ROWS).unlink(), "the run cannot resume: .*per_client.csv cannot be read"),
-    "empty rows": (lambda f: (f / ROWS).write_text(""), f"does not begin with the line {HEADER}"),
-    "old columns": (change(ROWS, ",fault", ""), f"does not begin with the line {HEADER}"),
-    "no header": (drop_line(ROWS, 0), f"does not begin with the line {HEADER}"),
-    "lines lost": (cut_after(LINES, '{"round": 3'), "complete up to round 2 only$"),
-    "line missing": (drop_line(LINES, 2), r"complete up to round 1 only \(line 3 of metrics.jsonl is of round 3\)"),
-    "first missing": (lambda f: [drop_line(LINES, 0)(f) for _ in "01"], r"up to round 0 only \(line 1 .* of round 2\)"),
-    "bad line": (
-        change(LINES, '{"round": 2,', '{"round": 2'),
-        r"round 1 only \(line 3 of metrics.jsonl cannot be read\)",
-    ),
-    "a row lost": (drop_line(ROWS, 40), r"round 1 only \(per_client.csv does not match round 2\)"),
-    "rows lost": (cut_after(ROWS, "\n2,0,test,"), r"round 1 only \(per_client.csv does not match round 2\)"),
-    "other bytes": (
-        change(ROWS, ",0.0,100,0,", ",0.0,101,0,"),
-        r"round 0 only \(per_client.csv does not match round 0\)",
-    ),
-    "no fault, one line": (change(ROWS, "straggler", ""), r"2 only \(per_client.csv does not match round 3\)"),
-    "bad row": (change(ROWS, "\n2,0,", "\n2,zero,"), r"round 1 only \(.* does not match round 2"),
+    "no lines": (lambda f: (f / LINES).unlink(), "metrics.jsonl"),
+    "other columns": (lambda f: (f / ROWS).write_text("round,client\n"), "per_client.csv .*round,client,split"),
+    "line missing": (drop_line(LINES, 2), "up to round 1 .*metrics.jsonl"),
+    "a row lost": (drop_line(ROWS, 40), "up to round 1 .*per_client.csv"),
+    "bad row": (lambda f: (f / ROWS).write_text((f / ROWS).read_text().replace("\n2,0,", "\n2,x,", 1)), "round 1 "),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONGS)
-def test_records_that_are_not_whole_are_refused_in_words_and_left_alone(tmp_path: Path, wrong: str) -> None:
+def test_records_that_are_not_whole_are_refused_and_left_alone(tmp_path: Path, wrong: str) -> None:
     act, message = WRONGS[wrong]
     folder = start(tmp_path / "run")
     act(folder)
@@ -220,17 +187,6 @@ def test_records_that_are_not_whole_are_refused_in_words_and_left_alone(tmp_path
     with pytest.raises(SettingsError, match=message):
         Tracker(folder, META, resume_after=3)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
-
-
-def test_what_is_wrong_beyond_the_round_does_not_matter(whole: Path, tmp_path: Path) -> None:
-    folder = start(tmp_path / "run")
-    for name, text in ((LINES, '{"round": 4'), (ROWS, "\n5,3,")):
-        content = (folder / name).read_bytes()
-        at = content.index(text.encode()) + len(text)
-        (folder / name).write_bytes(content[:at] + b"\x00\xff\n" + content[at:])
-    assert read_records(folder).last == 3
-    go(Tracker(folder, META, resume_after=3), [4, 5], newcomers=True)
-    assert files(folder) == files(whole)
 
 
 def test_a_run_that_was_ended_while_it_was_resumed(

@@ -76,23 +76,19 @@ def test_the_file_has_every_promised_field(tmp_path):
     assert content == {
         "complete": False, "method": "pfedcfr", "data": "digits", "partition": "label_lognormal",
         "partition_hash": "abc", "model": "mlp", "clients": 10, "rounds": 2, "rounds_planned": 20, "seed": 5,
-            "precision": "ieee",
+        "precision": "ieee",
         "seconds": 12.5, "reported_model": "personal", "reported_phase": "trained",
         "accuracy_of": {"split": "test", "clients": "all", "phase": {"personal": "trained", "global": "received"}},
         "traffic": {"up_bytes": 2, "down_bytes": 4}, "peak_rss_mb": 345.7,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, fails):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     write_atomically(path, "old")
 
-    def fail(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, fails, fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
         write_atomically(path, "new" * 1000)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
