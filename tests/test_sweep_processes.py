@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,20 +43,6 @@ def test_results_output_and_failures() -> None:
     assert found[2].result is None and found[2].errors.endswith("ValueError: a bug\n")
     assert found[4].result is None and "killed" in found[4].errors
     assert found[5].result == "Z"
-
-
-def test_the_next_function_is_taken_when_a_process_may_start() -> None:
-    """So it can depend on the results before it, as the trials of `tune` do."""
-    results = list[str]()
-
-    def functions() -> Iterator[Any]:
-        yield partial(say, "a")
-        while len(results) < 3:
-            yield partial(say, results[-1] + "b")
-
-    for one in in_processes(functions(), 1):
-        results.append(one.result)
-    assert results == ["A", "AB", "ABB"]
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -131,10 +116,8 @@ def test_side_by_side_equals_one_after_the_other(
 
 def test_folders_and_hyperparameters_carry_what_varies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (
-        cli.main(["-m", *SMALL, "partition=iid", "sweep.parallel=1", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"])
-        == 0
-    )
+    swept = ["sweep.parallel=1", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"]
+    assert cli.main(["-m", *SMALL, "partition=iid", *swept]) == 0
     names = sorted(folder.name.partition("-fedavg-digits-")[2] for folder in (tmp_path / "runs").iterdir())
     assert names == [f"lr={lr}-variants={v}-s0" for lr in ("0.1", "0.2") for v in ("_", "_hidden_3_")]
     assert last_run(tmp_path / "runs").name.endswith("-s0")

@@ -14,11 +14,13 @@ import pytest
 import ray
 from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
 from failure_runs import SIZES, agree, on_ray, outcome, take_log
+from ray.exceptions import OutOfMemoryError, RayActorError
 from support import Records, World, dropout_mlp, world
 
 from lightning_modules.training import Training
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.types import RoundRecord
+from ray_actors import executor as remote
 from ray_actors.resources import ActorPool
 
 pytestmark = pytest.mark.slow
@@ -153,15 +155,12 @@ def test_a_server_that_dies_again_and_again_ends_the_run(
     (traps / "die_fuse").unlink()
 
 
-def test_an_error_of_the_server_is_printed_once(
-    made: World, traps: Path, pool: ActorPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_server_ends_the_run(made: World, traps: Path, pool: ActorPool, tmp_path: Path) -> None:
     executor = on_ray(made, pool)
     set_trap(traps, "raise_fuse")
-    with pytest.raises(ServerError, match="failed in fuse: ValueError: a trap in the fusion"):
+    with pytest.raises(ServerError, match="fuse: ValueError: a trap in the fusion"):
         outcome(executor, tmp_path)
-    printed = capsys.readouterr().err
-    assert printed.count('raise ValueError("a trap in the fusion")') == 1 and "the server (process" in printed
+    assert 'raise ValueError("a trap in the fusion")' in take_log(tmp_path)
 
 
 def test_an_actor_that_cannot_start_is_an_error(made: World, pool: ActorPool, tmp_path: Path) -> None:
@@ -172,3 +171,22 @@ def test_an_actor_that_cannot_start_is_an_error(made: World, pool: ActorPool, tm
 
 def _deadly(shape: tuple[int, ...], classes: int) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+OUT_OF_MEMORY = (
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1, ID: d8637915) "
+    "was 4.34GB used / 23.54GB limit (0.184484)\nOOM kill reason: Memory usage 4623798272B exceeded threshold of "
+    "3109010944B (12.3% of 25276510208B limit)\nObject store memory usage: [- objects spillable: 0\n]"
+)
+"""By Ray 2.60, with its list of processes and its advice behind it."""
+KILLED = (
+    "The actor died. Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. "
+    "Some common causes include: (1) the process was killed by the OOM killer due to high memory usage"
+)
+
+
+def test_deaths_by_the_memory_monitor_are_told_from_others() -> None:
+    """Although Ray's advice names memory among the causes of every death."""
+    for error in (OutOfMemoryError(OUT_OF_MEMORY), RayActorError(error_msg=f"The actor died. {OUT_OF_MEMORY}")):
+        assert isinstance(error, remote.DEATHS) and "out of memory" in remote.how_it_died(error)
+    assert "kill -9" in remote.how_it_died(RayActorError(error_msg=KILLED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NOTHING
 from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.local import Local as LocalServer
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
@@ -80,6 +82,15 @@ def inline(made: PreparedRun) -> InlineExecutor:
     return executor
 
 
+def on_actors(made: PreparedRun, pool: ActorPool) -> RayExecutor:
+    """Two actors with clients of `Local`: a class of this test file cannot travel to them by name."""
+    parts = made.dataset, made.partition, LocalServer(), made.federation
+    layout = Layout(((0, 3, 5), (1, 2, 4)), 1, 0)
+    executor = RayExecutor(replace(made.factory, client=Local), *parts, layout, pool)
+    executor.start()
+    return executor
+
+
 def test_an_initial_round_and_a_round_of_all_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = of(Means, "trace.rounds=[0]", monkeypatch=monkeypatch)
     executor, clients_done = inline(made), Records()
@@ -96,12 +107,9 @@ def test_an_initial_round_and_a_round_of_all_clients(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, pool: ActorPool, tmp_path: Path) -> None:
-    """In every phase that says how many are due, as many are; the actors get Local, as below."""
+    """In every phase that says how many are due, as many are."""
     made = of(Means, monkeypatch=monkeypatch)
-    parts = made.dataset, made.partition, _local_rule(), made.federation
-    spread = RayExecutor(_as_local(made), *parts, Layout(((0, 3, 5), (1, 2, 4)), 1, 0), pool)
-    spread.start()
-    for number, executor in enumerate((inline(made), spread)):
+    for number, executor in enumerate((inline(made), on_actors(made, pool))):
         listener = Records()
         Simulation(executor, made.plan, tmp_path / str(number), listener).run()
         counted: list[list[Any]] = []
@@ -119,11 +127,7 @@ def test_every_client_that_is_done_is_counted(monkeypatch: pytest.MonkeyPatch, p
 @pytest.mark.slow
 def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.MonkeyPatch, pool: ActorPool) -> None:
     made = of(Means, TWO, monkeypatch=monkeypatch)
-    alone = inline(made)
-    layout = Layout(((0, 3, 5), (1, 2, 4)), 1, 0)
-    # A class of this test file cannot travel to a worker by name: the actors get Local, of the same shapes.
-    spread = RayExecutor(_as_local(made), made.dataset, made.partition, _local_rule(), made.federation, layout, pool)
-    spread.start()
+    alone, spread = inline(made), on_actors(made, pool)
     for executor in (alone, spread):
         rounds(executor, 2, 6)
     found = states(alone)
@@ -131,30 +135,17 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
     assert same(found, states(spread))
 
 
-def _as_local(made: PreparedRun) -> Any:
-    from dataclasses import replace
-
-    return replace(made.factory, client=Local)
-
-
-def _local_rule() -> ServerRule[Any]:
-    from pflsim.servers.local import Local as Rule
-
-    return Rule()
-
-
-def test_what_variants_may_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"fedavg .*client 1"):
-        job(TWO)
-    with pytest.raises(SettingsError, match=r"stride=\(2, 2\).* at client 0, but .*\(1, 1\).* at client 1"):
-        job("model=pfedpm_cnn", "model.padding=2", "model.variants=[{strides:[2,1]},{strides:[1,2]}]")
-    with pytest.raises(SettingsError, match=r"fedavg .*\(5, 64\) at client 0.*\(7, 64\) at client 1"):
-        job("model.variants=[{hidden:[5]},{hidden:[7,5]}]")
-    with pytest.raises(SettingsError, match=r"fedfcd compares features.*\(5,\), client 1 has \(6,\)"):
-        job("method=fedfcd", "model.variants=[{hidden:[5]},{hidden:[6]}]")
-    with pytest.raises(SettingsError, match=r"compares features.*client 0 has \(5,\), client 1 has \(6,\)"):
-        of(Means, "model.variants=[{hidden:[7,5]},{hidden:[6]}]", monkeypatch=monkeypatch)
-    with pytest.raises(SettingsError, match=r"model\.hiden"):
-        job("model.variants=[{hiden:[7]}]")
-    with pytest.raises(SettingsError, match=r"model\.variants has 3 models.*clients=2"):
-        job("clients=2", "method=fedproto", "model.variants=[{hidden:[7]},{hidden:[7]},{hidden:[7]}]")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (TWO, "fedavg .*client 1"),
+        ("model=pfedpm_cnn model.padding=2 model.variants=[{strides:[2,1]},{strides:[1,2]}]", "client 0.* client 1"),
+        ("model.variants=[{hidden:[5]},{hidden:[7,5]}]", "fedavg .*client 0.*client 1"),
+        ("method=fedfcd model.variants=[{hidden:[5]},{hidden:[6]}]", "fedfcd .*client 1"),
+        ("model.variants=[{hiden:[7]}]", r"model\.hiden"),
+        ("clients=2 method=fedproto model.variants=[{hidden:[7]},{hidden:[7]},{hidden:[7]}]", "variants.*clients=2"),
+    ],
+)
+def test_what_variants_may_not_do(words: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        job(*words.split())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, states, world
+from support import World, rounds, same, world
 from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
@@ -212,33 +212,13 @@ def test_no_epochs_leave_what_was_received() -> None:
     assert all(torch.equal(executor.host.states[3][k], v) for k, v in executor.server.state.weights.items())
 
 
-def test_evaluating_a_newcomer_as_received_changes_nothing() -> None:
-    executor = fewer(world(FedAvg, FedAvgServer()), 3).inline()
-    rounds(executor, 2, 3)
-    before, sent = states(executor), executor.send([3], joining=True)
-    request = EvalRequest("personal", "received", (3,), ("test",), 2)
-    assert executor.evaluate(request, sent) == executor.evaluate(request, sent)
-    assert same(before, states(executor))
-
-
-def run(folder: Path, *arguments: str) -> Path:
-    small = [
-        "executor=inline",
-        "lockstep=false",
-        "rounds=3",
-        "clients=6",
-        "fraction=0.6",
-        "eval.received=true",
-        f"run_dir={folder}",
-    ]
-    assert cli.main([*small, f"run_dir={folder}", *arguments]) == 0
-    return folder
-
-
 @pytest.mark.parametrize("method", ["fedfcd", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedalp"))])
 def test_a_run_with_newcomers(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also for a method with rounds of all clients, and for one with an initial round."""
-    folder = run(tmp_path / "run", f"method={method}", "eval.holdout_clients=2", "eval.finetune_epochs=2")
+    folder = tmp_path / "run"
+    settings = ["executor=inline", "lockstep=false", "rounds=3", "clients=6", "fraction=0.6", "eval.received=true"]
+    new = ["eval.holdout_clients=2", "eval.finetune_epochs=2"]
+    assert cli.main([f"method={method}", *settings, *new, f"run_dir={folder}"]) == 0
     with (folder / "per_client.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["client"] for line in lines if line["model"] == "newcomer"} == {"4", "5"}
@@ -265,9 +245,3 @@ def test_rounds_are_drawn_from_those_who_train() -> None:
         made = prepare(to_settings(composed(small, [CONFIGS])))
     assert made.plan.newcomers == (4, 5) and made.plan.clients == len(made.federation.clients) == 4
     assert all(set(cohort) <= set(range(4)) and len(cohort) == 2 for cohort in made.plan.cohorts)
-
-
-def test_without_newcomers_nothing_is_said_of_them(tmp_path: Path) -> None:
-    folder = run(tmp_path / "run", "method=fedavg")
-    for name in ("per_client.csv", "summary.json", "metrics.jsonl"):
-        assert "newcomer" not in (folder / name).read_text()

@@ -112,6 +112,7 @@ def test_the_driver_gets_what_was_typed(driver: Callable[..., list[str]], client
     given = ["progress=quiet", "ray_address=10.0.0.1:6379"]
     assert driver(*given) == [home, *given]
     assert driver("executor=inline") == [home, "executor=inline", "progress=plain"]
+    driver("data=mnist", "data.download=true")
     resumed = ["resume=last", "placement.gpus=2", "data.root=/there"]
     assert driver(*resumed) == [home, *resumed, "progress=plain", "ray_address=auto"]
     there = str(client.folder / "a place's $x")
@@ -135,11 +136,6 @@ def test_what_is_asked_of_the_cluster(
     ]
     driver("--id", "mine", "--driver-cpus", "0.5", "--driver-resource", "big=1", "--driver-resource", "GPU=2")
     assert [client.submitted[1][name] for name in names] == ["mine", 0.5, 2, {"big": 1}]
-
-
-def test_the_commit_travels_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PFLSIM_CODE", json.dumps({"commit": "abc", "dirty": False}))
-    assert code(tmp_path) == {"commit": "abc", "dirty": False}
 
 
 GOOD = ("mine.py", "a b/[ü].py", "mine/build/x.py", "mine/data/x.py", "lists/config.yaml")
@@ -183,16 +179,12 @@ def test_an_own_config_and_class_go_along(
     ("arguments", "said"),
     [
         (["clients=abc"], "clients="),
-        (["method=fedva"], "method=fedva"),
-        (["-m", "seed=0,1", "rounds=5,0"], "rounds=0: expected"),
-        (["-m", "seed=0,1", "run_dir=x"], "run_dir=x is the folder of 2 runs"),
+        (["-m", "seed=0,1", "rounds=5,0"], "rounds=0"),
         (["--config-dir", "/usr"], "--config-dir /usr"),
-        (["--config-dir", "nowhere"], "there is no such folder"),
-        (["data=mnist"], "data.root=data: expected an absolute path"),
-        (["data=npz", "data.path=x.npz"], "data.path=x.npz: expected"),
-        (["resume=last", "clients=3"], "clients defines the run"),
+        (["data=mnist"], "data.root=data"),
+        (["data=npz", "data.path=x.npz"], "data.path=x.npz"),
+        (["resume=last", "clients=3"], "clients"),
         (["resume=last", "placement.actor=3"], "placement.actors"),
-        (["resume=last", "-m"], "resume=last"),
         (["--home", "runs"], "--home runs"),
         (["--address", "head:6379"], "--address head:6379"),
     ],
@@ -204,11 +196,6 @@ def test_mistakes_are_found_before_anything_is_uploaded(
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
     assert not client.submitted
-
-
-def test_data_that_are_downloaded_need_no_place(driver: Callable[..., list[str]]) -> None:
-    driver("data=mnist", "data.download=true")
-    driver("data=mnist", "data.root=/data")
 
 
 def test_too_much_is_refused_and_the_largest_named(root: Path) -> None:
@@ -225,11 +212,7 @@ def test_too_much_is_refused_and_the_largest_named(root: Path) -> None:
     [([], True), (["run_dir=x"], True), (["run_dir=/x"], False), (["run_dir=s3://b/x"], False), (["resume=x"], False)],
 )
 def test_results_that_stay_on_the_node(
-    driver: Callable[..., list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    warned: bool,
+    driver: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], warned: bool
 ) -> None:
     driver(*arguments)
     assert ("warning: " in capsys.readouterr().err) == warned
@@ -239,18 +222,14 @@ def test_results_that_stay_on_the_node(
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert dashboard(None) == "http://127.0.0.1:8265" and dashboard("https://h/ray/") == "https://h/ray"
-    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
-    assert dashboard(None) == "http://head:8265" and dashboard("http://other:1") == "http://other:1"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert dashboard(None) == "http://127.0.0.1:8265"
-
-
-def test_a_cluster_that_refuses(root: Path, client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.refusal = RuntimeError("Request failed with status code 500: Traceback...\n  x\nRuntimeError: it is full\n.")
-    assert cli.main(["submit", "run_dir=/x"]) == 1
-    assert re.fullmatch("error: http://127.0.0.1:8265 .*: RuntimeError: it is full\n", capsys.readouterr().err)
+    for variable, given, expected in (
+        ("", "https://h/ray/", "https://h/ray"),
+        ("http://head:8265", None, "http://head:8265"),
+        ("http://head:8265", "http://other:1", "http://other:1"),
+        ("10.0.0.1:6379", None, "http://127.0.0.1:8265"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+        assert dashboard(given) == expected
 
 
 def test_nobody_answers(root: Path) -> None:
@@ -297,6 +276,5 @@ def test_a_job_is_stopped_and_another_one_resumes_it() -> None:
         rounds = json.loads((run / "summary.json").read_text())["rounds"] + 2
         _, logs, _ = submitted("resume=run", f"rounds={rounds}")
         log = done(cluster.command(*logs))
-        assert (
-            json.loads((run / "summary.json").read_text())["complete"] and records.read_text().count("\n") == rounds
-        ), log
+        complete = json.loads((run / "summary.json").read_text())["complete"]
+        assert complete and records.read_text().count("\n") == rounds, log

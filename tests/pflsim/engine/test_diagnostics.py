@@ -79,10 +79,6 @@ def test_the_mean_client_is_confused_as_clients_are_on_average() -> None:
     np.testing.assert_allclose(found.values, expected, rtol=1e-6)
 
 
-def test_no_confusion_where_nobody_counted() -> None:
-    assert mean_confusion([row(0, 4, ())], 3) is None
-
-
 def test_matrices_where_they_are_asked_for_only() -> None:
     shown = Matrix("seen", "Seen", Axis("a"), Axis("b"), np.zeros((2, 2), np.float32))
     large = Matrix("large", "Large", Axis("a"), Axis("b"), np.zeros((1, MAX_MATRIX_SIZE + 1), np.float32))
