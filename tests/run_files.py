@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors import safe_open
 from torch import Tensor
 
@@ -59,3 +60,21 @@ def read_server(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read what `write_server` wrote: tensors by name, and the texts of the header."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+class FailingCalls:
+    """Makes the n-th call of some functions raise an error; `dies`: all later ones too, as if the process were gone."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails_at: int, error: BaseException, dies: bool, *functions: Any):
+        self.count, self.fails_at, self.error, self.dies = 0, fails_at, error, dies
+        for owner, name in functions:
+            patch.setattr(owner, name, self._failing(getattr(owner, name)))
+
+    def _failing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **more: Any) -> Any:
+            self.count += 1
+            if self.count == self.fails_at or (self.dies and self.count > self.fails_at):
+                raise self.error
+            return function(*arguments, **more)
+
+        return call

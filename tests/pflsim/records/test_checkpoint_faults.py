@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 import torch
-from run_files import write_checkpoint
+from run_files import FailingCalls, write_checkpoint
 
 from pflsim.records.checkpoint_read import newest_checkpoint
 
@@ -35,100 +35,41 @@ def found(folder: Path) -> tuple[int, dict[str, int]]:
     return checkpoint.round, checkpoint.server()
 
 
-class Disk:
-    """Fails at the n-th thing that is asked of it. `dies`: nothing can be done after that either, not even clean up."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, fails_at: int, error: Callable[[], BaseException], dies: bool):
-        self.count, self.fails_at, self.error, self.dies = 0, fails_at, error, dies
-        opened = Path.open
-
-        def open_it(path: Path, *args: Any, **kwargs: Any) -> IO[Any]:
-            self.asked()
-            return self.watched(opened(path, *args, buffering=0, **kwargs)) if "xb" in args else opened(path, *args)
-
-        patch.setattr(Path, "open", open_it)
-        for owner, name in ((Path, "mkdir"), (Path, "rename"), (os, "fsync"), (shutil, "rmtree"), (Path, "unlink")):
-            patch.setattr(owner, name, self.failing(getattr(owner, name)))
-
-    def asked(self) -> None:
-        self.count += 1
-        if self.count == self.fails_at or (self.dies and self.count > self.fails_at):
-            raise self.error()
-
-    def failing(self, function: Any) -> Any:
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            self.asked()
-            return function(*args, **kwargs)
-
-        return instead
-
-    def watched(self, file: IO[Any]) -> Any:
-        disk = self
-
-        class Watched:
-            def write(self, data: Any) -> int:
-                disk.asked()
-                return file.write(data)
-
-            def flush(self) -> None:
-                file.flush()
-
-            def fileno(self) -> int:
-                return file.fileno()
-
-            def __enter__(self) -> Any:
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                file.close()
-
-        return Watched()
-
-
 class Killed(BaseException):
     """The process is gone."""
 
 
-def attempts(tmp_path: Path, error: Callable[[], BaseException], dies: bool) -> list[tuple[int, bool]]:
-    """Write a checkpoint where there are two already; fail at the first point, the second, … until nothing fails.
+@pytest.mark.parametrize("dies", [False, True])
+def test_whatever_fails_leaves_a_whole_checkpoint(tmp_path: Path, dies: bool) -> None:
+    """At every flush to the disk, rename and removal in turn: the disk is full, or the process dies.
 
-    Returns:
-        For each: the newest checkpoint found afterwards, and whether the call returned.
+    There are two checkpoints already. `outcomes`: the newest one found afterwards, and whether the call returned.
     """
     outcomes: list[tuple[int, bool]] = []
-    for fails_at in range(1, 1000):
+    for fails_at in itertools.count(1):
         folder = tmp_path / f"{fails_at}"
         write(folder, 1, keep=2)
         write(folder, 2, keep=2)
         with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, fails_at, error, dies)
+            functions = (Path, "mkdir"), (Path, "rename"), (os, "fsync"), (shutil, "rmtree")
+            calls = FailingCalls(patch, fails_at, Killed() if dies else OSError(errno.ENOSPC, "full"), dies, *functions)
             returned = False
-            try:
+            with suppress(OSError, Killed):
                 write(folder, 3, keep=2)
                 returned = True
-            except (OSError, Killed):
-                pass
         if not returned and not dies:
             assert visible(folder)[:2] == ["round_0001", "round_0002"]
             assert [p.name for p in folder.iterdir() if p.suffix == ".part"] == []
         newest, server = found(folder)
-        assert server == {"round": newest}
-        assert newest in (2, 3)
+        assert server == {"round": newest} and newest in (2, 3)
         for name in visible(folder):
             assert sorted(os.listdir(folder / name)) == COMPONENTS
         write(folder, 4, keep=1)
         assert os.listdir(folder) == ["round_0004"]  # writing has cleaned up
         outcomes.append((newest, returned))
-        if disk.count < fails_at:
-            return outcomes
-    raise AssertionError("it never ends")
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_whatever_fails_leaves_a_whole_checkpoint(tmp_path: Path, dies: bool) -> None:
-    """At every open, write, flush to the disk, rename and removal in turn: the disk is full, or the process dies."""
-    outcomes = attempts(tmp_path, Killed if dies else lambda: OSError(errno.ENOSPC, "full"), dies)
-    assert len(outcomes) > 15 and outcomes[0] == (2, False) and outcomes[-1] == (3, True)
+        if calls.count < fails_at:
+            break
+    assert len(outcomes) > 10 and outcomes[0] == (2, False) and outcomes[-1] == (3, True)
     assert dies or all(newest == 3 for newest, returned in outcomes if returned)
 
 
