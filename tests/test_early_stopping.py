@@ -55,9 +55,8 @@ def test_a_run_stops_and_ends_like_a_shorter_one(tmp_path: Path, capsys: pytest.
     for part in ("per_client", "states", "curves"):
         agree(found[part], expected[part])
     why = summary(stopped)["stopped_early"]
-    reason = f"no better mean validation accuracy than in round {best_until[last]} (stop.patience=3)"
-    assert why == {"round": last, "reason": reason}
-    assert f"stopped early in round {last} of 24: {reason}" in capsys.readouterr().out
+    assert why["round"] == last and f"round {best_until[last]} " in why["reason"]
+    assert why["reason"] in capsys.readouterr().out
     assert (stopped / "checkpoints" / f"round_{last:04d}").is_dir()
     assert summary(stopped)["complete"] is True and summary(stopped)["rounds"] == last
     assert "stopped_early" not in summary(shorter)
@@ -78,11 +77,11 @@ def test_a_stopped_run_continues_with_a_larger_patience(tmp_path: Path, capsys: 
     last = summary(folder)["stopped_early"]["round"]
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert cli.main([f"resume={folder}"]) == 0
-    assert f"is complete: it stopped early in round {last}" in capsys.readouterr().out
+    assert f"round {last}" in capsys.readouterr().out
     assert cli.main([f"resume={folder}", "rounds=30"]) == 2
-    assert "give a stop.patience above 2 as well" in capsys.readouterr().err
+    assert "stop.patience" in capsys.readouterr().err
     assert cli.main([f"resume={folder}", "stop.patience=1"]) == 2
-    assert "stop.patience=1 would have ended the run before" in capsys.readouterr().err
+    assert "stop.patience=1" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
     assert cli.main([f"resume={folder}", "stop.patience=null", "rounds=26"]) == 0
     agree(left(folder), left(start(tmp_path / "straight", "rounds=26")))

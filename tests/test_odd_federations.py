@@ -21,7 +21,6 @@ from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
-from pflsim.types import EvalRow
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "model.hidden=[6]", "lr=0.05", "executor=inline", "partition=iid"]
 NORMS = ["model=cnn_bn", "model.channels=[2,3]", "model.kernel=3", "model.padding=1", "model.hidden=6"]
@@ -66,25 +65,17 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     partition = partition if changes is None else changes(partition)
     monkeypatch.setattr(preparing, "load_federation", lambda _: (data, partition))
     job = prepare(settings)
-    executor, clients_done = (
-        InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation),
-        Records(),
-    )
+    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
     executor.start()
-    Simulation(executor, job.plan, folder, clients_done).run()
-    assert [record.round for record in clients_done.records if record.round] == [1, 2]
-    for record in clients_done.records:
+    Simulation(executor, job.plan, folder, listener := Records()).run()
+    assert [record.round for record in listener.records if record.round] == [1, 2]
+    for record in listener.records:
         for row in record.evaluations:
-            sane(row, len(getattr(partition, row.split)[row.client]))
+            assert row.total == len(getattr(partition, row.split)[row.client]) and 0 <= row.correct <= row.total
+            assert math.isfinite(row.loss) and row.loss >= 0 and (row.total or row.loss == 0)
         for report in record.reports:
             assert all(math.isfinite(value) for value in report.losses.values())
-    return clients_done
-
-
-def sane(row: EvalRow, examples: int) -> None:
-    assert row.total == examples and 0 <= row.correct <= row.total
-    assert math.isfinite(row.loss) and row.loss >= 0
-    assert row.total or row.loss == 0
+    return listener
 
 
 @pytest.mark.parametrize("lockstep", ["auto", "false"])
@@ -93,10 +84,8 @@ def test_one_example_one_class_no_tests_and_a_class_nobody_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, lockstep: str
 ) -> None:
     """With a batch larger than every shard, too."""
-    clients_done = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
-    last = clients_done.records[-1]
-    reported = {row.client for row in last.evaluations if row.split == "test"}
-    assert reported == {0, 1, 2, 3}
+    listener = run(monkeypatch, tmp_path, settings_of(method, "batch_size=1000", f"lockstep={lockstep}"))
+    assert {row.client for row in listener.records[-1].evaluations if row.split == "test"} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)
@@ -120,10 +109,7 @@ def test_batch_normalisation_leaves_out_a_last_batch_of_one(
     def enough(partition: Partition) -> Partition:
         return replace(partition, train=(partition.train[3][:least], *partition.train[1:]))
 
-    if least == 2:
-        run(monkeypatch, tmp_path, chosen, enough)
-    else:
-        run(monkeypatch, tmp_path, replace(chosen, batch_size=least), enough)
+    run(monkeypatch, tmp_path, replace(chosen, batch_size=chosen.batch_size if least == 2 else least), enough)
 
 
 @pytest.mark.parametrize("method", METHOD_PARAMS)

@@ -32,20 +32,15 @@ def test_every_experiment_has_its_values() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_values_are_percentages(name: str) -> None:
-    published = read_published(name)
-    labels = [row.label for row in published.rows]
+def test_rows_differ_and_their_values_are_percentages(name: str) -> None:
+    rows = read_published(name).rows
+    labels = [row.label for row in rows]
     assert labels and len(set(labels)) == len(labels)
-    for row in published.rows:
+    assert len({(row.command, row.model) for row in rows}) == len(rows)
+    for row in rows:
         assert 20 < row.value < 100
         assert row.std is None or 0 < row.std < 12.5
         assert row.model in (None, "personal", "global")
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_rows_differ_in_command_or_model(name: str) -> None:
-    rows = read_published(name).rows
-    assert len({(row.command, row.model) for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: min(key for key in file if isinstance(file[key], dict)))
@@ -73,11 +68,8 @@ SAID = {"n": "partition.n", "α": "partition.alpha"}
 
 def data_settings(settings: Mapping[str, Any], label: str) -> dict[str, Any]:
     """What decides the clients' examples, without what the label says."""
-    found = {
-        key: value
-        for key, value in settings.items()
-        if key.partition(".")[0] in ("data", "shift", "clients", "partition", "split")
-    }
+    kinds = ("data", "shift", "clients", "partition", "split")
+    found = {key: value for key, value in settings.items() if key.partition(".")[0] in kinds}
     for name, value in re.findall(r"(\w+)=([\d.]+)", label):
         if name in SAID:
             assert found.pop(SAID[name]) == float(value), label

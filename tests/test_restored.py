@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 import torch
 from support import METHOD_PARAMS, slow_except
 from test_contract import inline, job
+from test_resume import agree
 
 from lightning_modules.contract.checks import tensors_of
 from pflsim.engine.execution import ReplyTask, Sent, TrainTask
@@ -23,28 +23,6 @@ def through_a_file(state: Any) -> Any:
     torch.save(to_containers(state), file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def differences(a: Any, b: Any, where: str = "state") -> list[str]:
-    """Where two states differ in type, number, bit, shape, or in the strides of a tensor."""
-    if type(a) is not type(b):
-        return [f"{where}: {type(a)} and {type(b)}"]
-    if isinstance(a, torch.Tensor):
-        same = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
-        return [] if same else [f"{where}: {a.shape} {a.stride()}, {b.shape} {b.stride()}"]
-    if is_dataclass(a):
-        pairs = [(f.name, getattr(a, f.name), getattr(b, f.name)) for f in fields(a)]
-    elif isinstance(a, dict):
-        if list(a) != list(b):
-            return [f"{where}: {list(a)} and {list(b)}"]
-        pairs = [(key, a[key], b[key]) for key in a]
-    elif isinstance(a, tuple | list):
-        if len(a) != len(b):
-            return [f"{where}: {len(a)} and {len(b)} items"]
-        pairs = [(i, x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    else:
-        return [] if a == b else [f"{where}: {a!r} and {b!r}"]
-    return [found for key, x, y in pairs for found in differences(x, y, f"{where}.{key}")]
 
 
 def everything(message: Message) -> dict[str, Any]:
@@ -63,16 +41,14 @@ def test_a_state_that_was_read_back_goes_on_to_the_bit(method: str, fraction: st
     for number, cohort in enumerate(made.plan.cohorts, start=1):
         state = executor.server.state
         back = from_containers(type(example), through_a_file(state))
-        assert differences(state, back) == []
+        agree(state, back)
         for one, other in (
             (rule.downlinks(state, cohort), rule.downlinks(back, cohort)),
             ({c: rule.join(state, c) for c in (0, 4)}, {c: rule.join(back, c) for c in (0, 4)}),
         ):
-            sides = [{c: everything(m) for c, m in side.items()} for side in (one, other)]
-            assert differences(sides[0], sides[1]) == []
-        assert differences(dict(rule.numbers(state)), dict(rule.numbers(back))) == []
+            agree(*({c: everything(m) for c, m in side.items()} for side in (one, other)))
+        agree(dict(rule.numbers(state)), dict(rule.numbers(back)))
         trained = executor.run(TrainTask(number), executor.send(cohort))
-        ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
-        ups = sorted(ups, key=lambda up: up.client)
-        assert differences(rule.fuse(state, ups), rule.fuse(back, ups)) == []
+        ups = sorted((up for each in trained.uplinks for up in executor.uplinks(each)), key=lambda up: up.client)
+        agree(rule.fuse(state, ups), rule.fuse(back, ups))
         executor.fuse(trained)

@@ -33,7 +33,6 @@ class Started:
     folder: Path
     process: subprocess.Popen[str]
     family: list[psutil.Process]
-    names: dict[int, str]
     output: str = ""
 
     def end(self) -> int:
@@ -56,17 +55,11 @@ def _as_in_a_terminal() -> None:
 
 def start(folder: Path, until: str) -> Started:
     """Start a run and read until a line begins so."""
-    environment = {**os.environ, "TMPDIR": str(folder.parent)}
-    command = [sys.executable, str(ROOT / "launch.py"), *RUN, f"run_dir={folder}"]
     process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env=environment,
+        [sys.executable, str(ROOT / "launch.py"), *RUN, f"run_dir={folder}"], text=True, stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder.parent)}, stderr=subprocess.STDOUT, start_new_session=True,
         preexec_fn=_as_in_a_terminal,
-    )
+    )  # fmt: skip
     assert process.stdout is not None
     seen = ""
     for line in process.stdout:
@@ -75,7 +68,7 @@ def start(folder: Path, until: str) -> Started:
             break
     family = psutil.Process(process.pid).children(recursive=True)
     assert any("raylet" in child.name() for child in family), seen
-    return Started(folder, process, family, {child.pid: child.name() for child in family}, seen)
+    return Started(folder, process, family, seen)
 
 
 @pytest.fixture(scope="module")

@@ -68,12 +68,8 @@ def test_curves_and_histograms(browser: Browser, address: str) -> None:
 def test_pictures(browser: Browser, address: str) -> None:
     """Weights of pFedLA, Ψ of FedALP, confusion and partition of both are there, and are drawn."""
     with opened(browser, f"{address}/#images", allowed=LOCAL) as seen:
-        for tag, runs in (
-            ("diagnostics/alpha", 1),
-            ("diagnostics/psi", 1),
-            ("diagnostics/confusion", 2),
-            ("partition", 2),
-        ):
+        shown = {"diagnostics/alpha": 1, "diagnostics/psi": 1, "diagnostics/confusion": 2, "partition": 2}
+        for tag, runs in shown.items():
             cards = seen.page.locator("tf-image-loader").filter(has_text=tag)
             cards.first.wait_for(timeout=WAIT)
             assert cards.count() == runs, tag

@@ -23,15 +23,7 @@ from pflsim.engine.interrupts import Stopped
 from pflsim.errors import SettingsError
 from pflsim.records.folder import LOCK, is_complete, run_lock
 
-SMALL = (
-    "method=fedavg",
-    "clients=3",
-    "rounds=4",
-    "model.hidden=[4]",
-    "batch_size=50",
-    "executor=inline",
-    "progress=none",
-)
+SMALL = ("method=fedavg", "clients=3", "rounds=4", "model.hidden=[4]", "batch_size=50", "executor=inline")
 STUDY = ("tune", "method=fedavg,fedprox", "clients=3", "rounds=3", "model.hidden=[4]", "batch_size=50", "lr=0.2",
          "search.lr=[0.05,0.1,0.2,1e29]", "--trials", "6", "--seeds", "2", "--into")  # fmt: skip
 
@@ -43,7 +35,7 @@ def trials(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
 
 def settings(folder: Path, *overrides: str) -> Settings:
     with composing([CONFIGS]):
-        return to_settings(composed([*SMALL, *overrides, f"run_dir={folder}"], [CONFIGS]))
+        return to_settings(composed([*SMALL, "progress=none", *overrides, f"run_dir={folder}"], [CONFIGS]))
 
 
 def test_a_run_is_finished_wherever_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

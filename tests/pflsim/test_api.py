@@ -43,10 +43,8 @@ def test_values_arrive_as_they_are(value: Any) -> None:
 
 def test_sections_and_sweeps() -> None:
     assert overrides_of({"eval": {"received": True, "every": 2}}) == ["eval.received=true", "eval.every=2"]
-    assert overrides_of({"seed": [0, 1], "method": ["local", "ditto"]}, sweep=True) == [
-        "seed=0,1",
-        "method=local,ditto",
-    ]
+    swept = overrides_of({"seed": [0, 1], "method": ["local", "ditto"]}, sweep=True)
+    assert swept == ["seed=0,1", "method=local,ditto"]
     assert overrides_of({"trace": {"rounds": [1]}}, sweep=True) == ["trace.rounds=[1]"]
     with pytest.raises(SettingsError, match="seed"):
         overrides_of({"seed": [1, 1]}, sweep=True)
@@ -70,12 +68,8 @@ def test_a_run_and_its_tables(folder: Path) -> None:
         rows = list(csv.DictReader(file))
     table = run.per_client()
     assert len(table) == len(rows) and list(table["correct"]) == [int(row["correct"]) for row in rows]
-    last = [
-        int(r["correct"]) / int(r["total"])
-        for r in rows
-        if (r["round"], r["split"], r["model"]) == ("2", "test", "global")
-    ]
-    assert run.accuracy == pytest.approx(sum(last) / 3)
+    last = [row for row in rows if (row["round"], row["split"], row["model"]) == ("2", "test", "global")]
+    assert run.accuracy == pytest.approx(sum(int(row["correct"]) / int(row["total"]) for row in last) / 3)
     assert list(run.metrics()["round"]) == [1, 2] and run.metrics()["losses.ce"].notna().all()
     assert "fedavg" in repr(run) and f"{run.accuracy:.4g}" in pflsim.load("one")._repr_html_()
     (again,) = pflsim.load("one")
@@ -128,10 +122,7 @@ def own_data(clients: int = 3) -> tuple[Any, Any, dict[str, list[list[int]]]]:
     rng = np.random.default_rng(0)
     y = np.arange(60) % 2
     x = rng.normal(size=(60, 3)).astype(np.float32) + y[:, None]
-    rows = {
-        name: [list(range(client, n, clients)) for client in range(clients)]
-        for name, n in (("train", 40), ("test", 20))
-    }
+    rows = {name: [list(range(c, n, clients)) for c in range(clients)] for name, n in (("train", 40), ("test", 20))}
     return (x[:40], y[:40]), (x[40:], y[40:]), rows
 
 

@@ -29,11 +29,6 @@ def test_cohort_is_a_sorted_draw_without_replacement(seed: int, t: int, clients:
     assert drawn == cohort(seed, t, clients, fraction)
 
 
-@given(counts)
-def test_all_clients_take_part_at_one(clients: int) -> None:
-    assert cohort(0, 1, clients, 1.0) == tuple(range(clients))
-
-
 def test_half_is_rounded_up() -> None:
     assert [cohort_size(25, f) for f in (0.1, 0.02, 0.5)] == [3, 1, 13]
 

@@ -35,10 +35,6 @@ def test_every_part_matters() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_numpy_integers_count_as_integers() -> None:
-    assert seed_for(np.int64(3), "a", np.int32(2), np.int64(1)) == seed_for(3, "a", 2, 1)  # type: ignore[arg-type]
-
-
 def test_generators_repeat_and_leave_the_global_ones_alone() -> None:
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
     a, b, c = (torch.randperm(50, generator=torch_generator(1, "x", client)) for client in (2, 2, 3))

@@ -165,13 +165,6 @@ def test_differences_client_by_client(folder: Path) -> None:
     )
 
 
-def test_the_other_way_round(folder: Path) -> None:
-    (there,) = compared(folder, "local*", "fedavg*").differences
-    (back,) = compared(folder, "local*", "fedavg*", reference="fedavg").differences
-    assert there.mean is not None and back.mean == pytest.approx(-there.mean)
-    assert (there.better, there.worse, there.p) == (back.worse, back.better, back.p)
-
-
 def test_only_pairs_of_the_same_client_count(tmp_path: Path) -> None:
     """A seed that only one of them has makes no pair, and different partitions have no differences."""
     local = [made(tmp_path / f"l{s}", [[(5, 10)]], method="local", seed=s) for s in (0, 1, 2)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,6 @@ def test_settings_of_another_part_are_not_listed(make: Make) -> None:
         make(method="fedavg"),
     ]
     assert labels(*runs) == ["fedprox model=mlp", "fedavg model=cnn", "fedavg model=mlp"]
-    assert [dict(group.settings) for group in group_runs(runs)] == [
-        {"model": "mlp"},
-        {"model": "cnn"},
-        {"model": "mlp"},
-    ]
 
 
 def test_settings_of_the_same_method_are_listed_for_it_alone(make: Make) -> None:
@@ -104,7 +100,7 @@ def test_a_repeated_run_counts_once(make: Make) -> None:
 @pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"digest": "f" * 64}, {"up": 11}])
 def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str, Any]) -> None:
     runs = [make(), make(seed=1), make(**other)]
-    with pytest.raises(SettingsError, match="both fedavg with seed 0, and their results differ") as error:
+    with pytest.raises(SettingsError, match="fedavg with seed 0") as error:
         group_runs(runs)
     assert str(runs[0].folder) in str(error.value) and str(runs[2].folder) in str(error.value)
 
@@ -112,17 +108,15 @@ def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str
 # What cannot be compared ----------------------------------------------------------------------------------------------
 
 
-def test_another_partition(make: Make) -> None:
+@pytest.mark.parametrize(("alphas", "why"), [((0.1, 1), "partition.alpha=0.1 or 1"), ((1, 1), "11111111.* 22222222")])
+def test_another_partition(make: Make, alphas: tuple[float, float], why: str) -> None:
+    """Also with equal names and settings: other data behind the name, or another version."""
     runs = [
-        make(method=m, digest=d * 64, parts={"partition": {"alpha": a}}) for m, d, a in (("a", "1", 0.1), ("b", "2", 1))
+        make(method=m, digest=d * 64, parts={"partition": {"alpha": a}})
+        for m, d, a in zip("ab", "12", alphas, strict=True)
     ]
-    assert objections(*runs) == ["the clients have different examples: partition.alpha=0.1 or 1"]
-
-
-def test_another_partition_of_the_same_name_and_settings(make: Make) -> None:
-    """Other data behind the name, or another version."""
-    (why,) = objections(make(method="a", digest="1" * 64), make(method="b", digest="2" * 64))
-    assert why == ("the partition hash differs for seed 0, although the settings are equal: 11111111 (a), 22222222 (b)")
+    (found,) = objections(*runs)
+    assert re.search(why, found)
 
 
 def test_other_settings_with_the_same_examples(make: Make) -> None:
@@ -132,24 +126,25 @@ def test_other_settings_with_the_same_examples(make: Make) -> None:
 
 def test_other_seeds(make: Make) -> None:
     (why,) = objections(make(method="a"), make(method="a", seed=1), make(method="b"))
-    assert why == "the seeds differ: [0,1] (a), [0] (b)"
+    assert "[0,1] (a), [0] (b)" in why
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"every": 2}, "the evaluation differs: eval.every=1 or 2"),
-        ({"on": "participants"}, "the evaluation differs: eval.on=all or participants"),
-        ({"eval": Eval(holdout_clients=1)}, "the evaluation differs: eval.holdout_clients=0 or 1"),
+        ({"every": 2}, "eval.every=1 or 2"),
+        ({"on": "participants"}, "eval.on=all or participants"),
+        ({"eval": Eval(holdout_clients=1)}, "eval.holdout_clients=0 or 1"),
     ],
 )
 def test_another_evaluation(make: Make, settings: dict[str, Any], why: str) -> None:
-    assert objections(make(method="a"), make(method="b", rounds=settings.get("every", 1), **settings))[0] == why
+    assert why in objections(make(method="a"), make(method="b", rounds=settings.get("every", 1), **settings))[0]
 
 
 def test_other_participants(make: Make) -> None:
     runs = [make(method=m, on="participants", fraction=f) for m, f in (("a", 1.0), ("b", 0.5))]
-    assert objections(*runs) == ["eval.on=participants evaluates different clients: fraction=1.0 or 0.5"]
+    (why,) = objections(*runs)
+    assert "eval.on=participants" in why and "fraction=1.0 or 0.5" in why
     assert objections(make(method="a"), make(method="b", fraction=0.5)) == []
 
 

@@ -18,15 +18,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError
 
-TINY = [
-    "data=digits",
-    "clients=4",
-    "rounds=2",
-    "executor=inline",
-    "sweep.parallel=1",
-    "model.hidden=[4]",
-    "lockstep=false",
-]
+TINY = ["data=digits", "clients=4", "rounds=2", "executor=inline", "sweep.parallel=1", "model.hidden=[4]"]
 ONE = [[(5, 10), (6, 10)]]
 
 
@@ -36,7 +28,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
 
     def run(*overrides: str) -> str:
-        assert cli.main(["-m", *overrides, *TINY]) == 0
+        assert cli.main(["-m", "lockstep=false", *overrides, *TINY]) == 0
         out, err = capsys.readouterr()
         assert "could not" not in err
         return out.rpartition("tensorboard --logdir")[2].partition("\n")[2]
@@ -46,10 +38,8 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 def test_a_sweep_ends_with_its_table(sweep: Callable[..., str]) -> None:
     said = sweep("method=local,fedavg", "seed=0,1")
-    assert said.startswith("\nTest accuracy on digits, label_lognormal(")
     assert said.count("\nlocal ") == 1 and said.count("\nfedavg ") == 2
-    assert "Differences to local, client by client" in said
-    assert said.endswith("\nmore formats and curves: pflsim compare --help\n")
+    assert "Differences to local" in said
 
 
 @pytest.mark.slow
@@ -104,8 +94,6 @@ def test_what_was_done_before_the_end(
     out, err = capsys.readouterr()
     assert status == {Stopped: 130, RunError: 1, KeyboardInterrupt: 130}[type(end)]
     assert ("Test accuracy" in out) == (not isinstance(end, KeyboardInterrupt))
-    if not isinstance(end, KeyboardInterrupt):
-        assert "CAUTION: the seeds differ: [0,1] (local), [0] (fedavg)" in out
     assert ("1 of 4 runs failed" in err) == (type(end) is RunError)
 
 
@@ -117,19 +105,11 @@ def test_only_complete_runs_count(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "seeds 0,1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "partition.json", "per_client.csv"])
-def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    folders = [make_run(tmp_path / method, ONE, method=method) for method in ("local", "fedavg")]
-    (folders[0] / name).write_text("[1]\n")
-    print_comparisons(folders)
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("the runs could not be compared: ") and err.count("\n") == 1
-
-
 def test_repeated_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep over what changes nothing, such as the executor: the second of each is left out, and said to be."""
     again = [make_run(tmp_path / e, ONE, executor=e) for e in ("ray", "inline")]
     print_comparisons(again)
     assert f"settings and seed: {again[1]}" in " ".join(capsys.readouterr().out.split())
     print_comparisons([*again, make_run(tmp_path / "other", [[(5, 10), (7, 10)]])])
-    assert "both fedavg with seed 0, and their results differ" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out == "" and "fedavg with seed 0" in err and err.count("\n") == 1

@@ -25,12 +25,6 @@ def test_curves_and_bands(tmp_path: Path) -> None:
     figure.savefig(tmp_path / "x.png")
 
 
-def test_one_curve_has_no_legend() -> None:
-    figure = draw_curves([Curve("a", [0.5, 1.5], [1, 2])], "x", "y")
-    assert figure.axes[0].get_legend() is None and not figure.legends
-    assert draw_curves([], "x", "y").axes
-
-
 def test_many_curves_have_different_styles_and_a_legend_beside_them(tmp_path: Path) -> None:
     curves = [Curve(f"method {n}", [0, 1], [n, n + 1]) for n in range(30)]
     figure = draw_curves(curves, "x", "y", size=(5, 3))

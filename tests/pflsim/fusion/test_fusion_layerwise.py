@@ -31,16 +31,6 @@ def distances(weights: list[dict[str, Tensor]]) -> Tensor:
     return sum((squared_distances(flat_rows(weights, key)) for key in UNIT.parameters), torch.zeros(4, 4))
 
 
-def test_stack_keeps_the_order_given() -> None:
-    weights = clients()
-    stacked = stack(weights, "bn.weight")
-    assert stacked.shape == (4, 2, 3)
-    for row, tensors in zip(stacked, weights, strict=True):
-        assert torch.equal(row, tensors["bn.weight"])
-    stacked.zero_()
-    assert weights[0]["bn.weight"].abs().sum() > 0
-
-
 def test_rows_are_flat_and_views() -> None:
     weights = clients()
     rows = flat_rows(weights, "bn.weight")
@@ -73,13 +63,6 @@ def test_buffers_do_not_move_the_weights() -> None:
     zetas = [collaborate(w, [UNIT], alpha=2.0, sigma=9.0)[1]["bn"] for w in (weights, moved)]
     assert torch.equal(*zetas)
     torch.testing.assert_close(zetas[0], attention_weights(distances(weights), alpha=2.0, sigma=9.0))
-
-
-def test_mix_for_fewer_receivers() -> None:
-    weights = clients()
-    zeta = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
-    (received,) = mix_unit(weights, UNIT, zeta)
-    assert all(torch.equal(received[key], weights[1][key]) for key in UNIT.keys)
 
 
 def test_nothing_is_shared_or_changed() -> None:

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -59,7 +59,6 @@ def test_accumulates_in_float64() -> None:
     assert uniform_mean(stack).item() == 0.5
 
 
-@settings(deadline=None)
 @given(stacks_and_weights(), st.randoms(use_true_random=False))
 def test_order_of_clients_does_not_matter(case: tuple[np.ndarray, np.ndarray], random) -> None:
     stack, weights = map(torch.from_numpy, case)
@@ -69,14 +68,12 @@ def test_order_of_clients_does_not_matter(case: tuple[np.ndarray, np.ndarray], r
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-11)
 
 
-@settings(deadline=None)
 @given(stacks_and_weights(), st.integers(-20, 20))
 def test_scale_of_weights_does_not_matter(case: tuple[np.ndarray, np.ndarray], power: int) -> None:
     stack, weights = map(torch.from_numpy, case)
     assert torch.equal(weighted_mean(stack, weights), weighted_mean(stack, weights * 2.0**power))
 
 
-@settings(deadline=None)
 @given(hnp.arrays(np.float32, SHAPES, elements=st.floats(width=32, allow_nan=False)), st.floats(1e-300, 1e300))
 def test_one_client_is_identity_to_the_bit(values: np.ndarray, weight: float) -> None:
     tensor, weights = torch.from_numpy(values), torch.tensor([weight], dtype=torch.float64)
@@ -84,7 +81,6 @@ def test_one_client_is_identity_to_the_bit(values: np.ndarray, weight: float) ->
     assert torch.equal(weighted_mean(tensor[None].double() / 3, weights), tensor.double() / 3)
 
 
-@settings(deadline=None)
 @given(stacks_and_weights())
 def test_convex_bounds(case: tuple[np.ndarray, np.ndarray]) -> None:
     stack, weights = map(torch.from_numpy, case)
@@ -94,7 +90,6 @@ def test_convex_bounds(case: tuple[np.ndarray, np.ndarray]) -> None:
     assert (mean <= stack.double().amax(0) + slack).all()
 
 
-@settings(deadline=None)
 @given(STACKS, st.integers(1, 5))
 def test_identical_clients_stay_identical(values: np.ndarray, clients: int) -> None:
     tensor = torch.from_numpy(values)

@@ -42,13 +42,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def run(stream, accuracy=FULL, width=None, meta=META, complete=True, folder=Path("runs/x")):
-    console = Console(meta, stream, width)
-    history = [metrics(number, accuracy) for number in range(1, meta.rounds + 1)]
+def run(stream, width=None, meta=META, complete=True):
+    console, folder = Console(meta, stream, width), Path("runs/x")
+    history = [metrics(number, FULL) for number in range(1, meta.rounds + 1)]
     console.start(folder)
     for entry in history:
         console.round(entry)
     console.end(Summary(meta, history, complete, 20.0, 512.0), folder)
+    console.close()
     return stream.getvalue()
 
 
@@ -65,14 +66,6 @@ def test_the_reported_model_comes_first_with_its_worst_decile():
     assert line.startswith("round  3/20  global 0.640 (worst 0.54)  personal 0.913  ")
 
 
-def test_columns_stay_aligned_where_nothing_was_evaluated_or_there_is_no_global_model():
-    console = Console(META, io.StringIO())
-    lines = [console.line(metrics(n, a)) for n, a in ((9, FULL), (10, {}), (11, {PERSONAL: stats(0.5)}))]
-    assert len({line.index("ce 0.512") for line in lines}) == 1
-    assert "personal —  " in lines[1]
-    assert "global —  " in lines[2]
-
-
 @given(
     st.integers(60, 200), st.integers(1, 10**5), st.floats(0, 1e15), st.floats(0, 1e6), st.floats(allow_nan=True)
 )  # fmt: skip
@@ -87,38 +80,17 @@ def test_no_line_is_wider_than_it_may_be(width, number, count, seconds, loss):
     assert text.startswith(f"round {number:>6}/100000  personal 0.913 (worst 0.81)")
 
 
-def test_the_end_says_all_of_it_in_80_columns():
+def test_the_end_says_all_of_it_in_80_columns(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     text = run(io.StringIO(), width=80)
+    assert "\x1b" not in text and "\x1b" in run(Terminal())
     assert max(len(line) for line in text.splitlines() if "accuracy:" not in line) <= 80
     for part in ("personal *", "best by validation", "best test round (oracle)", "worst decile", "0.9130", "0.0500"):
         assert part in text
-    assert "* pfedcfr reports its personal model, after local training" in text
-    assert "up 20 B, down 20 B" in text
-    assert "20 s: startup 4.0 s, rounds 16 s, 0.8 s per round" in text
-    assert "512 MB" in text
-    assert "run folder   runs/x" in text
+    for part in ("up 20 B", "down 20 B", "startup 4.0 s", "rounds 16 s", "0.8 s per round", "512 MB", "runs/x"):
+        assert part in text
     assert text.rstrip().endswith("--logdir runs/x")
-    assert all(line == line.rstrip() for line in text.splitlines())
-
-
-def test_no_escape_codes_without_a_terminal_even_when_colour_is_forced(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" not in run(io.StringIO())
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b" in run(Terminal())
-
-
-def test_a_method_without_a_global_model_has_one_row_of_dashes():
-    text = run(io.StringIO(), accuracy={PERSONAL: stats(0.9)})
-    (row,) = [line.split() for line in text.splitlines() if line.startswith(" global")]
-    assert row == ["global", "—", "—", "—", "—", "—"]
-
-
-def test_an_interruption_is_said():
-    assert "stopped after 20 of 20 rounds" in run(io.StringIO(), complete=False)
-    stream = io.StringIO()
-    Console(META, stream).end(Summary(META, [], False, 0.1, 1.0), Path("runs/x"))
-    assert "stopped after 0 of 20 rounds" in stream.getvalue()
+    assert "20 of 20 rounds" in run(io.StringIO(), complete=False)
 
 
 @pytest.mark.parametrize(
@@ -151,28 +123,9 @@ def test_the_tensorboard_command_can_be_pasted(monkeypatch, tmp_path):
 
 
 def test_the_best_and_the_worst_clients():
-    stream, history = io.StringIO(), [metrics(20, FULL)]
-    summary = Summary(META, history, True, 20.0, 512.0)
-    Console(META, stream).end(summary, Path("runs/x"), {0: 0.5, 1: 0.75, 2: 0.25, 3: 0.75, 4: 1.0})
-    assert "best clients   4: 1.0000, 1: 0.7500\nworst clients  2: 0.2500, 0: 0.5000\n" in stream.getvalue()
-
-
-def test_quiet_says_what_came_of_it_only():
-    stream = io.StringIO()
-    console = Console(META, stream, progress="quiet")
-    history = [metrics(number, FULL) for number in range(1, 21)]
-    console.start(Path("runs/x"))
-    for entry in history:
-        console.round(entry)
-    assert stream.getvalue() == ""
-    console.end(Summary(META, history, True, 20.0, 512.0), Path("runs/x"))
-    assert "Test accuracy" in stream.getvalue()
-
-
-def test_progress_is_live_on_a_terminal_only():
-    assert Console(META, Terminal()).progress == "live"
-    assert Console(META, io.StringIO()).progress == "plain"
-    assert Console(META, Terminal(), progress="plain").progress == "plain"
+    summary = Summary(META, [metrics(20, FULL)], True, 20.0, 512.0)
+    Console(META, stream := io.StringIO()).end(summary, Path("runs/x"), {0: 0.5, 1: 0.75, 2: 0.25, 3: 0.75, 4: 1.0})
+    assert re.search(r"best .*4: 1\.0000, 1: 0\.7500\n.*worst .*2: 0\.2500, 0: 0\.5000\n", stream.getvalue())
 
 
 def shown(console):
@@ -210,40 +163,9 @@ def test_the_best_so_far_may_be_of_an_earlier_session():
 
 
 def test_the_live_display_goes_and_leaves_about_twenty_lines_of_a_long_run():
-    stream, meta = Terminal(), replace(META, rounds=1000)
-    console = Console(meta, stream)
-    history = [metrics(number, FULL) for number in range(1, 1001)]
-    console.start(Path("runs/x"))
-    for entry in history:
-        console.round(entry)
-    console.end(Summary(meta, history, True, 20.0, 512.0), Path("runs/x"))
-    console.close()
-    text = stream.getvalue()
+    text = run(Terminal(), meta=replace(META, rounds=1000))
     assert [n for n in range(1, 1001) if re.search(rf"round +{n}/1000 ", text)] == list(range(50, 1001, 50))
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor was hidden and is back
-
-
-class Closed(Terminal):
-    """A terminal that is closed after the first lines."""
-
-    gone = False
-
-    def write(self, text):
-        if self.gone:
-            raise OSError(5, "Input/output error")
-        return super().write(text)
-
-
-def test_a_terminal_that_is_closed_does_not_end_the_run():
-    stream = Closed()
-    console = Console(META, stream)
-    console.start(Path("runs/x"))
-    history = [metrics(1, FULL), metrics(2, FULL)]
-    console.round(history[0])
-    stream.gone = True
-    console.round(history[1])
-    console.end(Summary(META, history, False, 20.0, 512.0), Path("runs/x"))
-    console.close()
 
 
 def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,26 +176,14 @@ def test_a_cluster_job_is_resumed_as_a_job(monkeypatch: pytest.MonkeyPatch, tmp_
     assert resume_command(tmp_path) == f"pflsim resume={tmp_path}"
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-@pytest.mark.parametrize("phase", [("evaluate", 100), ("start", 0)])
-def test_the_live_display_wraps_between_words(width: int, phase: tuple[str, int]) -> None:
-    meta, stream = replace(META, rounds=1000), io.StringIO()
-    with closing(Console(meta, Terminal(), width, "live")) as console:
-        console.start(Path("runs/x"))
-        console.phase(13, *phase)
-        console.round(metrics(13, FULL), 1234.0)
-        console._begun -= 4000
-        Rich(file=stream, width=width, color_system=None).print(console._shown())
-    text = stream.getvalue()
-    assert "…" not in text and all(len(line) <= width for line in text.splitlines())
-    assert {"13/1000", "1h06m", "0.913", "0.813", "1.23", "13"} <= {word.strip(",;") for word in text.split()}
-
-
 def test_what_a_run_waits_for_is_told() -> None:
-    for progress, count in (("plain", 1), ("quiet", 0), ("live", 0)):
+    assert Console(META, Terminal()).progress == "live"
+    for progress, count in (("auto", 1), ("quiet", 0), ("live", 0)):
         stream = io.StringIO()
         with closing(Console(META, stream, progress=progress)) as console:
             console.start(Path("runs/x"))
             console.waiting("starting Ray")
             assert stream.getvalue().splitlines().count("starting Ray") == count
             assert progress != "live" or "starting Ray" in shown(console)
+            console.round(metrics(1, FULL))
+            assert progress != "quiet" or not stream.getvalue()
