@@ -42,34 +42,39 @@ def scores(folder: Path) -> dict[int, float]:
     return {x["round"]: x["accuracy"]["personal"]["val"]["trained"]["mean"] for x in lines if x["accuracy"]}
 
 
-def test_a_run_stops_and_ends_like_a_shorter_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stops early."""
+    return start(tmp_path_factory.mktemp("stopped") / "run", "rounds=24", "stop.patience=3")
+
+
+def test_a_run_stops_and_ends_like_a_shorter_one(stopped: Path, tmp_path: Path) -> None:
     """New clients included."""
     seen = scores(start(tmp_path / "long", "rounds=24"))
     rounds = sorted(seen)
     best_until = {t: max((s for s in rounds if s <= t), key=lambda s: (seen[s], -s)) for t in rounds}
     last = next(t for t in rounds if rounds.index(t) - rounds.index(best_until[t]) == 3)
     assert 8 < last < 24
-    capsys.readouterr()
-    stopped, shorter = start(tmp_path / "a", "rounds=24", "stop.patience=3"), start(tmp_path / "b", f"rounds={last}")
+    shorter = start(tmp_path / "shorter", f"rounds={last}")
     found, expected = left(stopped), left(shorter)
     for part in ("per_client", "states", "curves"):
         agree(found[part], expected[part])
     why = summary(stopped)["stopped_early"]
     assert why["round"] == last and f"round {best_until[last]} " in why["reason"]
-    assert why["reason"] in capsys.readouterr().out
     assert (stopped / "checkpoints" / f"round_{last:04d}").is_dir()
     assert summary(stopped)["complete"] is True and summary(stopped)["rounds"] == last
     assert "stopped_early" not in summary(shorter)
 
 
-def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_stops_in_the_same_round(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two of the three evaluations without a better accuracy are those of the first session."""
-    settings = ("rounds=24", "stop.patience=3")
-    straight = start(tmp_path / "straight", *settings)
-    stop_after(summary(straight)["stopped_early"]["round"] - 1, monkeypatch)
-    stopped = start(tmp_path / "stopped", *settings, status=128 + signal.SIGINT)
-    assert cli.main([f"resume={stopped}"]) == 0
-    agree(left(stopped), left(straight))
+    why = summary(stopped)["stopped_early"]
+    stop_after(why["round"] - 1, monkeypatch)
+    folder = start(tmp_path / "run", "rounds=24", "stop.patience=3", status=128 + signal.SIGINT)
+    assert cli.main([f"resume={folder}"]) == 0 and why["reason"] in capsys.readouterr().out
+    agree(left(folder), left(stopped))
 
 
 def test_a_stopped_run_continues_with_a_larger_patience(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,16 @@ NAMES = ("macro_f1", "balanced_accuracy", "nll", "ece")
 SETTINGS = ["method=fedrep", *SMALL, f"eval.metrics=[{','.join(NAMES)},nll]", "tracking.per_client=true"]
 
 
-def test_where_metrics_appear(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The means over clients are recomputed from per_client.csv."""
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
     assert cli.main([*SETTINGS, f"run_dir={folder}"]) == 0
+    return folder
+
+
+def test_where_metrics_appear(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The means over clients are recomputed from per_client.csv."""
     with (folder / "per_client.csv").open(newline="") as file:
         header, *cells = csv.reader(file)
     assert tuple(header) == (*COLUMNS, *NAMES)
@@ -69,21 +75,19 @@ def test_without_metrics_nothing_is_added(tmp_path: Path) -> None:
     assert "macro_f1" not in (tmp_path / "run" / "summary.json").read_text()
 
 
-def test_metrics_of_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli.main([*SETTINGS, f"run_dir={tmp_path / 'straight'}"]) == 0
+def test_metrics_of_a_resumed_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(2, monkeypatch)
     assert cli.main([*SETTINGS, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
     assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 0
-    agree(left(tmp_path / "stopped"), left(tmp_path / "straight"))
+    agree(left(tmp_path / "stopped"), left(folder))
 
 
 @pytest.mark.slow
-def test_metrics_on_ray(tmp_path: Path) -> None:
-    assert cli.main([*SETTINGS, f"run_dir={tmp_path / 'inline'}"]) == 0
+def test_metrics_on_ray(folder: Path, tmp_path: Path) -> None:
     assert cli.main([*SETTINGS, "executor=ray", "placement.actors=2", f"run_dir={tmp_path / 'ray'}"]) == 0
-    agree(left(tmp_path / "ray"), left(tmp_path / "inline"))
+    agree(left(tmp_path / "ray"), left(folder))
 
 
 def test_an_unknown_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["executor=inline", "eval.metrics=[auc]"]) == 2
-    assert "expected balanced_accuracy, macro_f1, nll or ece" in capsys.readouterr().err
+    assert "balanced_accuracy, macro_f1, nll or ece" in capsys.readouterr().err
