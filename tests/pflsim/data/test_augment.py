@@ -40,7 +40,7 @@ def numpy_variant(image: np.ndarray, down: int, right: int, flip: bool) -> np.nd
 
 def test_every_variant_is_a_crop_of_numpy() -> None:
     crop, seen = CropFlip((8, 16), torch.Generator()), set()
-    assert crop.padding == (1, 2)
+    assert crop.padding == (1, 2) and CropFlip((64, 20), torch.Generator()).padding == (4, 3)
     image = torch.arange(1, 2 * 8 * 16 + 1, dtype=torch.uint8).view(1, 2, 8, 16)
     numbers = torch.arange(2 * 3 * 5)
     for number, got in enumerate(crop.variants(image.expand(len(numbers), -1, -1, -1), numbers).numpy()):

@@ -81,6 +81,13 @@ def test_parts_are_disjoint_sorted_in_range_nonempty_and_a_function_of_the_seed(
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_another_seed_is_another_partition(name):
+    labels, writers = even_labels(), np.arange(600) % 40
+    one, two = (RULES[name](labels, 10, 12, rng(s), writers) for s in (1, 2))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+
+
 def test_iid_deals_everything_in_even_parts():
     parts = partitions.iid(even_labels(), 10, 7, rng(), None)
     assert sorted(len(p) for p in parts) == [85, 85, 86, 86, 86, 86, 86]
@@ -218,6 +225,12 @@ def test_classes_of_n_way_k_shot_are_shared_unless_they_are_even():
         held[even] = (table(labels, parts, 62) > 0).sum(axis=0)
     assert held[True].max() == 1 and held[False].max() > 1
     assert held[True].sum() == held[False].sum() == 60
+
+
+def test_independent_classes_are_uniform():
+    labels = even_labels(10, each=4000)
+    parts = partitions.n_way_k_shot(labels, 10, 2000, rng(), None, n=3, k=2, std=0.0)
+    assert (table(labels, parts) > 0).sum(axis=0) == pytest.approx(600, abs=80)  # 4 standard deviations
 
 
 def test_consecutive_classes():

@@ -80,6 +80,13 @@ def test_clients_that_cannot_be_read_leave_the_checkpoint_before(tmp_path: Path)
     assert os.listdir(tmp_path) == ["round_0001"]
 
 
+def test_one_of_the_same_round_is_replaced(tmp_path: Path) -> None:
+    for value in (1, 2):
+        write_checkpoint(tmp_path, 5, {"value": value}, [], {}, 1)
+    checkpoint = newest_checkpoint(tmp_path, pytest.fail)
+    assert checkpoint is not None and checkpoint.server() == {"value": 2} and os.listdir(tmp_path) == ["round_0005"]
+
+
 def kept(folder: Path, scores: dict[int, float | None], keep: int) -> list[str]:
     for number, score in scores.items():
         write(folder, number, keep, score)

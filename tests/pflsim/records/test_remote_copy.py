@@ -341,7 +341,13 @@ def gone_on_elsewhere(run: Run, url: str, tmp_path: Path) -> str:
     return r"round 3.*round 2.*resume="
 
 
-@pytest.mark.parametrize("change", [another_run, gone_on_elsewhere])
+def damaged_here(run: Run, url: str, tmp_path: Path) -> str:
+    run.remote_copy(url).upload()
+    (run.folder / "checkpoints" / "round_0002" / "server.pt").write_bytes(b"")
+    return "round 2.*none.*resume="
+
+
+@pytest.mark.parametrize("change", [another_run, gone_on_elsewhere, damaged_here])
 def test_a_place_that_is_not_this_runs_is_left_alone(run: Run, store: str, tmp_path: Path, change: Change) -> None:
     run.go(1, 2)
     expected = change(run, store, tmp_path)
