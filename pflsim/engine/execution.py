@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
-from pflsim.types import EvalRow, Fault, Split, Tensors, TrainReport
+from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, Split, Tensors, TrainReport
 
 
 class FaultRecorder:
@@ -119,8 +119,8 @@ class EvalRequest:
 
     name: ClassVar[str] = "evaluation"
     changes_state: ClassVar[bool] = False
-    model: Literal["personal", "global"]
-    phase: Literal["received", "trained"]
+    model: ModelKind
+    phase: EvalPhase
     clients: tuple[int, ...]
     splits: tuple[Split, ...]
     round_number: int = 1

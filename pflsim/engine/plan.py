@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pflsim.types import Split
+from pflsim.types import EvalPhase, ModelKind, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RunPlan:
     cohorts: tuple[tuple[int, ...], ...]
     clients: int
     splits: tuple[Split, ...] = ("test",)
-    reported_phase: Literal["trained", "received"] = "trained"
+    reported_phase: EvalPhase = "trained"
     received: bool = False
     eval_every: int = 1
     eval_all: bool = True
@@ -55,7 +55,7 @@ class RunPlan:
     units: tuple[str, ...] = ()
     newcomers: tuple[int, ...] = ()
     finetune_epochs: int = 1
-    reported_model: Literal["personal", "global"] = "personal"
+    reported_model: ModelKind = "personal"
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
     straggler_work: float = 0.5
@@ -86,7 +86,7 @@ class RunPlan:
         return (0 if self.initial_round else 1) if done is None else done + 1
 
     @property
-    def reported(self) -> tuple[Literal["personal", "global"], Literal["trained", "received"]]:
+    def reported(self) -> tuple[ModelKind, EvalPhase]:
         """The model and the phase that the method reports, as in `EvalRow`."""
         return self.reported_model, self.reported_phase if self.reported_model == "personal" else "received"
 

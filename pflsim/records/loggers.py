@@ -100,8 +100,7 @@ class Scalars:
             values |= {f"accuracy/{name}": stats.mean, f"evaluation_loss/{name}": stats.loss}
             values |= {f"accuracy_statistics/{name}/{each}": getattr(stats, each) for each in SPREAD}
             values |= {f"{metric}/{name}": value for metric, value in stats.metrics.items()}
-        model, _, phase = self._reported
-        best = chosen_round([*self._best, metrics], model, phase, "best_val")
+        best = chosen_round([*self._best, metrics], self._reported, "best_val")
         if best is not None and self._reported in metrics.accuracy:
             self._best, stats = [best], best.accuracy[self._reported]
             values |= {f"{BEST}/mean": stats.mean, f"{BEST}/worst_decile": stats.worst_decile}

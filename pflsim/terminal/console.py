@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from pflsim.records.accuracy import Model, Scope
+from pflsim.records.accuracy import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -194,7 +195,7 @@ class Console:
 
     def line(self, metrics: RoundMetrics) -> str:
         """Return a round's line in the most detailed form that fits the width; the traffic is that of the round."""
-        other: Model = "global" if self.meta.reported_model == "personal" else "personal"
+        other: ModelKind = "global" if self.meta.reported_model == "personal" else "personal"
         head = f"round {metrics.round:>{len(str(self.meta.rounds))}}/{self.meta.rounds}"
         own, others = self._accuracy(metrics, self.meta.reported_model, worst=True), self._accuracy(metrics, other)
         loss = [f"{name} {_three_digits(value)}" for name, value in list(metrics.losses.items())[:1]]
@@ -211,7 +212,7 @@ class Console:
         lines = ["  ".join(form) for form in forms]
         return next((line for line in lines if len(line) <= self.width), lines[-1]).rstrip()
 
-    def _accuracy(self, metrics: RoundMetrics, model: Model, worst: bool = False) -> str:
+    def _accuracy(self, metrics: RoundMetrics, model: ModelKind, worst: bool = False) -> str:
         stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))
         if stats is None:
             return f"{model} {NONE}".ljust(len(model) + (19 if worst else 6))

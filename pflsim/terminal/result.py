@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pflsim.config.names import program
-from pflsim.records.accuracy import Model
 from pflsim.records.environment import JOB
 from pflsim.records.summary import Figure, RunMeta, Summary
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ def accuracy_table(summary: Summary) -> Table:
     table.add_column("when")
     for name in ("round", "mean", "std", "worst decile"):
         table.add_column(name, justify="right")
-    for model in get_args(Model):
+    for model in get_args(ModelKind):
         figures, name = summary.figures(model), model + (" *" if model == meta.reported_model else "")
         if figures["last"] is None:
             table.add_row(name, *[NONE] * 5)

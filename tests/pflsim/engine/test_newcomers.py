@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.records.accuracy import Phase
 from pflsim.records.summary import RunMeta, Summary, newcomer_figures, to_dict
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console
-from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
+from pflsim.types import EvalPhase, EvalRow, NewcomerRecord, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)
 
 
-def rows(phase: Phase, *correct: int) -> tuple[EvalRow, ...]:
+def rows(phase: EvalPhase, *correct: int) -> tuple[EvalRow, ...]:
     """Clients 4 and 5 with 10 and 20 test examples, and as many for validation, all of them wrong."""
     found = [EvalRow(4 + i, "test", "personal", phase, c, 10 * (i + 1), 2.0) for i, c in enumerate(correct)]
     return (*found, *(replace(row, split="val", correct=0) for row in found))

@@ -14,16 +14,26 @@ import numpy as np
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model, Phase
 from pflsim.records.history import read_history
 from pflsim.records.per_client import read_records
 from pflsim.records.summary import RunMeta
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices
 from pflsim.records.tracker import Tracker
-from pflsim.types import Axis, EvalRow, Fault, Matrix, NewcomerRecord, RoundRecord, Split, TrainReport
+from pflsim.types import (
+    Axis,
+    EvalPhase,
+    EvalRow,
+    Fault,
+    Matrix,
+    ModelKind,
+    NewcomerRecord,
+    RoundRecord,
+    Split,
+    TrainReport,
+)
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 5, 0, newcomers=1)
-EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+EVALUATED: tuple[tuple[ModelKind, EvalPhase], ...] = (("personal", "trained"), ("global", "received"))
 SPLITS: tuple[Split, ...] = ("val", "test")
 LAST = 5
 

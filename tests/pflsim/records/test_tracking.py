@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model, Phase
 from pflsim.records.folder import create_run_folder
 from pflsim.records.history import Traffic, from_line, read_history, round_metrics, to_line
 from pflsim.records.loggers import hyperparameters
 from pflsim.records.summary import RunMeta
 from pflsim.records.trace import read_matrices
 from pflsim.records.tracker import Tracker
-from pflsim.types import Axis, EvalRow, Matrix, RoundRecord, Split, TrainReport
+from pflsim.types import Axis, EvalPhase, EvalRow, Matrix, ModelKind, RoundRecord, Split, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 4, 0, reported_model="personal")
 
 
-EVALUATED: tuple[tuple[Model, Phase], ...] = (("personal", "trained"), ("global", "received"))
+EVALUATED: tuple[tuple[ModelKind, EvalPhase], ...] = (("personal", "trained"), ("global", "received"))
 SPLITS: tuple[Split, ...] = ("val", "test")
 
 
