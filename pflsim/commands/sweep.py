@@ -153,8 +153,6 @@ def new_runner(first: Settings | None, own_process: bool) -> Any:
         first: the settings of its first run, for the start of Ray; None: they are not known yet.
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
     """
-    if first is not None and own_process and first.progress in ("auto", "live") and sys.stdout.isatty():
-        print("loading PyTorch", end="\r", flush=True)
     early = None
     local = first is not None and first.executor == "ray" and not first.ray_address
     if first is not None and local and not first.placement.gpus:  # GPUs are looked for by torch

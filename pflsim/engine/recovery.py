@@ -66,7 +66,7 @@ class Recovery(Generic[Handle]):
         self.complete, losses = False, 0
         while not self.complete:
             try:
-                if not self._recover_executor():
+                if not self._executor.recover():
                     self._current = None
                 if self._current is None and self._done is not None:
                     self._current = self._load_checkpoint()
@@ -79,16 +79,9 @@ class Recovery(Generic[Handle]):
                     raise RunError(f"{loss} (the {MAX_NODE_LOSSES}th loss during a recovery)") from None
                 logger.warning(f"{loss}; the run continues when other nodes have room")
                 self._executor.faults.count_restart()
-
-    def _recover_executor(self) -> bool:
-        """Call `Executor.recover`; if other nodes have no room, intact states can still be saved."""
-        try:
-            return self._executor.recover()
-        except NodeLost:
-            raise
-        except RunError:
-            self.complete = self._current == self._done
-            raise
+            except RunError:
+                self.complete = self._current == self._done  # intact states can still be saved
+                raise
 
     def _load_checkpoint(self) -> int | None:
         """Load the newest usable checkpoint into the executor, and return its round; None: there is none."""

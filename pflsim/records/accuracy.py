@@ -112,9 +112,10 @@ def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
     return {scope: stats for scope, stats in found if stats is not None}
 
 
-def validation_score(rows: Sequence[EvalRow], reported: tuple[str, str]) -> float | None:
-    """Return the mean validation accuracy of the reported (model, phase); None if it was not evaluated."""
-    stats = accuracy_stats([row for row in rows if row.split == "val" and (row.model, row.phase) == reported])
+def validation_score(rows: Sequence[EvalRow], reported: Scope) -> float | None:
+    """Return the mean validation accuracy of the reported model; None if it was not evaluated."""
+    scope = reported._replace(split="val")
+    stats = accuracy_stats([row for row in rows if (row.model, row.split, row.phase) == scope])
     return None if stats is None else stats.mean
 
 

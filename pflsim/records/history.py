@@ -86,15 +86,9 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
         traffic=traffic,
         traffic_total=earlier + traffic,
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
-        faults=fault_counts(record.faults.values()),
+        faults={kind: count for kind in get_args(Fault) if (count := list(record.faults.values()).count(kind))},
         drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
     )
-
-
-def fault_counts(faults: Iterable[str]) -> dict[str, int]:
-    """Return the number of clients by kind of fault, in the order of `Fault`; kinds without clients are left out."""
-    kinds = list(faults)
-    return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
 
 
 def finite(value: Any) -> Any:

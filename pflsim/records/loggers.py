@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from pflsim.config.components import COMPONENTS, TARGET, settings_of
+from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
-from pflsim.errors import SettingsError
 from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
@@ -130,7 +128,9 @@ def client_scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:
-    """Return the settings to show: those that vary in the sweep of the run, else those that differ from their default.
+    """Return the settings to show: those that vary in the sweep of the run.
+
+    Without a sweep, those of the components, and those of the run that differ from their default.
 
     Args:
         settings: by dotted key.
@@ -141,7 +141,7 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
     if "sweep" in names:
         components = {group: name for group, name in components.items() if group in varying}
         settings = {key: value for key, value in settings.items() if key in varying}
-    default = dotted(asdict(Settings())) | _component_defaults(settings)
+    default = dotted(asdict(Settings()))
     always = varying if "sweep" in names else ALWAYS
     shown = {
         key: value
@@ -155,12 +155,3 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
 def _is_shown(key: str) -> bool:
     group = key.partition(".")[0]
     return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")
-
-
-def _component_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for component in COMPONENTS:
-        targets = {key: value for key, value in settings.items() if key.startswith(f"{component}.") and TARGET in key}
-        with suppress(SettingsError):  # the code of an own component has moved
-            found |= {f"{component}.{name}": each.default for name, each in settings_of(targets, component).items()}
-    return found

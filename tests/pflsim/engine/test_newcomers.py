@@ -79,20 +79,6 @@ def test_files(tmp_path: Path) -> None:
     assert added[0][5:] == ["1", "10", "2.0", "0", "100", ""] and added[5][5:] == ["18", "20", "2.0", "0", "50", ""]
 
 
-def test_tensorboard_has_a_table_and_no_curves(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (tmp_path / "run").mkdir()
-    track(tmp_path / "run", META, JOINED)
-    events = EventAccumulator(str(tmp_path / "run"))
-    events.Reload()
-    (point,) = events.Tensors("newcomers/text_summary")
-    table = [line.replace(" ", "") for line in point.tensor_proto.string_val[0].decode().splitlines()]
-    assert point.step == 1 and table[0] == "|accuracy|asreceived|aftertraining|"
-    assert any(line.startswith("|mean|0.25|") for line in table)
-    assert not any("newcomer" in tag for tag in events.Tags()["scalars"])
-
-
 def test_before_they_have_joined_their_figures_are_null(tmp_path: Path) -> None:
     section = to_dict(Summary(META, [], False, 1.0, 1.0))["newcomers"]
     empty = {"received": None, "trained": None, "down_bytes": None}
