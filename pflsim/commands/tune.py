@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import shutil
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from pflsim.config.compose import composing, config_folders, quoted
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
@@ -96,16 +96,11 @@ def _tune(folder: Path, options: Mapping[str, Any]) -> None:
             study = Study(folder, options, methods)
             if not any(map(study.trials, methods)):
                 check_first_runs(methods)
-            try:
-                _run(study)
-            except Stopped:
-                print("the same command continues the study", file=sys.stderr)
-                raise
+            _run(study)
 
 
 def _run(study: Study) -> None:
     """Run the trials, then the chosen values with the other seeds; print and write the tables."""
-    from pflsim.records.files import write_atomically
     from pflsim.terminal.result import result_line
 
     study.write()

@@ -244,6 +244,10 @@ class Simulation(Generic[Handle]):
         reason = ""
         for _ in range(MAX_NODE_LOSSES):
             try:
+                if reason:
+                    with self.interrupts.abandonable():
+                        self._recovery.recover()
+                    self.executor.faults.take()  # those of rounds that were repeated
                 return work()
             except NodeLost as loss:
                 reason = str(loss)  # not the error itself, which would keep the round's messages alive
@@ -252,9 +256,6 @@ class Simulation(Generic[Handle]):
             if self._ahead:
                 self.executor.rollback()
                 self._ahead = False
-            with self.interrupts.abandonable():
-                self._recovery.recover()
-            self.executor.faults.take()  # those of rounds that were repeated
         raise RunError(f"{reason} (the {MAX_NODE_LOSSES}th loss in one round)")
 
     def _save_last_round(self) -> None:

@@ -89,12 +89,10 @@ def _compared(matrices: Sequence[Matrix]) -> np.ndarray:
 
     A client's weight on itself can exceed all others.
     """
-    shown = [m.values[~np.eye(len(m.values), dtype=bool)] if _between_clients(m) else m.values for m in matrices]
+    shown = [m.values for m in matrices]
+    if matrices[0].rows.label in ("receiver", "client"):
+        shown = [v[~np.eye(len(v), dtype=bool)] if 1 < len(v) == v.shape[1] else v for v in shown]
     return np.concatenate([v[np.isfinite(v)] for v in shown])
-
-
-def _between_clients(matrix: Matrix) -> bool:
-    return matrix.rows.label in ("receiver", "client") and 1 < len(matrix.values) == matrix.values.shape[1]
 
 
 def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:

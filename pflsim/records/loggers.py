@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from pflsim.config.components import TARGET
 from pflsim.config.names import written
@@ -29,26 +29,16 @@ ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
 
-class RunLogger(Protocol):
-    """A logger of Lightning, or an object with the same methods."""
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None: ...  # noqa: D102
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...  # noqa: D102
-
-    def finalize(self, status: str) -> None: ...  # noqa: D102
-
-
 class Loggers:
     """Calls all loggers of `tracking.loggers`. One that fails is left out from then on, with one warning.
 
     Args:
-        makers: functions that create a logger, by its name.
+        makers: functions that create a logger of Lightning, by its name.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], RunLogger]]):
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]):
         self._makers = dict(makers)
-        self._open: dict[str, RunLogger] = {}
+        self._open: dict[str, Any] = {}
         self._each(lambda name: self._open.update({name: self._makers[name]()}))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:

@@ -105,15 +105,15 @@ class RemoteCopy:
                 self._uploaded[name] = version
 
     def _upload_checkpoints(self) -> None:
-        remote, kept = self.files(), tuple[str, ...]()
-        for path in by_round(self.folder / "checkpoints").values():
-            kept += ((name := f"checkpoints/{path.name}/"),)
+        remote = self.files()
+        kept = {f"checkpoints/{path.name}/": path for path in by_round(self.folder / "checkpoints").values()}
+        for name, path in kept.items():
             if self.read(f"{name}{META}") != (path / META).read_bytes():
                 if f"{name}{META}" in remote:  # of an earlier session
                     self.fs.rm_file(f"{self.root}/{name}{META}")
                 for file in sorted(path.iterdir(), key=lambda file: file.name == META):
                     self._put(f"{name}{file.name}")
-        old = [name for name in remote if name.startswith("checkpoints/") and not name.startswith(kept)]
+        old = [name for name in remote if name.startswith("checkpoints/") and not name.startswith(tuple(kept))]
         for name in sorted(old, key=lambda name: not name.endswith(META)):
             self.fs.rm_file(f"{self.root}/{name}")
 

@@ -69,14 +69,6 @@ class RunMeta:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """The test accuracy over clients in one round."""
-
-    round: int
-    stats: AccuracyStats
-
-
-@dataclass(frozen=True, slots=True)
 class NewcomerFigures:
     """The test accuracy over the clients that joined after the last round, as received and after fine-tuning.
 
@@ -146,11 +138,11 @@ class Summary:
         """The traffic of all rounds."""
         return self.history[-1].traffic_total if self.history else Traffic()
 
-    def figures(self, model: ModelKind) -> dict[Choice, Figure | None]:
-        """Return the test accuracy of one model in the chosen rounds; None if there is no such round."""
+    def figures(self, model: ModelKind) -> dict[Choice, tuple[int, AccuracyStats] | None]:
+        """Return the chosen rounds with the test accuracy of one model; None if there is no such round."""
         scope = Scope(model, "test", self.meta.phase(model))
         rounds = {choice: chosen_round(self.history, scope, choice) for choice in get_args(Choice)}
-        return {choice: line and Figure(line.round, line.accuracy[scope]) for choice, line in rounds.items()}
+        return {choice: line and (line.round, line.accuracy[scope]) for choice, line in rounds.items()}
 
 
 def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -> RoundMetrics | None:
@@ -186,7 +178,7 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
         "accuracy": {
-            model: {choice: f and {"round": f.round, **f.stats.values()} for choice, f in found.items()}
+            model: {choice: f and {"round": f[0], **f[1].values()} for choice, f in found.items()}
             for model, found in ((model, summary.figures(model)) for model in get_args(ModelKind))
         },
         "traffic": asdict(summary.traffic),

@@ -18,7 +18,7 @@ import psutil
 
 from pflsim.errors import SettingsError
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
-from pflsim.records.loggers import Loggers, RunLogger, Scalars, client_scalars, memory_scalars
+from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
 from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
 from pflsim.records.tensorboard import TensorBoard
@@ -57,7 +57,7 @@ class Tracker:
         resume_after: int | None = None,
         hyperparameters: Mapping[str, float | str] | None = None,
         per_client: bool = False,
-        loggers: Mapping[str, Callable[[], RunLogger]] | None = None,
+        loggers: Mapping[str, Callable[[], Any]] | None = None,
     ):
         resumes = resume_after is not None
         self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)

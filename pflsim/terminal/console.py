@@ -86,7 +86,6 @@ class Console:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
-        self._reported = meta.reported
         self._round_seconds: list[float] = []
         self._best: tuple[float, int, float] | None = None
         self._round, self._phase, self._done, self._due = 0, "start", 0, 0
@@ -119,7 +118,6 @@ class Console:
             self._print(f"resumed after round {done}")
         self._print("accuracy: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
-            self._begun = self._since = time.monotonic()
             self._live.start()
 
     def earlier(self, history: Sequence[RoundMetrics]) -> None:
@@ -215,9 +213,9 @@ class Console:
 
     def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
         """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
-        stats = metrics.accuracy.get(self._reported)
+        stats = metrics.accuracy.get(self.meta.reported)
         if stats is not None:
-            score = metrics.accuracy.get(self._reported._replace(split="val"), stats)
+            score = metrics.accuracy.get(self.meta.reported._replace(split="val"), stats)
             if self._best is None or score.mean > self._best[0]:
                 self._best = score.mean, metrics.round, stats.mean
             chosen = "by validation" if score is not stats else "on test data (oracle)"
@@ -237,8 +235,6 @@ class Console:
 
     def _print(self, text: str) -> None:
         self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
-        if self._live.is_started:
-            self._live.refresh()  # so that the display is not older than the line
 
     def _shown(self) -> Group:
         """Return the live display."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pflsim.config.names import program
+from pflsim.records.accuracy import AccuracyStats
 from pflsim.records.environment import JOB
-from pflsim.records.summary import Figure, RunMeta, Summary
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
@@ -45,11 +46,11 @@ def accuracy_table(summary: Summary) -> Table:
     return table
 
 
-def _cells(figure: Figure | None) -> list[str]:
+def _cells(figure: tuple[int, AccuracyStats] | None) -> list[str]:
     if figure is None:
         return [NONE] * 4
-    stats = figure.stats
-    return [str(figure.round), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
+    number, stats = figure
+    return [str(number), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
 
 
 def result_lines(summary: Summary) -> Iterator[str]:

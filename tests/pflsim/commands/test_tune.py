@@ -341,11 +341,6 @@ def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[...,
     assert set(first) == {"lr"} and set(second) == {"lr", "method.alpha"}
 
 
-def test_a_stopped_study_says_how_to_continue(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert study("study", fake(stop_after=3)) == 130
-    assert "same command" in capsys.readouterr().err
-
-
 def test_crashed_runs_are_no_failed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ended without a result: the running ones end, no other starts, and the error names it."""
 
