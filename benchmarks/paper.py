@@ -37,13 +37,14 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.names import nearest, program, written
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model, Phase, Scope
+from pflsim.records.accuracy import Scope
 from pflsim.records.summary import Choice, chosen_round
 from pflsim.terminal.exit_status import exit_status
+from pflsim.types import EvalPhase, ModelKind
 
 IRRELEVANT = ("eval.every", "lockstep", "lockstep_clients")
 """Settings that may differ from the row's: they change which rounds are evaluated, or the last bits of a result."""
-PHASES: tuple[Phase, ...] = ("received", "trained")
+PHASES: tuple[EvalPhase, ...] = ("received", "trained")
 MAX_DIFFERENCES = 4
 """How many differences between a run and its row a note names."""
 
@@ -56,7 +57,7 @@ class PublishedRow:
     value: float
     command: str
     std: float | None = None
-    model: Model | None = None
+    model: ModelKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,7 @@ def _assign(
 
 def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run], both: bool) -> tuple[str, ...]:
     scopes = {seed: run.reported if row.model is None else run.scope(row.model) for seed, run in sorted(runs.items())}
-    chosen = {seed: chosen_round(runs[seed].history, s.model, s.phase, choice) for seed, s in scopes.items()}
+    chosen = {seed: chosen_round(runs[seed].history, s, choice) for seed, s in scopes.items()}
     lines = {seed: line for seed, line in chosen.items() if line}
     paper = _spread(row.value, row.std)
     if not lines:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,7 @@ from pflsim.records.trace import write_tensors
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import command_parser, exit_status
-
-Model = Literal["personal", "global"]
+from pflsim.types import ModelKind
 
 
 class LoadedModel(nn.Module):
@@ -116,7 +115,7 @@ class SavedModels:
         rule, state = self._server
         return rule.downlinks(state, range(self.clients))
 
-    def load(self, client: int | None = None, model: Model | None = None) -> LoadedModel:
+    def load(self, client: int | None = None, model: ModelKind | None = None) -> LoadedModel:
         """Return a model, in evaluation mode.
 
         Args:
@@ -167,7 +166,7 @@ class SavedModels:
             )
         load(module, weights)
 
-    def _load_adapted(self, module: ClientModule, client: int, model: Model) -> None:
+    def _load_adapted(self, module: ClientModule, client: int, model: ModelKind) -> None:
         """Load what the run has adapted to the client's examples."""
         adapted = self.checkpoint.adapted(client) if model == module.reported_model else None
         if adapted is None:

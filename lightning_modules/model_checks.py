@@ -23,8 +23,8 @@ from pflsim.data.dataset import Dataset, Kind
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, place_of
 from pflsim.params import NET, NOTHING, Selector
-from pflsim.records.accuracy import Model, Phase
 from pflsim.seeding import seeded_global
+from pflsim.types import EvalPhase, ModelKind
 
 INSTEAD: Mapping[Kind, str] = {
     "images": "use model=mlp or model=cnn",
@@ -189,8 +189,8 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
     """
     module = variants[0]
     for name, value, expected in (
-        ("reported_model", module.reported_model, get_args(Model)),
-        ("reported_phase", module.reported_phase, get_args(Phase)),
+        ("reported_model", module.reported_model, get_args(ModelKind)),
+        ("reported_phase", module.reported_phase, get_args(EvalPhase)),
     ):
         if value not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")

@@ -204,18 +204,11 @@ def _plan(
         )
     cohorts = tuple(_cohort(settings, t, rule) for t in range(1, settings.rounds + 1))
     return RunPlan(
-        method=meta.method,
+        meta=meta,
         cohorts=cohorts,
         clients=_training_clients(settings),
+        settings=settings,
         splits=splits,
-        reported_phase=module.reported_phase,
-        received=settings.eval.received,
-        eval_every=settings.eval.every,
-        eval_all=settings.eval.on == "all",
-        trace_rounds=tuple(settings.trace.rounds),
-        checkpoint_every=settings.checkpoint.every,
-        checkpoint_seconds=60 * settings.checkpoint.minutes,
-        checkpoint_keep=settings.checkpoint.keep,
         header={
             "data": component_name(settings, "data"),  # a moved file may have another name
             "model": meta.model,
@@ -226,14 +219,8 @@ def _plan(
         initial_round=rule.initial_round,
         units=tuple(u.name for u in module.layout(rule.unit)),
         newcomers=tuple(range(_training_clients(settings), settings.clients)),
-        finetune_epochs=settings.eval.finetune_epochs,
-        reported_model=module.reported_model,
         absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
         stragglers=_sample_faults(settings, "straggler", settings.faults.straggler, cohorts),
-        straggler_work=settings.faults.straggler_work,
-        diagnostics_every=settings.tracking.diagnostics_every,
-        classes=module.net.num_classes,
-        patience=settings.stop.patience,
         adapts=module.adapts(module.reported_model),
     )
 

@@ -71,7 +71,6 @@ def _run(
     callbacks: Iterable[Any] = (),
 ) -> list[Path]:
     """Run one or several runs and return their folders."""
-    from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import config_folders, configs
@@ -80,7 +79,6 @@ def _run(
     if isinstance(overrides, str):
         raise SettingsError(f"overrides={overrides!r}: expected a list of texts, [{overrides!r}]")
     texts = [*overrides_of(settings, multirun), *overrides]
-    check_start(texts)
     jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []
     run_all(jobs, found, done, callbacks=callbacks)
@@ -121,7 +119,6 @@ def resume(
         RunError: the run ended early.
     """
     from pflsim.analysis.runs import Run, read_run
-    from pflsim.cli import check_start
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.resume import resume_run
     from pflsim.config.components import COMPONENTS
@@ -130,7 +127,6 @@ def resume(
     overrides_of({key: value for key, value in settings.items() if key in COMPONENTS})
     others = {key: value for key, value in settings.items() if key not in COMPONENTS or isinstance(value, str)}
     texts = [*overrides_of(others), *overrides]
-    check_start(texts)
     folder = str(run.folder if isinstance(run, Run) else run)
     return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks))
 

@@ -17,17 +17,7 @@ from typing import NoReturn, cast
 
 from pflsim.commands.sweep import LIGHT, run_all
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import (
-    Composition,
-    as_yaml,
-    composed,
-    composing,
-    config_folders,
-    configs,
-    parse,
-    quoted,
-    to_settings,
-)
+from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, quoted, to_settings
 from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
@@ -76,23 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 if a run fails, 2 if a setting is wrong, 128 + n if signal n stops the run.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    if not {"-h", "--help"}.intersection(words) and (status := exit_status(lambda: check_start(words))):
-        return status
     if words and words[0] in ANALYSIS:
         return importlib.import_module(ANALYSIS[words[0]]).main(words[1:])
     partition = words[:1] == [PARTITION]
     return exit_status(lambda: _execute(_options(words[partition:]), partition))
-
-
-def check_start(words: Sequence[str]) -> None:
-    """Check what every command needs, and what would otherwise end in errors of libraries."""
-    try:
-        Path.cwd()
-        "".join(words).encode()
-    except OSError:
-        raise SettingsError("the working directory does not exist any more") from None
-    except UnicodeEncodeError:
-        raise SettingsError("the command line is not text in the encoding of this terminal (LC_ALL, LANG)") from None
 
 
 def _execute(options: argparse.Namespace, partition: bool) -> int:
@@ -116,7 +93,13 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
         for config in found:
             print(as_yaml(config, options.resolve), end="")
         return 0
-    return _run(jobs, found)
+    done: list[Path] = []
+    try:
+        run_all(jobs, found, done, own_process=True)
+    finally:
+        if len(done) > 1:
+            importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
+    return 0
 
 
 def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]) -> list[Settings]:
@@ -152,10 +135,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resolve", action="store_true")
     options, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        key, _, value = unknown[0].lstrip("-").partition("=")
-        after = [*arguments, ""][[*arguments].index(unknown[0]) + 1]
-        written = f"{key}={value or ('VALUE' if after[:1] in ('', '-') else after)}"
-        raise SettingsError(f"{unknown[0]} is not an option; settings have no dash: {written}, see {program()} --help")
+        key = unknown[0].lstrip("-").partition("=")[0]
+        raise SettingsError(f"{unknown[0]} is not an option; a setting is {key}=VALUE; see {program()} --help")
     return options
 
 
@@ -170,21 +151,6 @@ def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
     if sweep or len({*asked}) > 1:
         raise SettingsError(f"{' '.join(asked)}: resume one run at a time, without -m and --cfg")
     return asked[0].removeprefix(RESUME)
-
-
-def _run(jobs: Sequence[Sequence[str]], found: Sequence[Composition]) -> int:
-    """Run all, then print a table of those that are complete."""
-    done: list[Path] = []
-    failure: RunError | None = None
-    try:
-        run_all(jobs, found, done, own_process=True)
-    except RunError as error:
-        failure = error
-    if len(done) > 1:
-        importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
-    if failure:
-        raise failure
-    return 0
 
 
 def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:

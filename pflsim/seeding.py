@@ -55,10 +55,8 @@ def cohort_size(clients: int, fraction: float) -> int:
     """Return how many of `clients` take part in a round: fraction · clients, rounded half up.
 
     Raises:
-        SettingsError: the fraction is outside (0, 1], or selects no client.
+        SettingsError: the fraction selects no client.
     """
-    if not 0 < fraction <= 1:
-        raise SettingsError(f"fraction={fraction}: expected a share of clients in (0, 1]")
     size = int(fraction * clients + 0.5)
     if size < 1:
         raise SettingsError(

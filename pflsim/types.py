@@ -17,6 +17,10 @@ Tensors = Mapping[str, Tensor]
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+ModelKind = Literal["personal", "global"]
+"""Whose model is evaluated: the client's own, or the server's."""
+EvalPhase = Literal["received", "trained"]
+"""When a model is evaluated: as the server sends it, or after the client's local training."""
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Precision = Literal["ieee", "tf32", "bf16"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]
@@ -69,14 +73,13 @@ class TrainReport:
 class EvalRow:
     """The evaluation of one model on one client's split, as counts.
 
-    `model` is "personal" (the client's own) or "global" (the server's). `phase` is "received" (as the server sends it)
-    or "trained" (after the client's local training). `loss` is the summed cross-entropy in nats.
+    `loss` is the summed cross-entropy in nats.
     """
 
     client: int
     split: Split
-    model: Literal["personal", "global"]
-    phase: Literal["received", "trained"]
+    model: ModelKind
+    phase: EvalPhase
     correct: int
     total: int
     loss: float

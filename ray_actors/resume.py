@@ -15,7 +15,7 @@ from pflsim.records.checkpoint_read import Checkpoint, check_header, newest_chec
 from pflsim.records.checkpoint_write import to_containers
 from pflsim.records.folder import is_complete
 from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
-from pflsim.records.per_client import read_records
+from pflsim.records.per_client import complete_rounds
 from pflsim.records.saved_settings import saved_settings
 
 
@@ -31,22 +31,21 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
         SettingsError: the checkpoint is of another run, the number of rounds or `stop` cannot change, or the records
             of all checkpoints' rounds are lost.
     """
-    records = read_records(folder) if has_records(folder) else None
-    until, checkpoints = -1 if records is None else records.last, folder / "checkpoints"
+    history, checkpoints = complete_rounds(folder) if has_records(folder) else [], folder / "checkpoints"
+    until = history[-1].round if history else -1
     found = newest_checkpoint(checkpoints, report, until)
     if found is not None:
-        own = {"method": prepared.plan.method, **(prepared.plan.header or {})}
+        own = {"method": prepared.meta.method, **prepared.plan.header}
         planned = (found.header.get("settings") or {}).get("rounds", prepared.plan.rounds)
         check_header(found, {**own, "settings": {**own["settings"], "rounds": planned}}, report)
-        if records is not None and prepared.settings.stop != saved_settings(folder).stop:
-            _check_patience(prepared, [line for line in records.history if line.round <= found.round])
+        if prepared.settings.stop != saved_settings(folder).stop:
+            _check_patience(prepared, [line for line in history if line.round <= found.round])
         if planned != prepared.plan.rounds:
             _check_rounds(prepared, found, planned, report)
         return found
     if any(checkpoints.glob("round_*")) and newest_checkpoint(checkpoints, lambda line: None):
-        why = f" ({records.reason})" if records is not None and records.reason else ""
         raise SettingsError(
-            f"metrics.jsonl and per_client.csv of {folder} are complete up to round {max(until, 0)} only{why}, and all "
+            f"metrics.jsonl and per_client.csv of {folder} are complete up to round {max(until, 0)} only, and all "
             f"checkpoints are later: restore these files, or remove {checkpoints} to start from the beginning"
         )
     if is_complete(folder, max(until, 0)):
@@ -61,7 +60,7 @@ def _check_patience(prepared: PreparedRun, history: Sequence[RoundMetrics]) -> N
     Raises:
         SettingsError: it would have.
     """
-    patience = prepared.plan.patience
+    patience = prepared.settings.stop.patience
     best = stalled_since(validation_scores(history, prepared.meta.reported), patience)
     if best is not None:
         raise SettingsError(
@@ -82,7 +81,7 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
     Raises:
         SettingsError: these rounds are done already, or the method's schedule depends on the number of rounds.
     """
-    plan, rule, rounds = prepared.plan, prepared.rule, prepared.plan.rounds
+    method, rule, rounds = prepared.meta.method, prepared.rule, prepared.plan.rounds
     if rounds <= found.round:
         raise SettingsError(f"rounds={rounds}: {found.round} rounds are done; expected more")
     before, now = (to_containers(rule.init(replace(prepared.federation, rounds=n))) for n in (planned, rounds))
@@ -94,10 +93,10 @@ def _check_rounds(prepared: PreparedRun, found: Checkpoint, planned: int, report
             differing.append(f"participants of round {t}")
     if differing:
         raise SettingsError(
-            f"rounds={rounds}: the schedule of {plan.method} depends on the number of rounds, so the rounds that are "
+            f"rounds={rounds}: the schedule of {method} depends on the number of rounds, so the rounds that are "
             f"done would differ ({', '.join(differing)}); start a new run"
         )
-    if found.round == planned and planned % plan.eval_every:
+    if found.round == planned and planned % prepared.settings.eval.every:
         report(f"round {planned} stays evaluated, which it would not be with rounds={rounds} from the start")
 
 

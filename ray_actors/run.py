@@ -15,6 +15,7 @@ from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
+from pflsim.config.validate import is_url
 from pflsim.data.record import record_names, write_partition
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.execution import Executor, NodeLost
@@ -27,7 +28,7 @@ from pflsim.records.environment import own_modules, write_environment
 from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
-from pflsim.records.remote import RemoteCopy, new_remote_folder, resume_remote_copy
+from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
 from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
@@ -66,11 +67,12 @@ class Runner:
         """
         with self._stoppable(), self.interrupts.abandonable():
             called = Callbacks(callbacks)
-            remote = new_remote_folder(settings.run_dir)
+            if url := settings.run_dir if is_url(settings.run_dir) else None:
+                check_new_url(url)
             settings = with_server_device(settings)
             prepared = prepare(settings)
             make_executor = self._executor(prepared)
-            run_dir = None if remote else settings.run_dir
+            run_dir = None if url else settings.run_dir
             names = prepared.meta.method, prepared.meta.data
             folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
         with run_lock(folder), run_log(folder):
@@ -78,7 +80,7 @@ class Runner:
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
-            copy = None if remote is None else RemoteCopy(remote, folder)
+            copy = RemoteCopy(url, folder) if url else None
             self._run_session(prepared, folder, make_executor, copy, called)
         return folder
 
@@ -102,7 +104,8 @@ class Runner:
                 notes: list[str] = []
                 checkpoint = resume_point(prepared, folder, notes.append)
                 done = None if checkpoint is None else checkpoint.round
-                remote_copy = resume_remote_copy(settings.run_dir, folder, done)
+                url = settings.run_dir
+                remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None
                 for note in notes:
                     logger.warning(note)
                 if checkpoint is None:
@@ -144,6 +147,8 @@ class Runner:
         # Runs that work side by side would wait for each other's threads in every operation of the driver.
         with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
             console.start(folder, done, remote_copy.url if remote_copy else None)
+            if remote_copy:
+                stack.enter_context(remote_copy)
             with _write_errors("this run"):
                 names = {**settings.names, "data": prepared.meta.data}
                 tracker = Tracker(
@@ -156,8 +161,6 @@ class Runner:
                 )
             for warning in prepared.warnings:
                 tracker.warn(warning)
-            if remote_copy:
-                stack.enter_context(remote_copy)
             stack.push(self._end_actors)
             console.earlier(tracker.history)
             try:
@@ -264,7 +267,7 @@ def _close(
     """Write and print the summary."""
     with _write_errors("this run"):
         summary = tracker.close(complete, states_saved, stopped)
-    console.end(summary, folder, tracker.rates)
+    console.end(summary, folder)
     return summary
 
 

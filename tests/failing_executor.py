@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import Records, World, states
+from support import PLANNED, Records, World, planned, states
 
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.config.settings import OnError
@@ -22,8 +22,8 @@ from pflsim.records.folder import LOG, run_log
 from pflsim.types import RoundRecord
 
 COHORTS = ((0, 1, 2), (1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (1, 2, 3))
-PLAN = RunPlan(
-    "test", COHORTS, 4, ("test", "val"), received=True, trace_rounds=(2, 3), checkpoint_keep=2,
+PLAN = planned(
+    RunPlan(PLANNED, COHORTS, 4), splits=("test", "val"), eval_received=True, trace_rounds=(2, 3), checkpoint_keep=2,
     absentees=((1,), (), (0, 2), (), ()), stragglers=((0,), (3,), (), (1, 2), ()),
 )  # fmt: skip
 """Four clients, five rounds; some are absent, and some are slow."""

@@ -31,7 +31,7 @@ def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2
 def outcome(executor: Any, folder: Path, listener: Records | None = None, **settings: Any) -> tuple[Any, ...]:
     """States, evaluations, reports without times, bytes and faults."""
     listener = listener or Records()
-    drawn: RunPlan = plan(CLIENTS, 3, splits=("test", "val"), received=True, **settings)
+    drawn: RunPlan = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, **settings)
     with run_log(folder):
         Simulation(executor, drawn, folder, listener).run()
     reports = [[replace(report, seconds=0.0) for report in record.reports] for record in listener.records]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from fsspec import register_implementation
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pflsim.records.remote import RemoteFolder
+from pflsim.records.remote import RemoteCopy
 
 Ask = Callable[[str, str], None]
 
@@ -52,7 +52,7 @@ def register() -> None:
 
 def contents(url: str) -> dict[str, bytes]:
     """All files at a URL but hidden ones."""
-    remote = RemoteFolder(url)
+    remote = RemoteCopy(url, Path())
     return {name: remote.read(name) for name in remote.files()}
 
 

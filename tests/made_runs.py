@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 from pflsim.analysis.runs import Run, read_run
 from pflsim.config.settings import Settings
-from pflsim.records.accuracy import Model, Phase
 from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.types import EvalRow, RoundRecord, TrainReport
+from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord, TrainReport
 
 Counts = Sequence[tuple[int, int]]
 """(correct, total) of client 0, 1, …"""
@@ -39,7 +38,7 @@ def make_run(
     down: int = 20,
     seconds: float = 2.0,
     digest: str | None = None,
-    reported: tuple[Model, Phase] = ("personal", "trained"),
+    reported: tuple[ModelKind, EvalPhase] = ("personal", "trained"),
     complete: bool = True,
     names: Mapping[str, str] | None = None,
     parts: Mapping[str, Mapping[str, Any]] | None = None,
@@ -100,7 +99,7 @@ def make_run(
     return folder
 
 
-def _rows(counts: Counts, split: Literal["test", "val"], model: Model, phase: Phase) -> list[EvalRow]:
+def _rows(counts: Counts, split: Literal["test", "val"], model: ModelKind, phase: EvalPhase) -> list[EvalRow]:
     return [EvalRow(i, split, model, phase, right, total, 0.5) for i, (right, total) in enumerate(counts)]
 
 

@@ -30,6 +30,7 @@ from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.records.accuracy import Scope
 from pflsim.records.saved_settings import saved_settings
+from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
@@ -157,9 +158,26 @@ def rounds(executor: Executor[Any], count: int, clients: int, fraction: float = 
     return reports
 
 
+PLANNED = RunMeta("test", "test", "iid", "", "mlp", 4, 5, 0, classes=10)
+
+
 def plan(clients: int, count: int, **settings: Any) -> RunPlan:
     """A plan in which all clients take part."""
-    return RunPlan("test", tuple(tuple(range(clients)) for _ in range(count)), clients, **settings)
+    return planned(RunPlan(PLANNED, tuple(tuple(range(clients)) for _ in range(count)), clients), **settings)
+
+
+def planned(drawn: RunPlan, **changes: Any) -> RunPlan:
+    """The plan with other values of its fields, and of settings: `eval_every` is `eval.every`."""
+    for key, value in changes.items():
+        if key in RunPlan.__match_args__:
+            drawn = replace(drawn, **{key: value})
+        elif key in RunMeta.__match_args__:
+            drawn = replace(drawn, meta=replace(drawn.meta, **{key: value}))
+        else:
+            group, _, name = key.partition("_")
+            section = replace(getattr(drawn.settings, group), **{name: value})
+            drawn = replace(drawn, settings=replace(drawn.settings, **{group: section}))
+    return drawn
 
 
 def states(executor: Executor[Any]) -> dict[int, dict[str, torch.Tensor]]:

@@ -83,7 +83,7 @@ def test_an_error_ends_the_run_and_its_states_are_saved(tmp_path: Path) -> None:
     agree(left(tmp_path / "run"), left(tmp_path / "straight"))
 
 
-@pytest.mark.parametrize("wrong", [[3], [Seen], [object()], len])
+@pytest.mark.parametrize("wrong", [[3], [Seen], [object()]])
 def test_what_is_no_callback_is_refused_before_the_run(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(SettingsError, match="callbacks"):
         pflsim.run(run_dir=tmp_path / "run", callbacks=wrong, **SMALL)

@@ -112,7 +112,7 @@ def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
     assert cli.main([*STUDY, "straight", "sweep.parallel=1"]) == 0
     assert end_session(tmp_path / "one", signal.SIGKILL, 3) == -signal.SIGKILL
     assert end_session(tmp_path / "one", signal.SIGINT, 2) == 130
-    assert cli.main(["tune", "one"]) == 0
+    assert cli.main([*STUDY, "one", "sweep.parallel=1"]) == 0
     straight = result(tmp_path / "straight")
     agree(straight, result(tmp_path / "one"))
     assert cli.main([*STUDY, "two", "sweep.parallel=2"]) == 0

@@ -14,9 +14,10 @@ from pflsim.analysis.groups import Group, check_comparable, check_evaluation, gr
 from pflsim.analysis.runs import Run
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model, Scope
+from pflsim.records.accuracy import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -77,7 +78,7 @@ class Row:
         return tuple(map(int, self.figures["round"].values)) if "round" in self.figures else ()
 
 
-def row(group: Group, choice: Choice, target: float | None = None, model: Model | None = None) -> Row:
+def row(group: Group, choice: Choice, target: float | None = None, model: ModelKind | None = None) -> Row:
     """Return the figures of a group.
 
     Args:

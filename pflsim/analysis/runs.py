@@ -17,13 +17,13 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope
+from pflsim.records.accuracy import AccuracyStats, Scope
 from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.per_client import COLUMNS
 from pflsim.records.summary import Choice, chosen_round
-from pflsim.types import SPLITS
+from pflsim.types import SPLITS, EvalPhase, ModelKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -159,19 +159,18 @@ class Run:
     @property
     def reported(self) -> Scope:
         """The scope that the method reports: the reported model at its phase, on test data."""
-        return self.scope(cast(Model, self.summary["reported_model"]))
+        return self.scope(cast(ModelKind, self.summary["reported_model"]))
 
-    def scope(self, model: Model, split: Literal["val", "test"] = "test") -> Scope:
+    def scope(self, model: ModelKind, split: Literal["val", "test"] = "test") -> Scope:
         """Return the scope of a model at the phase at which it is evaluated."""
-        phase = cast(Phase, self.summary["accuracy_of"]["phase"][model])
+        phase = cast(EvalPhase, self.summary["accuracy_of"]["phase"][model])
         return Scope(model, split, phase)
 
-    def at(self, choice: Choice, model: Model | None = None) -> RoundMetrics | None:
+    def at(self, choice: Choice, model: ModelKind | None = None) -> RoundMetrics | None:
         """Return the round of a choice for a model (default: the reported model); None if there is no such round."""
-        scope = self.reported if model is None else self.scope(model)
-        return chosen_round(self.history, scope.model, scope.phase, choice)
+        return chosen_round(self.history, self.reported if model is None else self.scope(model), choice)
 
-    def stats(self, choice: Choice, model: Model | None = None) -> AccuracyStats | None:
+    def stats(self, choice: Choice, model: ModelKind | None = None) -> AccuracyStats | None:
         """Return test accuracy over clients in the round of a choice; None if there is no such round."""
         line = self.at(choice, model)
         return None if line is None else line.accuracy[self.reported if model is None else self.scope(model)]

@@ -53,10 +53,19 @@ def run_all(
         check_sweep(runs)
         for settings in runs if varying else ():
             settings.names["sweep"] = ",".join(varying)
-        if own_process and (parallel := parallel_runs(runs)) > 1:
+        parallel = parallel_runs(runs) if own_process else 1
+        if parallel > 1:
             _run_in_processes(names, runs, parallel, done, failed)
-        else:
-            _run_in_turn(runner, names, runs, done, failed, callbacks)
+        for name, settings in zip(names, runs, strict=True) if parallel == 1 else ():
+            if len(runs) > 1 and settings.progress != "none":
+                print(name, flush=True)
+            try:
+                done.append(runner.run(settings, callbacks))
+            except (SettingsError, RunError) as error:
+                if len(runs) == 1 or isinstance(error, Stopped):
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                failed.append(name)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
 
@@ -70,34 +79,6 @@ def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition]
         except SettingsError as error:
             raise (SettingsError(f"{name}: {error}") if len(names) > 1 else error) from None
     return found
-
-
-def _run_in_turn(
-    runner: Any,
-    names: Sequence[str],
-    runs: Sequence[Settings],
-    done: list[Path],
-    failed: list[str],
-    callbacks: Iterable[Any],
-) -> None:
-    for number, (name, settings) in enumerate(zip(names, runs, strict=True), start=1):
-        if len(runs) > 1 and settings.progress != "none":
-            print(name, flush=True)
-        try:
-            done.append(runner.run(settings, callbacks))
-        except Stopped:
-            _print_missing(len(runs) - number)
-            raise
-        except (SettingsError, RunError) as error:
-            if len(runs) == 1:
-                raise
-            print(f"error: {error}", file=sys.stderr)
-            failed.append(name)
-
-
-def _print_missing(runs: int) -> None:
-    if runs:
-        print(f"{runs} runs of the sweep were not started", file=sys.stderr)
 
 
 def parallel_runs(runs: Sequence[Settings]) -> int:
@@ -125,19 +106,15 @@ def _run_in_processes(
     print(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
-    try:
-        for one in in_processes([partial(run_alone, run) for run in runs], parallel):
-            if one.result is not None:
-                done.append(one.result)
-                print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
-            else:
-                failed.append(names[one.number])
-                hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
-                print("\n".join([names[one.number], *hints]), file=sys.stderr)
-            print(one.errors, end="", file=sys.stderr, flush=True)
-    except Stopped:
-        _print_missing(len(runs) - len(done) - len(failed))
-        raise
+    for one in in_processes([partial(run_alone, run) for run in runs], parallel):
+        if one.result is not None:
+            done.append(one.result)
+            print(f"{names[one.number]}: {result_line(one.result)}", flush=True)
+        else:
+            failed.append(names[one.number])
+            hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
+            print("\n".join([names[one.number], *hints]), file=sys.stderr)
+        print(one.errors, end="", file=sys.stderr, flush=True)
 
 
 def run_alone(settings: Settings) -> Path:
@@ -153,11 +130,9 @@ def new_runner(first: Settings | None, own_process: bool) -> Any:
         first: the settings of its first run, for the start of Ray; None: they are not known yet.
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
     """
-    if first is not None and own_process and first.progress in ("auto", "live") and sys.stdout.isatty():
-        print("loading PyTorch", end="\r", flush=True)
     early = None
-    local = first is not None and first.executor == "ray" and not first.ray_address
-    if first is not None and local and not first.placement.gpus:  # GPUs are looked for by torch
+    # Not with GPUs, which are looked for by torch.
+    if first is not None and first.executor == "ray" and not (first.ray_address or first.placement.gpus):
         early = importlib.import_module("ray_actors.cluster").start_early(first)
     try:
         if own_process:

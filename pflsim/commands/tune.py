@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import shutil
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import parallel_runs, run_alone
 from pflsim.config.compose import composing, config_folders, quoted
-from pflsim.config.names import program
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
+from pflsim.records.files import write_atomically
 from pflsim.records.folder import CONFIG, is_complete, run_lock
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.terminal.processes import in_processes
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   {program} tune method=local,fedavg,ditto rounds=40 --rounds 200 --into tuned
   {program} tune method=fedavg,ditto 'search.lr=[0.01,0.1]' 'search.ditto.lam={{low:0.1,high:10,log:true}}' --into tuned
-  {program} tune tuned                                     continue a study that was stopped
 
 Every method gets the same number of trials: first its defaults, then values that Optuna suggests. The values with the
 best validation accuracy run with other seeds, and these runs are compared. search.KEY (of all methods) and
 search.METHOD.KEY take a list of choices, a range, or null: no search. sweep.parallel=N runs work at the same time.
+The same command continues a study that was stopped.
 """
 
 
@@ -46,16 +45,14 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = vars(_options(arguments))
     folder = options.pop("into")
-    return exit_status(lambda: _tune(folder, options or None))
+    return exit_status(lambda: _tune(folder, options))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    if len(arguments) == 1 and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        return argparse.Namespace(into=Path(arguments[0]))  # continue this study
     about = "Tune methods on validation data with equal budgets, then compare them with other seeds."
     parser = command_parser("tune", about, EXAMPLES)
     add = parser.add_argument
-    add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings; or only the folder of a study")
+    add("settings", nargs="+", metavar="SETTING", help="method=a,b and other settings")
     add("--trials", type=_positive, default=12, metavar="N", help="trials of each method; default: 12")
     add("--seeds", type=_positive, default=3, metavar="N", help="runs of the chosen values of a method; default: 3")
     add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
@@ -70,12 +67,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _tune(folder: Path, options: dict[str, Any] | None) -> None:
+def _tune(folder: Path, options: Mapping[str, Any]) -> None:
     """Run a study, or continue it.
 
     Args:
         folder: of the study.
-        options: of the command line; None: those of the study.
+        options: of the command line.
 
     Raises:
         SettingsError: a setting or a space is wrong, or the folder has another study.
@@ -85,12 +82,10 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
         import optuna
     except ImportError:
         raise SettingsError("tune needs the package optuna: pip install 'pflsim[tune]'") from None
-    from pflsim.commands.tune_study import Study, methods_of, read_study
+    from pflsim.commands.tune_study import Study, methods_of
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
-    if options is None:
-        options = dict(read_study(folder)["options"])
     folders = config_folders(options["config_dir"])
     with composing(folders):
         methods = methods_of([quoted(text) for text in options["settings"]], folders)
@@ -101,16 +96,11 @@ def _tune(folder: Path, options: dict[str, Any] | None) -> None:
             study = Study(folder, options, methods)
             if not any(map(study.trials, methods)):
                 check_first_runs(methods)
-            try:
-                _run(study)
-            except Stopped:
-                print(f"continue with  {program()} tune {folder}", file=sys.stderr)
-                raise
+            _run(study)
 
 
 def _run(study: Study) -> None:
     """Run the trials, then the chosen values with the other seeds; print and write the tables."""
-    from pflsim.records.files import write_atomically
     from pflsim.terminal.result import result_line
 
     study.write()

@@ -188,6 +188,8 @@ class Study:
     """
 
     def __init__(self, folder: Path, options: Mapping[str, Any], methods: Sequence[Method]) -> None:
+        from pflsim.analysis.runs import read_mapping
+
         self.folder, self.options, self.methods = folder, options, methods
         self.asked = list[tuple[Method, FrozenTrial]]()
         self.budget, self.seed = int(options["trials"]), methods[0].settings({}).seed
@@ -198,9 +200,11 @@ class Study:
             "settings": {method.name: fixed_settings(method.settings({})) for method in methods},
         }
         self.plan = json.loads(json.dumps(plan))
-        if not (folder / STUDY).exists() and {file.name for file in folder.iterdir()} - {LOCK, JOURNAL}:
+        now = before = dotted(self.plan)
+        if (folder / STUDY).exists():
+            before = dotted(read_mapping(folder / STUDY, json.loads, ("plan",))["plan"])
+        elif {file.name for file in folder.iterdir()} - {LOCK, JOURNAL}:
             raise SettingsError(f"{folder} is not empty and has no {STUDY}; choose a new folder")
-        before, now = dotted(read_study(folder)["plan"] if (folder / STUDY).exists() else self.plan), dotted(self.plan)
         if differing := [key for key in {**now, **before} if before.get(key) != now.get(key)]:
             raise SettingsError(f"{folder} has a study with another {', '.join(differing[:3])}; choose a new folder")
         storage = _open_journal(folder / JOURNAL)
@@ -212,7 +216,7 @@ class Study:
     def write(self) -> None:
         """Write the plan, and the chosen values so far."""
         chosen = {method.name: (best := self.chosen(method)) and best.params for method in self.methods}
-        content = {"options": self.options, "plan": self.plan, "chosen": chosen}
+        content = {"plan": self.plan, "chosen": chosen}
         write_atomically(self.folder / STUDY, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
     def trials(self, method: Method) -> list[FrozenTrial]:
@@ -302,17 +306,6 @@ class Study:
         said = f"validation accuracy {accuracy:.4f} in round {best.round}" if best else f"failed: {failed}"
         ahead = f"; best {leader.value:.4f}" if (leader := self.chosen(method)) else ""
         return f"{method.name}: trial {trial.number + 1} of {self.budget}, {settings_text(trial.params)}: {said}{ahead}"
-
-
-def read_study(folder: Path) -> Mapping[str, Any]:
-    """Return the content of tuned.json.
-
-    Raises:
-        SettingsError: it is missing or damaged.
-    """
-    from pflsim.analysis.runs import read_mapping
-
-    return read_mapping(folder / STUDY, json.loads, ("options", "plan"))
 
 
 def _open_journal(file: Path) -> JournalStorage:

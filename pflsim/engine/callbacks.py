@@ -47,8 +47,6 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
-        if not isinstance(callbacks, Iterable):
-            raise SettingsError(f"callbacks={callbacks!r}: expected a list")
         self._calls: dict[str, list[Any]] = {event: [] for event in EVENTS}
         for callback in callbacks:
             found = {event: getattr(callback, event) for event in EVENTS if hasattr(callback, event)}

@@ -34,8 +34,8 @@ class Checkpointer:
 
     def is_due(self, round_number: int) -> bool:
         """Return whether a checkpoint is due after this round, by the number of rounds or by the time."""
-        elapsed, limit = time.monotonic() - self._staged_at, self._plan.checkpoint_seconds
-        due = self._plan.is_due(round_number, self._plan.checkpoint_every) or 0 < limit <= elapsed
+        elapsed, when = time.monotonic() - self._staged_at, self._plan.settings.checkpoint
+        due = self._plan.is_due(round_number, when.every) or 0 < 60 * when.minutes <= elapsed
         return round_number > 0 and due
 
     def stage(self, round_number: int, score: float | None, adapted: bool = False) -> Staged | None:
@@ -48,8 +48,9 @@ class Checkpointer:
         """
         self._staged_at = time.monotonic()
         plan, executor = self._plan, self._executor
-        header = {"method": plan.method, **(plan.header or {})}
-        request = EvalRequest(*plan.reported, tuple(range(plan.clients)), (), round_number)
+        header = {"method": plan.meta.method, **plan.header}
+        model, _, phase = plan.meta.reported
+        request = EvalRequest(model, phase, tuple(range(plan.clients)), (), round_number)
         try:
             server, clients = executor.server_state(), executor.client_states()
             models = executor.adapted_states(request) if adapted and plan.adapts else ()
@@ -62,7 +63,7 @@ class Checkpointer:
         """Make a staged checkpoint visible, and remove older ones that are not kept."""
         try:
             self._sync()
-            staged.publish(self._plan.checkpoint_keep)
+            staged.publish(self._plan.settings.checkpoint.keep)
         except OSError as error:
             _log_error(staged.round, error)
         else:

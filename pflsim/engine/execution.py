@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.errors import RunError
 from pflsim.messages import Message, Uplink
-from pflsim.types import EvalRow, Fault, Split, Tensors, TrainReport
+from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, Split, Tensors, TrainReport
 
 
 class FaultRecorder:
@@ -119,8 +119,8 @@ class EvalRequest:
 
     name: ClassVar[str] = "evaluation"
     changes_state: ClassVar[bool] = False
-    model: Literal["personal", "global"]
-    phase: Literal["received", "trained"]
+    model: ModelKind
+    phase: EvalPhase
     clients: tuple[int, ...]
     splits: tuple[Split, ...]
     round_number: int = 1
@@ -182,7 +182,6 @@ class Executor(Protocol[Handle]):
 
     def start(self) -> None:
         """Build the server and the hosts, and wait until they are ready."""
-        ...
 
     def recover(self) -> bool:
         """Continue after `NodeLost`, when the actors of the lost node run on another one.
@@ -214,15 +213,12 @@ class Executor(Protocol[Handle]):
 
     def store(self, trained: Trained[Handle]) -> None:
         """Store the clients' new states without a fusion."""
-        ...
 
     def rollback(self) -> None:
         """Restore the states before the last `fuse` or `store`, unless it was committed."""
-        ...
 
     def commit(self) -> None:
         """Drop the states before the last `fuse` or `store`."""
-        ...
 
     def evaluate(self, request: EvalRequest, sent: Sent[Handle] | None = None) -> list[EvalRow]:
         """Evaluate a model; returns no rows if the method has no global model and the request asks for it.
@@ -267,4 +263,3 @@ class Executor(Protocol[Handle]):
         Raises:
             ValueError: the server's state does not fit the server rule.
         """
-        ...

@@ -16,7 +16,7 @@ from pflsim.types import RoundRecord
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
 MAX_NODE_LOSSES = 10
-"""Losses in one round, or during one recovery, after which the run ends."""
+"""Losses in one round after which the run ends."""
 
 
 class Recovery(Generic[Handle]):
@@ -61,33 +61,22 @@ class Recovery(Generic[Handle]):
         """Continue on other nodes with the states after the last finished round.
 
         Raises:
+            NodeLost: another node is lost; call it again.
             RunError: the other nodes have no room, or the lost states cannot be computed again.
         """
-        self.complete, losses = False, 0
-        while not self.complete:
-            try:
-                if not self._recover_executor():
-                    self._current = None
-                if self._current is None and self._done is not None:
-                    self._current = self._load_checkpoint()
-                while self._current != self._done:
-                    self._repeat(self._plan.next_round(self._current))
-                self.complete = True
-            except NodeLost as loss:
-                losses += 1
-                if losses == MAX_NODE_LOSSES:
-                    raise RunError(f"{loss} (the {MAX_NODE_LOSSES}th loss during a recovery)") from None
-                logger.warning(f"{loss}; the run continues when other nodes have room")
-                self._executor.faults.count_restart()
-
-    def _recover_executor(self) -> bool:
-        """Call `Executor.recover`; if other nodes have no room, intact states can still be saved."""
+        self.complete = False
         try:
-            return self._executor.recover()
+            if not self._executor.recover():
+                self._current = None
+            if self._current is None and self._done is not None:
+                self._current = self._load_checkpoint()
+            while self._current != self._done:
+                self._repeat(self._plan.next_round(self._current))
+            self.complete = True
         except NodeLost:
             raise
         except RunError:
-            self.complete = self._current == self._done
+            self.complete = self._current == self._done  # intact states can still be saved
             raise
 
     def _load_checkpoint(self) -> int | None:

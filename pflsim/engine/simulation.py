@@ -114,7 +114,7 @@ class Simulation(Generic[Handle]):
     @property
     def _ends(self) -> bool:
         """Whether the run ends here because of a callback, or its validation accuracy has stopped improving."""
-        return bool(self.stopped) or stalled_since(self._scores, self.plan.patience) is not None
+        return bool(self.stopped) or stalled_since(self._scores, self.plan.settings.stop.patience) is not None
 
     @property
     def states_saved(self) -> bool:
@@ -136,10 +136,10 @@ class Simulation(Generic[Handle]):
             with phase("train", len(cohort) - len(absent)):
                 trained = executor.run(TrainTask(round_number, plan.work(round_number)), sent.without(absent))
         with phase("fuse"):
-            diagnostics = executor.fuse(trained, plan.is_due(round_number, plan.diagnostics_every))
+            diagnostics = executor.fuse(trained, plan.is_due(round_number, plan.settings.tracking.diagnostics_every))
             self._ahead = True
         seconds |= {"fuse": seconds["fuse"] - diagnostics.seconds, "diagnostics": diagnostics.seconds}
-        if round_number in plan.trace_rounds:
+        if round_number in plan.settings.trace.rounds:
             with phase("trace"):
                 self._trace(round_number, sent, trained)
         down_bytes, reports = sent.down_bytes, trained.reports
@@ -147,8 +147,8 @@ class Simulation(Generic[Handle]):
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
-        reported = [row for row in rows if row.split == "test" and (row.model, row.phase) == plan.reported]
-        confusion = mean_confusion(reported, plan.classes)
+        reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
+        confusion = mean_confusion(reported, plan.meta.classes)
         drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
         return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices)
 
@@ -161,24 +161,24 @@ class Simulation(Generic[Handle]):
                 replied = self.executor.run(ReplyTask(), Sent.nothing(clients))
             self.executor.fuse(replied)
             self._ahead = True
-        if 0 in self.plan.trace_rounds:
+        if 0 in self.plan.settings.trace.rounds:
             self._trace(0, Sent({}, {}), replied)
         return RoundRecord(0, clients, replied.reports, {}, (), seconds)
 
     def _evaluate(self, round_number: int, cohort: tuple[int, ...]) -> tuple[EvalRow, ...]:
         plan = self.plan
-        if not plan.is_due(round_number, plan.eval_every):
+        if not plan.is_due(round_number, plan.settings.eval.every):
             return ()
-        clients = tuple(range(plan.clients)) if plan.eval_all else cohort
+        clients = tuple(range(plan.clients)) if plan.settings.eval.on == "all" else cohort
         requests = [
-            EvalRequest("personal", plan.reported_phase, clients, plan.splits, round_number),
+            EvalRequest("personal", plan.meta.reported_phase, clients, plan.splits, round_number),
             EvalRequest("global", "received", clients, plan.splits, round_number),
         ]
-        if plan.received:
-            other = "trained" if plan.reported_phase == "received" else "received"
+        if plan.settings.eval.received:
+            other = "trained" if plan.meta.reported_phase == "received" else "received"
             requests.insert(1, EvalRequest("personal", other, clients, plan.splits, round_number))
-        if plan.classes and plan.is_due(round_number, plan.diagnostics_every):
-            requests = [replace(r, confusion=(r.model, r.phase) == plan.reported) for r in requests]
+        if plan.is_due(round_number, plan.settings.tracking.diagnostics_every):
+            requests = [replace(r, confusion=(r.model, "test", r.phase) == plan.meta.reported) for r in requests]
         rows: list[EvalRow] = []
         for request in requests:
             self.listener.phase(round_number, "evaluate", len(clients))
@@ -186,7 +186,7 @@ class Simulation(Generic[Handle]):
         return tuple(rows)
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:
-        method, folder = self.plan.method, self.folder
+        method, folder = self.plan.meta.method, self.folder
         examples: dict[int, int] = {}
         for handle in trained.uplinks:
             for up in self.executor.uplinks(handle):
@@ -205,7 +205,7 @@ class Simulation(Generic[Handle]):
         The checkpoint is written before the record and becomes visible after it, so that the records of a visible
         checkpoint's rounds are complete.
         """
-        score = validation_score(record.evaluations, self.plan.reported)
+        score = validation_score(record.evaluations, self.plan.meta.reported)
         seconds, staged = dict(record.seconds), None
         if score is not None:
             self._scores[record.round] = score
@@ -213,12 +213,7 @@ class Simulation(Generic[Handle]):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._checkpoints.stage(record.round, score, adapted=True)
         record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})
-        try:
-            self.listener.round(record)
-        except BaseException:
-            if staged is not None:
-                staged.discard()
-            raise
+        self.listener.round(record)
         self.done, self._score, self._ahead = record.round, score, False
         self._recovery.add(record)
         self.executor.commit()
@@ -238,7 +233,7 @@ class Simulation(Generic[Handle]):
             request = EvalRequest("personal", "received", plan.newcomers, plan.splits, last, joining=True)
             received = executor.evaluate(request, sent)
             self._ahead = True  # the newcomers' states are not part of the last round's checkpoint
-            executor.store(executor.run(FinetuneTask(last + 1, plan.finetune_epochs), sent))
+            executor.store(executor.run(FinetuneTask(last + 1, plan.settings.eval.finetune_epochs), sent))
             down_bytes = sent.down_bytes
             del sent  # free the messages before the evaluation
             trained = executor.evaluate(replace(request, phase="trained"))
@@ -249,6 +244,10 @@ class Simulation(Generic[Handle]):
         reason = ""
         for _ in range(MAX_NODE_LOSSES):
             try:
+                if reason:
+                    with self.interrupts.abandonable():
+                        self._recovery.recover()
+                    self.executor.faults.take()  # those of rounds that were repeated
                 return work()
             except NodeLost as loss:
                 reason = str(loss)  # not the error itself, which would keep the round's messages alive
@@ -257,9 +256,6 @@ class Simulation(Generic[Handle]):
             if self._ahead:
                 self.executor.rollback()
                 self._ahead = False
-            with self.interrupts.abandonable():
-                self._recovery.recover()
-            self.executor.faults.take()  # those of rounds that were repeated
         raise RunError(f"{reason} (the {MAX_NODE_LOSSES}th loss in one round)")
 
     def _save_last_round(self) -> None:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args
+from itertools import product, starmap
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from pflsim.types import EvalRow, Split, TrainReport
-
-Model = Literal["personal", "global"]
-Phase = Literal["received", "trained"]
+from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 
 class Scope(NamedTuple):
     """Identifies an evaluation: the model, the split, and the phase of the round."""
 
-    model: Model
+    model: ModelKind
     split: Split
-    phase: Phase
+    phase: EvalPhase
 
 
-SCOPES: tuple[Scope, ...] = tuple(
-    Scope(model, split, phase) for model in get_args(Model) for split in get_args(Split) for phase in get_args(Phase)
-)
+SCOPES = tuple(starmap(Scope, product(*map(get_args, (ModelKind, Split, EvalPhase)))))
 """All scopes, in the order of the output."""
 
 
@@ -116,9 +112,10 @@ def accuracy_by_scope(rows: Iterable[EvalRow]) -> dict[Scope, AccuracyStats]:
     return {scope: stats for scope, stats in found if stats is not None}
 
 
-def validation_score(rows: Sequence[EvalRow], reported: tuple[str, str]) -> float | None:
-    """Return the mean validation accuracy of the reported (model, phase); None if it was not evaluated."""
-    stats = accuracy_stats([row for row in rows if row.split == "val" and (row.model, row.phase) == reported])
+def validation_score(rows: Sequence[EvalRow], reported: Scope) -> float | None:
+    """Return the mean validation accuracy of the reported model; None if it was not evaluated."""
+    scope = reported._replace(split="val")
+    stats = accuracy_stats([row for row in rows if (row.model, row.split, row.phase) == scope])
     return None if stats is None else stats.mean
 
 

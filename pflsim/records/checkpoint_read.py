@@ -134,14 +134,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         BadCheckpoint: it is missing or damaged.
         SettingsError: it has another format.
     """
-    data = _read(folder / META)
     try:
-        content = json.loads(data)
+        content = json.loads(_read(folder / META))
         environment.check_format(content.pop("format", None), folder)
         return Checkpoint(folder, **content)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, SettingsError):
-            raise
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
         raise BadCheckpoint(f"{META} is damaged") from None
 
 
@@ -150,8 +147,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise BadCheckpoint(f"{path.name} is missing") from None
-    except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
@@ -165,7 +160,7 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
         until: ignore checkpoints of later rounds.
 
     Raises:
-        SettingsError: a checkpoint is not readable now, or has another format.
+        SettingsError: a checkpoint has another format.
     """
     refused: list[str] = []
     used: Checkpoint | None = None
@@ -202,19 +197,17 @@ def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
     if not paths:
         raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
     rounds = f"the run has checkpoints of rounds {', '.join(map(str, paths))}"
-    named = {"last": max(paths)} | {str(number): number for number in paths}
-    if asked != "best" and asked not in named:
-        raise SettingsError(f"there is no checkpoint of round {asked}: expected best, last or a number; {rounds}")
     try:
-        if asked != "best":
-            return read_checkpoint(paths[named[asked]])
         found = [read_checkpoint(path) for path in paths.values()]
     except BadCheckpoint as bad:
         raise SettingsError(f"{folder} has a damaged checkpoint: {bad}; {rounds}") from bad
-    scored = [checkpoint for checkpoint in found if checkpoint.score is not None]
-    if not scored:
-        raise SettingsError(f"no checkpoint has a validation score, so there is no best one; {rounds}")
-    return max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
+    named = {str(checkpoint.round): checkpoint for checkpoint in found} | {"last": found[-1]}
+    if scored := [checkpoint for checkpoint in found if checkpoint.score is not None]:
+        named["best"] = max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
+    if asked not in named:
+        why = "no checkpoint has a validation score" if asked == "best" else "expected best, last or a number"
+        raise SettingsError(f"there is no checkpoint {asked}: {why}; {rounds}")
+    return named[asked]
 
 
 def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 from pflsim.errors import SettingsError
 from pflsim.records.checkpoint_read import META, BadCheckpoint, as_json, by_round, read_checkpoint, versions
 from pflsim.records.environment import FORMAT
-from pflsim.records.files import sync_folder
 from pflsim.types import Tensors
 
 
@@ -32,10 +31,6 @@ class Staged:
     round: int
     aside: Path
     final: Path
-
-    def discard(self) -> None:
-        """Remove the temporary folder."""
-        shutil.rmtree(self.aside, ignore_errors=True)
 
     def publish(self, keep: int) -> Path:
         """Rename the temporary folder to its final name, then remove old checkpoints.
@@ -53,14 +48,9 @@ class Staged:
         Raises:
             OSError: the disk fails. Earlier checkpoints are unchanged.
         """
-        try:
-            if self.final.exists():
-                _remove(self.final)
-            self.aside.rename(self.final)
-            sync_folder(self.final.parent)
-        except BaseException:
-            self.discard()
-            raise
+        if self.final.exists():
+            _remove(self.final)
+        self.aside.rename(self.final)
         with suppress(OSError, SettingsError):  # the next call removes the rest
             _remove_old(self.final.parent, self.round, keep)
         return self.final
@@ -109,9 +99,8 @@ def stage_checkpoint(
             "versions": versions(),
         }
         _write(staged.aside / META, json.dumps(content, indent=1, allow_nan=False).encode())
-        sync_folder(staged.aside)
     except BaseException:
-        staged.discard()
+        shutil.rmtree(staged.aside, ignore_errors=True)
         raise
     return staged
 

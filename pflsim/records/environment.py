@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
@@ -67,11 +66,7 @@ def code(package: Path = PACKAGE) -> dict[str, str | bool | None]:
     Both are None if the package is not under version control, e.g. when installed from a wheel.
     """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
-        try:
-            said = json.loads(os.environ[CODE])
-            return {"commit": said["commit"], "dirty": said["dirty"]}
-        except (ValueError, KeyError, TypeError):
-            return {"commit": None, "dirty": None}
+        return json.loads(os.environ.get(CODE, '{"commit": null, "dirty": null}'))
     commit, changes = _git(package, "rev-parse", "HEAD"), _git(package, "status", "--porcelain")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
@@ -120,9 +115,8 @@ def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
     """Return the names of the machine's NVIDIA GPUs. Reads the driver's files and does not initialise CUDA."""
     names = []
     for path in sorted(root.glob("*/information")):
-        with suppress(OSError):
-            lines = path.read_text().splitlines()
-            names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+        lines = path.read_text().splitlines()
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return names
 
 
@@ -193,13 +187,3 @@ def own_modules(settings: Settings) -> dict[str, Path]:
     modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in OURS}
     files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
     return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}
-
-
-def missing_modules(folder: Path, environment: Mapping[str, Any]) -> str:
-    """Return a hint where a run found the own modules that are not found now; empty if there are none."""
-    own: Mapping[str, str] = environment.get("own_modules", {})
-    missing = {name: (folder / path).resolve() for name, path in own.items() if module_file(name) is None}
-    places = ", ".join(f"{name} was {path}" for name, path in missing.items())
-    gone = not all(path.exists() for path in missing.values())
-    advice = "this file is gone" if gone else "use that folder as working directory or PYTHONPATH"
-    return f"; when the run was made, {places}: {advice}" if missing else ""

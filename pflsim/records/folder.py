@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -24,8 +23,6 @@ LOCK = ".lock"
 LOG = "run.log"
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 """The packages whose records go to run.log."""
-NAME = re.compile(r"(\d{8}-\d{6})-.+-s-?\d+(?:-(\d+))?")
-"""Matches default names: groups are the time, and the number of a repeated name."""
 MAX_PART, MAX_NAME = 40, 160
 """Characters of one part, and of all parts, of a default name."""
 
@@ -36,7 +33,6 @@ def create_run_folder(
     seed: int,
     run_dir: str | Path | None = None,
     root: str | Path = "runs",
-    now: datetime | None = None,
     swept: Mapping[str, Any] | None = None,
 ) -> Path:
     """Create a run folder that no simultaneous run can use.
@@ -48,7 +44,6 @@ def create_run_folder(
         run_dir: the folder, which must be new or empty. None: <date-time>-<method>-<data>-<swept>-s<seed> below
             `root`, in portable characters, with a suffix -2, -3, … if the name exists.
         root: the parent of folders with default names.
-        now: the time in the name; None: the current time.
         swept: the settings that vary in the sweep of the run, part of the default name.
 
     Raises:
@@ -61,7 +56,7 @@ def create_run_folder(
         others = {key: value for key, value in (swept or {}).items() if key not in ("method", "data", "seed")}
         parts = [method, data, *(f"{key.rpartition('.')[2]}={written(value)}" for key, value in others.items())]
         name = "-".join(re.sub(r"[^A-Za-z0-9._=]+", "_", part)[:MAX_PART] for part in parts)[:MAX_NAME]
-        return first_free(Path(root) / f"{now or datetime.now():%Y%m%d-%H%M%S}-{name}-s{seed}")
+        return first_free(Path(root) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}-s{seed}")
     except OSError as error:
         path = error.filename or run_dir or root
         raise SettingsError(f"run folder {path} cannot be created: {error.strerror}; choose another run_dir") from error
@@ -107,43 +102,28 @@ def run_lock(folder: Path) -> Iterator[None]:
     Does nothing on file systems without locks.
 
     Raises:
-        SettingsError: another process holds the lock, or the lock file cannot be opened.
+        SettingsError: another process holds the lock.
     """
-    try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise SettingsError(f"run folder {folder} cannot be written to: {error.strerror}") from error
-    with os.fdopen(handle):  # releases the lock; the file stays, since another process may be opening it
+    with (folder / LOCK).open("a") as file:  # the file stays: another process may be opening it
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise SettingsError(f"run folder {folder} is in use by another process") from None
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(f"run folder {folder} is in use by another process") from None
+        except OSError:
+            pass
         yield
 
 
-def runs(root: str | Path = "runs") -> list[Path]:
-    """Return the run folders below `root` with a default name and a config.yaml, in the order of their start."""
-    found: list[tuple[str, int, Path]] = []
-    for folder in Path(root).glob("*"):
-        name = NAME.fullmatch(folder.name)
-        if name and os.path.isfile(folder / CONFIG) and os.path.getsize(folder / CONFIG):
-            found.append((name[1], int(name[2] or 1), folder))
-    return [folder for _, _, folder in sorted(found)]
-
-
 def last_run(root: str | Path = "runs") -> Path:
-    """Return the run folder below `root` that was started last.
+    """Return the run folder below `root` that was started last, by the time of its environment.json.
 
     Raises:
-        SettingsError: there are no run folders with default names.
+        SettingsError: there are no run folders.
     """
-    found = runs(root)
-    if found:
-        return found[-1]
-    others = sorted(path.parent for path in Path(root).glob(f"*/{CONFIG}"))
-    advice = f" with a default name; give the folder, for example resume={others[-1]}" if others else ""
-    raise SettingsError(f"there is no run folder in {root}{advice}")
+    found = max(Path(root).glob("*/environment.json"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if found is None:
+        raise SettingsError(f"there is no run folder in {root}")
+    return found.parent
 
 
 def stopped_early(folder: Path) -> tuple[int, str] | None:

@@ -17,8 +17,6 @@ MAX_COLUMNS = 4
 """Maximum number of maps beside each other."""
 MAX_ANNOTATED = 144
 """Larger matrices are drawn without numbers in their cells."""
-MIN_RANGE = 0.05
-"""Smaller differences are drawn without numbers, which have two decimals."""
 MAX_TICKS = 40
 """Longer axes show a few numbers instead of all names."""
 
@@ -52,8 +50,6 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     low, top = _bounds(matrices)
     image: Any = None
     colours = colormaps["viridis"].with_extremes(over="#fff4c2", bad="#8f959d")
-    compared = _compared(matrices)
-    numbers = len(compared) and np.ptp(compared) >= MIN_RANGE
     for number, matrix in enumerate(matrices):
         axes = figure.add_subplot(down, along, number + 1)
         shown = np.ma.masked_invalid(matrix.values)
@@ -63,7 +59,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
         _label(axes.xaxis, matrix.columns, matrix.values.shape[1], rotate=True)
         _label(axes.yaxis, matrix.rows, matrix.values.shape[0])
         axes.tick_params(labelsize=7)
-        if numbers and matrix.values.size <= MAX_ANNOTATED:
+        if matrix.values.size <= MAX_ANNOTATED:
             _write_values(axes, matrix.values, low, top)
     beyond = any(np.nanmax(m.values, initial=low) > top for m in matrices)
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
@@ -93,12 +89,10 @@ def _compared(matrices: Sequence[Matrix]) -> np.ndarray:
 
     A client's weight on itself can exceed all others.
     """
-    shown = [m.values[~np.eye(len(m.values), dtype=bool)] if _between_clients(m) else m.values for m in matrices]
+    shown = [m.values for m in matrices]
+    if matrices[0].rows.label in ("receiver", "client"):
+        shown = [v[~np.eye(len(v), dtype=bool)] if 1 < len(v) == v.shape[1] else v for v in shown]
     return np.concatenate([v[np.isfinite(v)] for v in shown])
-
-
-def _between_clients(matrix: Matrix) -> bool:
-    return matrix.rows.label in ("receiver", "client") and 1 < len(matrix.values) == matrix.values.shape[1]
 
 
 def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope, accuracy_by_scope, mean_losses
-from pflsim.types import Fault, RoundRecord, Split
+from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_by_scope, mean_losses
+from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split
 
 METRICS = "metrics.jsonl"
 
@@ -86,15 +86,9 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
         traffic=traffic,
         traffic_total=earlier + traffic,
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
-        faults=fault_counts(record.faults.values()),
+        faults={kind: count for kind in get_args(Fault) if (count := list(record.faults.values()).count(kind))},
         drift={"mean": sum(drift) / len(drift), "max": max(drift)} if drift else {},
     )
-
-
-def fault_counts(faults: Iterable[str]) -> dict[str, int]:
-    """Return the number of clients by kind of fault, in the order of `Fault`; kinds without clients are left out."""
-    kinds = list(faults)
-    return {kind: kinds.count(kind) for kind in get_args(Fault) if kind in kinds}
 
 
 def finite(value: Any) -> Any:
@@ -119,7 +113,7 @@ def from_line(line: str) -> RoundMetrics:
     """Parse a line of `to_line`; null becomes NaN."""
     found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
     accuracy = {
-        Scope(cast(Model, model), cast(Split, split), cast(Phase, phase)): AccuracyStats.of(stats)
+        Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): AccuracyStats.of(stats)
         for model, splits in found["accuracy"].items()
         for split, phases in splits.items()
         for phase, stats in phases.items()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
-from pflsim.config.components import COMPONENTS, TARGET, settings_of
+from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
-from pflsim.errors import SettingsError
 from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
@@ -31,26 +29,16 @@ ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
 
-class RunLogger(Protocol):
-    """A logger of Lightning, or an object with the same methods."""
-
-    def log_hyperparams(self, params: dict[str, Any]) -> None: ...  # noqa: D102
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...  # noqa: D102
-
-    def finalize(self, status: str) -> None: ...  # noqa: D102
-
-
 class Loggers:
     """Calls all loggers of `tracking.loggers`. One that fails is left out from then on, with one warning.
 
     Args:
-        makers: functions that create a logger, by its name.
+        makers: functions that create a logger of Lightning, by its name.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], RunLogger]]):
+    def __init__(self, makers: Mapping[str, Callable[[], Any]]):
         self._makers = dict(makers)
-        self._open: dict[str, RunLogger] = {}
+        self._open: dict[str, Any] = {}
         self._each(lambda name: self._open.update({name: self._makers[name]()}))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -100,8 +88,7 @@ class Scalars:
             values |= {f"accuracy/{name}": stats.mean, f"evaluation_loss/{name}": stats.loss}
             values |= {f"accuracy_statistics/{name}/{each}": getattr(stats, each) for each in SPREAD}
             values |= {f"{metric}/{name}": value for metric, value in stats.metrics.items()}
-        model, _, phase = self._reported
-        best = chosen_round([*self._best, metrics], model, phase, "best_val")
+        best = chosen_round([*self._best, metrics], self._reported, "best_val")
         if best is not None and self._reported in metrics.accuracy:
             self._best, stats = [best], best.accuracy[self._reported]
             values |= {f"{BEST}/mean": stats.mean, f"{BEST}/worst_decile": stats.worst_decile}
@@ -131,7 +118,9 @@ def client_scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:
-    """Return the settings to show: those that vary in the sweep of the run, else those that differ from their default.
+    """Return the settings to show: those that vary in the sweep of the run.
+
+    Without a sweep, those of the components, and those of the run that differ from their default.
 
     Args:
         settings: by dotted key.
@@ -142,7 +131,7 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
     if "sweep" in names:
         components = {group: name for group, name in components.items() if group in varying}
         settings = {key: value for key, value in settings.items() if key in varying}
-    default = dotted(asdict(Settings())) | _component_defaults(settings)
+    default = dotted(asdict(Settings()))
     always = varying if "sweep" in names else ALWAYS
     shown = {
         key: value
@@ -156,12 +145,3 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
 def _is_shown(key: str) -> bool:
     group = key.partition(".")[0]
     return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")
-
-
-def _component_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for component in COMPONENTS:
-        targets = {key: value for key, value in settings.items() if key.startswith(f"{component}.") and TARGET in key}
-        with suppress(SettingsError):  # the code of an own component has moved
-            found |= {f"{component}.{name}": each.default for name, each in settings_of(targets, component).items()}
-    return found

@@ -13,7 +13,7 @@ from pflsim.config.checks import check, settings_from
 from pflsim.config.settings import Settings, dotted
 from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import SettingsError
-from pflsim.records.environment import missing_modules, read_environment
+from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG, last_run
 
 CHANGEABLE = (
@@ -35,8 +35,6 @@ def run_folder(asked: str, root: Path = Path("runs")) -> Path:
     Raises:
         SettingsError: there is no run.
     """
-    if not asked:
-        raise SettingsError("resume= is empty: expected a run folder, a URL or last")
     if is_url(asked):
         from pflsim.records.remote import download
 
@@ -56,27 +54,23 @@ def saved_settings(folder: Path) -> Settings:
     """
     import yaml
 
-    environment, path = read_environment(folder), folder / CONFIG
+    read_environment(folder)  # refuses another format
+    path = folder / CONFIG
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
-    if not isinstance(content, Mapping):
-        raise SettingsError(f"{path} does not contain the settings of a run")
     try:
         return settings_from(content)
     except SettingsError as error:
-        raise SettingsError(f"{path}: {error}{missing_modules(folder, environment)}") from error
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings that define a run, by dotted key. A checkpoint stores them to detect differences."""
     values = dotted(asdict(settings))
-    return {key: value for key, value in values.items() if key in FIXED_PLACEMENT or not _is_free(key)}
-
-
-def _is_free(key: str) -> bool:
-    return key in CHANGEABLE or key.partition(".")[0] in (*CHANGEABLE, "names")
+    free = {*CHANGEABLE, "names"}
+    return {k: v for k, v in values.items() if k in FIXED_PLACEMENT or free.isdisjoint((k, k.partition(".")[0]))}
 
 
 def changed(settings: Settings, given: Settings, keys: Collection[str]) -> Settings:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pflsim.records.accuracy import AccuracyStats, Model, Phase, Scope, accuracy_stats
+from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_stats
 from pflsim.records.files import write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
-from pflsim.types import NewcomerRecord, Precision
+from pflsim.types import EvalPhase, ModelKind, NewcomerRecord, Precision
 
 Choice = Literal["last", "best_val", "best_test_oracle"]
 """How to choose the round whose accuracy is reported: the last evaluated one; the first one with the best mean
@@ -48,8 +48,8 @@ class RunMeta:
     clients: int
     rounds: int
     seed: int
-    reported_model: Model = "personal"
-    reported_phase: Phase = "trained"
+    reported_model: ModelKind = "personal"
+    reported_phase: EvalPhase = "trained"
     evaluated_on: Literal["all", "participants"] = "all"
     metrics: tuple[str, ...] = ()
     newcomers: int = 0
@@ -58,7 +58,7 @@ class RunMeta:
     patience: int | None = None
     precision: Precision = "ieee"
 
-    def phase(self, model: Model) -> Phase:
+    def phase(self, model: ModelKind) -> EvalPhase:
         """Return the phase in which a model is reported; "received" for the global model, which no client trains."""
         return self.reported_phase if model == "personal" else "received"
 
@@ -66,14 +66,6 @@ class RunMeta:
     def reported(self) -> Scope:
         """The scope that the method reports: the reported model on test data."""
         return Scope(self.reported_model, "test", self.phase(self.reported_model))
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """The test accuracy over clients in one round."""
-
-    round: int
-    stats: AccuracyStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,27 +138,26 @@ class Summary:
         """The traffic of all rounds."""
         return self.history[-1].traffic_total if self.history else Traffic()
 
-    def figures(self, model: Model) -> dict[Choice, Figure | None]:
-        """Return the test accuracy of one model in the chosen rounds; None if there is no such round."""
+    def figures(self, model: ModelKind) -> dict[Choice, tuple[int, AccuracyStats] | None]:
+        """Return the chosen rounds with the test accuracy of one model; None if there is no such round."""
         scope = Scope(model, "test", self.meta.phase(model))
-        rounds = {choice: chosen_round(self.history, model, scope.phase, choice) for choice in get_args(Choice)}
-        return {choice: line and Figure(line.round, line.accuracy[scope]) for choice, line in rounds.items()}
+        rounds = {choice: chosen_round(self.history, scope, choice) for choice in get_args(Choice)}
+        return {choice: line and (line.round, line.accuracy[scope]) for choice, line in rounds.items()}
 
 
-def chosen_round(history: Sequence[RoundMetrics], model: Model, phase: Phase, choice: Choice) -> RoundMetrics | None:
-    """Return the round of a choice for one model; None if there is no such round."""
-    test, validation = Scope(model, "test", phase), Scope(model, "val", phase)
+def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -> RoundMetrics | None:
+    """Return the round of a choice for a model, whose scope on test data is `test`; None if there is none."""
     tested = [line for line in history if test in line.accuracy]
     if choice == "last":
         return tested[-1] if tested else None
-    scope = validation if choice == "best_val" else test
+    scope = test._replace(split="val") if choice == "best_val" else test
     return max((line for line in tested if scope in line.accuracy), key=lambda x: x.accuracy[scope].mean, default=None)
 
 
 def to_dict(summary: Summary) -> dict[str, object]:
     """Return the content of summary.json."""
     meta, reason = summary.meta, summary.stopped_early
-    phases = {model: meta.phase(model) for model in get_args(Model)}
+    phases = {model: meta.phase(model) for model in get_args(ModelKind)}
     present = {
         "states_saved": None if summary.states_saved else False,
         "stopped_early": {"round": summary.rounds, "reason": reason} if reason else None,
@@ -187,8 +178,8 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
         "accuracy": {
-            model: {choice: f and {"round": f.round, **f.stats.values()} for choice, f in found.items()}
-            for model, found in ((model, summary.figures(model)) for model in get_args(Model))
+            model: {choice: f and {"round": f[0], **f[1].values()} for choice, f in found.items()}
+            for model, found in ((model, summary.figures(model)) for model in get_args(ModelKind))
         },
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),

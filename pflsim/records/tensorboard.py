@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 from pflsim.records.accuracy import Scope, rows_by_scope
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.loggers import BEST
-from pflsim.records.summary import NewcomerFigures
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
 
@@ -47,21 +45,20 @@ class TensorBoard:
         resume_after: int | None = None,
         hyperparameters: Mapping[str, float | str] | None = None,
     ):
+        from PIL import Image
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        self._report = threading.excepthook
-        threading.excepthook = self._report_others
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
-        self._gallery = Gallery(self._draw)
-        self._end: Any = None
+        self._gallery = Gallery(lambda kind, *drawn: self._writer.add_figure(f"diagnostics/{kind}", *drawn))
         if hyperparameters:  # unlike `add_hparams`, without another folder; the tab shows the curves' last values
             tags = f"{BEST}/mean", f"{BEST}/worst_decile", "/".join(("accuracy", *reported))
             traffic = "traffic/up_bytes_total", "traffic/down_bytes_total"
-            *begin, self._end = hparams(dict(hyperparameters), dict.fromkeys((*tags, *traffic), 0.0))
-            for summary in begin:
+            for summary in hparams(dict(hyperparameters), dict.fromkeys((*tags, *traffic), 0.0)):
                 self._writer.file_writer.add_summary(summary)
-        self._show_partition(folder / "partition.png")
+        if (picture := folder / "partition.png").is_file():
+            with Image.open(picture) as image:
+                self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
         """Write a round and its scalars by tag."""
@@ -75,39 +72,10 @@ class TensorBoard:
             self._gallery.show(RoundMatrices(step, record.diagnostics))
         self._writer.flush()
 
-    def write_newcomers(self, figures: NewcomerFigures, round_number: int) -> None:
-        """Write the results of newcomers as a table."""
-        from tabulate import tabulate
-
-        found = {"as received": figures.received, "after training": figures.trained}
-        columns = {phase: stats.values() for phase, stats in found.items() if stats is not None}
-        rows = [[name, *(each[name] for each in columns.values())] for name in next(iter(columns.values()), ())]
-        table = tabulate(rows, ["accuracy", *columns], "github", floatfmt=".4g")
-        self._writer.add_text("newcomers", table, round_number)
-        self._writer.flush()
-
-    def close(self, complete: bool = False) -> None:
-        """Write pending matrices and whether the run is complete, and close the event file."""
+    def close(self) -> None:
+        """Write pending matrices, and close the event file."""
         self._gallery.close()
-        if complete and self._end is not None:
-            self._writer.file_writer.add_summary(self._end)
         self._writer.close()
-        threading.excepthook = self._report
-
-    def _report_others(self, error: threading.ExceptHookArgs) -> None:
-        """Ignore what ends the writer's thread: the writer raises it again in the next call."""
-        if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
-            self._report(error)
-
-    def _draw(self, kind: str, figure: Figure, round_number: int) -> None:
-        self._writer.add_figure(f"diagnostics/{kind}", figure, round_number)
-
-    def _show_partition(self, picture: Path) -> None:
-        from PIL import Image
-
-        if picture.is_file():
-            with Image.open(picture) as image:
-                self._writer.add_image("partition", np.asarray(image.convert("RGB")), 0, dataformats="HWC")
 
 
 class Gallery:

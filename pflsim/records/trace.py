@@ -28,11 +28,6 @@ from pflsim.types import Axis, Matrix, Tensors
 DIAGNOSTICS = "diagnostics.safetensors"
 
 
-def trace_folder(folder: Path, round_number: int) -> Path:
-    """Return the folder with the messages of a round."""
-    return folder / "trace" / f"round_{round_number:04d}"
-
-
 def write_message(
     folder: Path,
     round_number: int,
@@ -61,10 +56,8 @@ def write_message(
         tensors |= {f"prototypes/{name}": getattr(message.prototypes, name) for name in ("means", "counts")}
     tensors |= {f"extra/{name}": tensor for name, tensor in message.extra.items()}
     tensors |= {f"numbers/{name}": torch.tensor(x, dtype=torch.float64) for name, x in message.numbers.items()}
-    header = {"method": method, "round": str(round_number), "client": str(client), "num_examples": str(num_examples)}
-    path = trace_folder(folder, round_number) / f"{direction}_{client:03d}.safetensors"
-    write_tensors(path, tensors, header)
-    return path
+    header = {"method": method, "client": str(client), "num_examples": str(num_examples)}
+    return _write(folder, round_number, f"{direction}_{client:03d}", tensors, header)
 
 
 def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Mapping[str, str]) -> Path:
@@ -76,24 +69,22 @@ def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Ma
         tensors: tensors by name.
         metadata: texts for the header, e.g. the names of the units. The round is added.
     """
-    path = trace_folder(folder, round_number) / "server.safetensors"
-    write_tensors(path, tensors, {"round": str(round_number), **metadata})
+    return _write(folder, round_number, "server", tensors, metadata)
+
+
+def _write(folder: Path, round_number: int, name: str, tensors: Tensors, header: Mapping[str, str]) -> Path:
+    path = folder / "trace" / f"round_{round_number:04d}" / f"{name}.safetensors"
+    write_tensors(path, tensors, {"round": str(round_number), **header})
     return path
 
 
 def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:
-    """Write a safetensors file atomically. Equal contents give equal bytes."""
+    """Write a safetensors file atomically."""
     from safetensors.torch import save
 
     own = {k: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, t in tensors.items()}
-    data = save(own, dict(header))
-    start = 8 + int.from_bytes(data[:8], "little")
-    content = json.loads(data[8:start])
-    content["__metadata__"] = dict(sorted(header.items()))  # the library writes the header's keys in random order
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # aligns the tensors
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, len(text).to_bytes(8, "little") + text + data[start:])
+    write_atomically(path, save(own, dict(header)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from typing import Any
 import psutil
 
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import rows_by_scope
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
-from pflsim.records.loggers import Loggers, RunLogger, Scalars, client_scalars, memory_scalars
-from pflsim.records.per_client import COLUMNS, PER_CLIENT, cut, newcomer_rows, read_records, round_rows
+from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
+from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
 from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
 from pflsim.records.tensorboard import TensorBoard
 from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
@@ -58,15 +57,13 @@ class Tracker:
         resume_after: int | None = None,
         hyperparameters: Mapping[str, float | str] | None = None,
         per_client: bool = False,
-        loggers: Mapping[str, Callable[[], RunLogger]] | None = None,
+        loggers: Mapping[str, Callable[[], Any]] | None = None,
     ):
         resumes = resume_after is not None
         self._earlier = resumed(folder, meta, resume_after) if resumes else Summary(meta, [], False, 0.0, 0.0)
         self.folder, self.meta, self.history = folder, meta, self._earlier.history
         self.memory = MemorySampler()
         self._start = time.perf_counter()
-        self.rates: dict[int, float] = {}
-        """Each client's test accuracy in its last evaluation of the reported model."""
         self.restarts = 0
         """The number of actors replaced in this session."""
         self.warnings = self._earlier.warnings
@@ -87,13 +84,7 @@ class Tracker:
             self._loggers.scalars(self._scalars(metrics), metrics.round)
 
     def round(self, record: RoundRecord) -> RoundMetrics:
-        """Write the records of a round, flush the files, and return the round's metrics.
-
-        Raises:
-            ValueError: the round is not later than the previous one.
-        """
-        if self.history and record.round <= self.history[-1].round:
-            raise ValueError(f"round {record.round} comes after round {self.history[-1].round}")
+        """Write the records of a round, flush the files, and return the round's metrics."""
         metrics = round_metrics(record, self.history[-1].traffic_total if self.history else Traffic())
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
@@ -104,8 +95,6 @@ class Tracker:
         scalars |= client_scalars(record) if self._of_clients else {}
         self._tensorboard.write(record, scalars)
         self._loggers.scalars(scalars, record.round)
-        if rows := rows_by_scope(record.evaluations).get(self.meta.reported):
-            self.rates = {row.client: row.correct / row.total for row in rows}
         self.history.append(metrics)
         guesses = math.log(max(self.meta.classes, 2))
         worst = [v for name, v in metrics.losses.items() if name.endswith("ce") and not v <= MAX_LOSS * guesses]
@@ -119,8 +108,7 @@ class Tracker:
         if warning not in self.warnings:
             logger.warning(warning)
             self.warnings += (warning,)
-            with suppress(OSError):  # e.g. a full disk; `close` writes it again
-                write_summary(self.folder, self._summarised(complete=False))
+            self._save()
 
     def sync(self) -> None:
         """Fsync metrics.jsonl and per_client.csv. A checkpoint is usable only together with these records."""
@@ -131,14 +119,12 @@ class Tracker:
         """Set the number of actors replaced so far, and save it in summary.json."""
         self.restarts = restarts
         if self._summary is None:
-            with suppress(OSError):  # e.g. a full disk; `close` writes it again
-                write_summary(self.folder, self._summarised(complete=False))
+            self._save()
 
     def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
         """Write and return the results of newcomers. No other metric includes them."""
         self._newcomers = newcomer_figures(record)
         self._write_rows(newcomer_rows(record, self.meta.metrics))
-        self._tensorboard.write_newcomers(self._newcomers, record.round)
         return self._newcomers
 
     def close(self, complete: bool, states_saved: bool = True, stopped: str = "") -> Summary:
@@ -156,9 +142,13 @@ class Tracker:
                 for file in (self._per_client, self._lines):
                     stack.callback(file.close)
                 stack.callback(self._loggers.close, complete)
-                stack.callback(self._tensorboard.close, complete)
+                stack.callback(self._tensorboard.close)
                 write_summary(self.folder, self._summary)
         return self._summary
+
+    def _save(self) -> None:
+        with suppress(OSError):  # e.g. a full disk; `close` writes it again
+            write_summary(self.folder, self._summarised(complete=False))
 
     def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
         csv.writer(self._per_client, lineterminator="\n").writerows(rows)
@@ -193,26 +183,21 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     Raises:
         SettingsError: records of rounds up to `after` are missing.
     """
-    found = read_records(folder)
-    if found.last < after:
-        raise SettingsError(
-            f"the run cannot resume after round {after}: {METRICS} and {PER_CLIENT} are complete up to "
-            f"round {found.last} only{f' ({found.reason})' if found.reason else ''}"
-        )
+    history = complete_rounds(folder)
+    if (last := history[-1].round if history else 0) < after:
+        what = f"{METRICS} and {PER_CLIENT} are complete up to round {last} only"
+        raise SettingsError(f"the run cannot resume after round {after}: {what}")
     summary: dict[str, Any] = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0}
     with suppress(OSError, ValueError, TypeError):  # the file may be missing or damaged
         summary |= json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    seconds = summary["seconds"] + sum(line.total_seconds for line in found.lines if line.round > summary["rounds"])
-    cut(folder, found, after)
-    try:
-        matrices = read_matrices(folder)
-    except SettingsError:
-        matrices = None
+    seconds = summary["seconds"] + sum(line.total_seconds for line in history if line.round > summary["rounds"])
+    cut(folder, after)
+    matrices = read_matrices(folder)
     if matrices is None or matrices.round > after:
         (folder / DIAGNOSTICS).unlink(missing_ok=True)
     return Summary(
         meta,
-        [line for line in found.history if line.round <= after],
+        [line for line in history if line.round <= after],
         complete=False,
         seconds=seconds,
         peak_rss_mb=summary["peak_rss_mb"],

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from pflsim.records.accuracy import Model, Scope
+from pflsim.records.accuracy import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,8 +25,6 @@ LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
 REFRESHES_PER_S = 2
 """At this rate, the display takes less than 1% of a core."""
-MIN_BAR = 6
-"""On terminals with less room, there is no progress bar."""
 PHASES = {
     "start": "starting",
     "downlink": "sending",
@@ -87,7 +86,6 @@ class Console:
         columns = shutil.get_terminal_size((WIDTH, 24)).columns if self.terminal else WIDTH
         self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
-        self._reported = meta.reported
         self._round_seconds: list[float] = []
         self._best: tuple[float, int, float] | None = None
         self._round, self._phase, self._done, self._due = 0, "start", 0, 0
@@ -120,7 +118,6 @@ class Console:
             self._print(f"resumed after round {done}")
         self._print("accuracy: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
-            self._begun = self._since = time.monotonic()
             self._live.start()
 
     def earlier(self, history: Sequence[RoundMetrics]) -> None:
@@ -152,23 +149,26 @@ class Console:
             memory_mb: memory of all processes in MB.
         """
         self._round_seconds.append(metrics.total_seconds)
+        printed = self.progress == "plain"
         if self.progress == "live":
             self._left = self._remaining(metrics.round)
             self._update_status(metrics, memory_mb)
-        if self.progress == "plain" or (self.progress == "live" and self._is_printed(metrics)):
+            due = self._last_line + max(self.meta.rounds // LIVE_LINES, 1)
+            printed = metrics.round == self.meta.rounds or (metrics.round >= due and bool(metrics.accuracy))
+        if printed:
+            self._last_line = metrics.round
             self._print(self.line(metrics))
 
     def close(self) -> None:
         """Remove the live display."""
         self._live.stop()
 
-    def end(self, summary: Summary, folder: Path, rates: Mapping[int, float] | None = None) -> None:
+    def end(self, summary: Summary, folder: Path) -> None:
         """Print the run's result, where its files are, and how to see its curves or resume it.
 
         Args:
             summary: the run's summary.
             folder: the run folder.
-            rates: every client's test accuracy in the last evaluation.
         """
         self.close()
         if self.progress == "none":
@@ -181,7 +181,7 @@ class Console:
         with self._rich.capture() as captured:
             self._rich.print(accuracy_table(summary))
         print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=self.stream)
-        for line in result_lines(summary, rates or {}, self._round_seconds):
+        for line in result_lines(summary):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
         self._print(f"run folder   {folder}{self._copy()}")
@@ -193,43 +193,29 @@ class Console:
         return f", remote copy {self._url}" if self._url else ""
 
     def line(self, metrics: RoundMetrics) -> str:
-        """Return a round's line in the most detailed form that fits the width; the traffic is that of the round."""
-        other: Model = "global" if self.meta.reported_model == "personal" else "personal"
+        """Return a round's line, without loss and traffic if the terminal is too narrow for them."""
+        other: ModelKind = "global" if self.meta.reported_model == "personal" else "personal"
         head = f"round {metrics.round:>{len(str(self.meta.rounds))}}/{self.meta.rounds}"
         own, others = self._accuracy(metrics, self.meta.reported_model, worst=True), self._accuracy(metrics, other)
-        loss = [f"{name} {_three_digits(value)}" for name, value in list(metrics.losses.items())[:1]]
+        loss = [f"{name} {value:.3f}" for name, value in list(metrics.losses.items())[:1]]
         up, down = metrics.traffic.up_bytes, metrics.traffic.down_bytes
         took, left = f"{format_seconds(metrics.total_seconds):>5}", self._remaining(metrics.round)
         eta = f"eta {format_seconds(left):<5}" if left else " " * 9
-        forms = (
-            (head, own, others, *loss, f"up {format_bytes(up):<7}  down {format_bytes(down):<7}", took, eta),
-            (head, own, others, *loss, f"traffic {format_bytes(up + down):<7}", took, eta),
-            (head, own, others, took, eta),
-            (head, own, eta),
-            (head, own),
-        )
-        lines = ["  ".join(form) for form in forms]
-        return next((line for line in lines if len(line) <= self.width), lines[-1]).rstrip()
+        traffic = f"up {format_bytes(up):<7}  down {format_bytes(down):<7}"
+        line = "  ".join((head, own, others, *loss, traffic, took, eta))
+        return (line if len(line) <= self.width else "  ".join((head, own, others, eta))).rstrip()
 
-    def _accuracy(self, metrics: RoundMetrics, model: Model, worst: bool = False) -> str:
+    def _accuracy(self, metrics: RoundMetrics, model: ModelKind, worst: bool = False) -> str:
         stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))
         if stats is None:
             return f"{model} {NONE}".ljust(len(model) + (19 if worst else 6))
         return f"{model} {stats.mean:.3f}" + (f" (worst {stats.worst_decile:.2f})" if worst else "")
 
-    def _is_printed(self, metrics: RoundMetrics) -> bool:
-        """Return whether a live display prints this round."""
-        every = max(self.meta.rounds // LIVE_LINES, 1)
-        if metrics.round < self.meta.rounds and (metrics.round < self._last_line + every or not metrics.accuracy):
-            return False
-        self._last_line = metrics.round
-        return True
-
     def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
         """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
-        stats = metrics.accuracy.get(self._reported)
+        stats = metrics.accuracy.get(self.meta.reported)
         if stats is not None:
-            score = metrics.accuracy.get(self._reported._replace(split="val"), stats)
+            score = metrics.accuracy.get(self.meta.reported._replace(split="val"), stats)
             if self._best is None or score.mean > self._best[0]:
                 self._best = score.mean, metrics.round, stats.mean
             chosen = "by validation" if score is not stats else "on test data (oracle)"
@@ -249,8 +235,6 @@ class Console:
 
     def _print(self, text: str) -> None:
         self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
-        if self._live.is_started:
-            self._live.refresh()  # so that the display is not older than the line
 
     def _shown(self) -> Group:
         """Return the live display."""
@@ -266,15 +250,9 @@ class Console:
         elapsed = f"{format_seconds(now - self._begun)} elapsed"
         if self._left is not None:
             elapsed += f", {format_seconds(max(self._left - (now - self._since), 0.0))} left"
-        place = f"round {self._round}/{rounds}  " if self._round else ""
-        room = self.width - len(place) - len(phase) - len(elapsed) - 4
-        if room < MIN_BAR:  # the line wraps between words
-            return Group(*map(Text, (f"{place}{phase}  {elapsed}", *self._lines)))
-        row = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(rounds, max(self._round - 1, 0) + share, width=min(room, 30))
-        row.add_row(Text(place.rstrip(), style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
+        place = f"round {self._round}/{rounds}" if self._round else ""
+        row, bar = Table.grid(padding=(0, 2, 0, 0)), ProgressBar(rounds, max(self._round - 1, 0) + share)
+        for no_wrap in (True, False, True, True):  # the bar takes what is left
+            row.add_column(no_wrap=no_wrap)
+        row.add_row(Text(place, style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
         return Group(row, *map(Text, self._lines))
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:<5.3g}"

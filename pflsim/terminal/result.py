@@ -7,21 +7,19 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pflsim.config.names import program
-from pflsim.records.accuracy import Model
+from pflsim.records.accuracy import AccuracyStats
 from pflsim.records.environment import JOB
-from pflsim.records.summary import Figure, RunMeta, Summary
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
+from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-MAX_CLIENTS = 3
-"""Number of best and of worst clients in the list."""
 
 
 def accuracy_table(summary: Summary) -> Table:
@@ -37,7 +35,7 @@ def accuracy_table(summary: Summary) -> Table:
     table.add_column("when")
     for name in ("round", "mean", "std", "worst decile"):
         table.add_column(name, justify="right")
-    for model in get_args(Model):
+    for model in get_args(ModelKind):
         figures, name = summary.figures(model), model + (" *" if model == meta.reported_model else "")
         if figures["last"] is None:
             table.add_row(name, *[NONE] * 5)
@@ -48,23 +46,16 @@ def accuracy_table(summary: Summary) -> Table:
     return table
 
 
-def _cells(figure: Figure | None) -> list[str]:
+def _cells(figure: tuple[int, AccuracyStats] | None) -> list[str]:
     if figure is None:
         return [NONE] * 4
-    stats = figure.stats
-    return [str(figure.round), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
+    number, stats = figure
+    return [str(number), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
 
 
-def result_lines(summary: Summary, rates: Mapping[int, float], round_seconds: list[float]) -> Iterator[str]:
-    """Yield the lines below the table.
-
-    Args:
-        summary: the run's summary.
-        rates: every client's test accuracy in the last evaluation.
-        round_seconds: wall seconds of the rounds of this session.
-    """
+def result_lines(summary: Summary) -> Iterator[str]:
+    """Yield the lines below the table."""
     meta = summary.meta
-    yield from _best_and_worst(rates)
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
         stats = (summary.newcomers.received, summary.newcomers.trained)
@@ -74,25 +65,10 @@ def result_lines(summary: Summary, rates: Mapping[int, float], round_seconds: li
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
         )
     yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
-    yield f"time         {_time(summary, round_seconds)}"
-
-
-def _best_and_worst(rates: Mapping[int, float]) -> Iterator[str]:
-    count = min(MAX_CLIENTS, len(rates) // 2)
-    ranked = sorted(rates.items(), key=lambda pair: (-pair[1], pair[0]))
-    for name, found in (("best clients ", ranked[:count]), ("worst clients", ranked[::-1][:count])):
-        if found:
-            yield f"{name}  {', '.join(f'{client}: {rate:.4f}' for client, rate in found)}"
-
-
-def _time(summary: Summary, round_seconds: list[float]) -> str:
-    rounds = sum(round_seconds)
-    each = f", {format_seconds(rounds / len(round_seconds))} per round" if round_seconds else ""
-    total = format_seconds(summary.seconds)
-    if summary.resumed_after:
-        return f"{total} in all sessions; rounds of this session {format_seconds(rounds)}{each}"
-    name = "startup and restarts" if summary.actor_restarts else "startup"
-    return f"{total}: {name} {format_seconds(max(summary.seconds - rounds, 0))}, rounds {format_seconds(rounds)}{each}"
+    rounds = sum(line.total_seconds for line in summary.history)
+    each = f", {format_seconds(rounds / len(summary.history))} per round" if summary.history else ""
+    other = format_seconds(max(summary.seconds - rounds, 0))
+    yield f"time         {format_seconds(summary.seconds)}: rounds {format_seconds(rounds)}{each}; startup {other}"
 
 
 def result_line(folder: Path) -> str:
@@ -127,8 +103,5 @@ def resume_command(folder: Path, url: str | None = None) -> str:
 
 def tensorboard_command(folder: Path) -> str:
     """Return the command that shows a run's curves, with the path of the program if it is not on PATH."""
-    program, beside = "tensorboard", Path(sys.executable).with_name("tensorboard")
-    if shutil.which(program) is None and beside.exists():
-        here = Path.cwd()
-        program = str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
-    return f"{shlex.quote(program)} --logdir {shlex.quote(str(folder))}"
+    program = "tensorboard" if shutil.which("tensorboard") else Path(sys.executable).with_name("tensorboard")
+    return f"{shlex.quote(str(program))} --logdir {shlex.quote(str(folder))}"

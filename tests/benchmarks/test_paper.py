@@ -16,17 +16,16 @@ from pflsim.analysis.runs import Run, read_run
 from pflsim.config.compose import CONFIGS, composed, composing
 from pflsim.config.compose import to_settings as settings_of
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model, Phase
 from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.types import EvalRow, RoundRecord
+from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord
 
 NAME = "pfedcfr_table2_mnist"
 ROUNDS = (((8, 10), (2, 4)), ((9, 10), (4, 4)), ((8, 10), (4, 4)))
 """Correct and total of two clients in three rounds: means 0.65, 0.95, 0.9."""
-PHASES: dict[str, tuple[Model, Phase]] = {"fedavg": ("global", "received"), "fedalp": ("personal", "received")}
+PHASES: dict[str, tuple[ModelKind, EvalPhase]] = {"fedavg": ("global", "received"), "fedalp": ("personal", "received")}
 
 
 def made(
@@ -34,7 +33,7 @@ def made(
     *overrides: str,
     counts: Sequence[Any] = ROUNDS,
     complete: bool = True,
-    other: Model | None = None,
+    other: ModelKind | None = None,
     before: Sequence[tuple[int, int]] = (),
 ) -> Run:
     """A run with settings as the command line would make them.

@@ -287,7 +287,7 @@ def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> No
     """Round t's uplinks and α give round t+1's downlinks; by NumPy from the files alone."""
     w = la(k=k, client=HeurpFedLA, hn_lr=1.0)
     names = tuple(unit.name for unit in w.federation.layouts["module"])
-    traced = plan(4, 3, trace_rounds=(1, 2, 3), reported_phase="received", received=True, units=names)
+    traced = plan(4, 3, trace_rounds=(1, 2, 3), reported_phase="received", eval_received=True, units=names)
     executor: InlineExecutor = w.inline()
     Simulation(executor, traced, tmp_path, Records()).run()
     for t in (1, 2):

@@ -109,7 +109,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
     module = made.factory.build()
     for found in (module, made.meta):
         assert f"{found.reported_model} {found.reported_phase}" == reported  # type: ignore[attr-defined]
-    assert made.plan.reported_phase == module.reported_phase
+    assert made.plan.meta.reported_phase == module.reported_phase
     executor = inline(made)
     rounds(executor, 2, 4)
     sent = executor.send(ALL)

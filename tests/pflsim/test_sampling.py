@@ -40,12 +40,6 @@ def test_rounds_and_seeds_differ_and_every_client_is_drawn() -> None:
     assert rounds != [cohort(1, t, 20, 0.25) for t in range(1, 60)]
 
 
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, float("nan"), float("inf")])
-def test_no_share(fraction: float) -> None:
-    with pytest.raises(SettingsError, match=r"fraction=.* \(0, 1\]"):
-        cohort_size(10, fraction)
-
-
 @given(st.integers(1, 3000))
 def test_a_fraction_that_selects_nobody_is_refused_with_one_that_works(clients: int) -> None:
     with pytest.raises(SettingsError, match="selects none") as caught:

@@ -51,7 +51,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
     """Everything a run leaves, without its times."""
     listener = Records()
     folder.mkdir()
-    traced = plan(CLIENTS, 3, splits=("test", "val"), received=True, trace_rounds=(2,))
+    traced = plan(CLIENTS, 3, splits=("test", "val"), eval_received=True, trace_rounds=(2,))
     Simulation(executor, traced, folder, listener).run()
     rows = [r.evaluations for r in listener.records]
     losses = [[(t.client, t.steps, t.losses, t.up_bytes) for t in r.reports] for r in listener.records]

@@ -13,7 +13,7 @@ from failing_executor import PLAN, alike, bare
 from failure_runs import SIZES as FIVE
 from failure_runs import on_ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, ObjectLostError, OwnerDiedError, RayTaskError
-from support import Records, World, dropout_mlp, states, world
+from support import Records, World, dropout_mlp, planned, states, world
 
 from lightning_modules.methods.pfedcfr import PFedCFR
 from lightning_modules.training import Training
@@ -94,7 +94,7 @@ def test_a_node_that_dies_in_the_middle_changes_no_bit(
     lost: int, every: int, repeated: list[int], pool: ActorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An actor dies in round 4, and its node is not alive any more."""
-    made, drawn = small(), replace(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
+    made, drawn = small(), planned(PLAN, newcomers=(4,), checkpoint_every=every, trace_rounds=())
     outcomes = []
 
     class Dying(Records):

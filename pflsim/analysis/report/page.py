@@ -17,9 +17,9 @@ from pflsim.analysis.runs import incomplete, read_run
 from pflsim.analysis.tables import title
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Model
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
+from pflsim.types import ModelKind
 
 MAX_NAMES = 5
 """Longer lists of methods are replaced by their number."""
@@ -118,7 +118,7 @@ def _others(groups: Sequence[Group], choices: Sequence[Choice], reported: bool) 
     found = [
         (CHOSEN[choice], row(group, choice, model=model))
         for group, own in zip(groups, models, strict=True)
-        for model in get_args(Model)
+        for model in get_args(ModelKind)
         for choice in choices
         if (model == own) is reported
     ]

@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.records.accuracy import Phase
 from pflsim.records.summary import RunMeta, Summary, newcomer_figures
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console
-from pflsim.types import EvalRow, NewcomerRecord, RoundRecord, TrainReport
+from pflsim.types import EvalPhase, EvalRow, NewcomerRecord, RoundRecord, TrainReport
 
 META = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 6, 1, 0, newcomers=2, finetune_epochs=3)
 
 
-def rows(phase: Phase, *correct: int) -> tuple[EvalRow, ...]:
+def rows(phase: EvalPhase, *correct: int) -> tuple[EvalRow, ...]:
     """Clients 4 and 5 with 10 and 20 test examples, and as many for validation, all of them wrong."""
     found = [EvalRow(4 + i, "test", "personal", phase, c, 10 * (i + 1), 2.0) for i, c in enumerate(correct)]
     return (*found, *(replace(row, split="val", correct=0) for row in found))
@@ -73,20 +72,6 @@ def test_files(tmp_path: Path) -> None:
         for phase in ("received", "trained")
     ]
     assert added[0][5:] == ["1", "10", "2.0", "0", "100", ""] and added[5][5:] == ["18", "20", "2.0", "0", "50", ""]
-
-
-def test_tensorboard_has_a_table_and_no_curves(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (tmp_path / "run").mkdir()
-    track(tmp_path / "run", META, JOINED)
-    events = EventAccumulator(str(tmp_path / "run"))
-    events.Reload()
-    (point,) = events.Tensors("newcomers/text_summary")
-    table = [line.replace(" ", "") for line in point.tensor_proto.string_val[0].decode().splitlines()]
-    assert point.step == 1 and table[0] == "|accuracy|asreceived|aftertraining|"
-    assert any(line.startswith("|mean|0.25|") for line in table)
-    assert not any("newcomer" in tag for tag in events.Tags()["scalars"])
 
 
 def test_the_console_has_their_figures() -> None:

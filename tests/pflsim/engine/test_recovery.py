@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from failing_clients import ALWAYS, ONCE, Endangered, EndangeredServer, set_trap
 from failing_executor import COHORTS, PLAN, Loss, Run, Shaky, alike, assert_same, files, go, said
-from support import Records, World, dropout_mlp, slow_except, world
+from support import Records, World, dropout_mlp, planned, slow_except, world
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedfcd import FedFCD
@@ -62,7 +62,7 @@ METHODS: dict[str, Callable[[], World]] = {
 
 def plan(method: str, **settings: Any) -> RunPlan:
     """With an initial round, where the method has one."""
-    return replace(PLAN, newcomers=(4,), initial_round=method == "fedfcd", **settings)
+    return planned(PLAN, newcomers=(4,), initial_round=method == "fedfcd", **settings)
 
 
 EVERY = {"no checkpoint": 0, "one in between": 2}
@@ -184,7 +184,7 @@ def test_the_initial_round(loss: Loss, keeps: bool, straight: Any, tmp_path: Pat
 
 def first_session(made: World, drawn: RunPlan, folder: Path) -> None:
     """Three rounds, with a checkpoint of the last one, and of none before."""
-    go(made, replace(drawn, cohorts=drawn.cohorts[:3], newcomers=(), checkpoint_every=0), folder)
+    go(made, planned(drawn, cohorts=drawn.cohorts[:3], newcomers=(), checkpoint_every=0), folder)
 
 
 def resumed(folder: Path) -> Callable[[Shaky], object]:
@@ -242,7 +242,7 @@ class Damaging(Records):
 
 def test_an_older_checkpoint_where_the_newest_is_damaged(straight: Any, tmp_path: Path) -> None:
     made, drawn, before = straight("fedavg", 0)
-    saved = replace(drawn, checkpoint_every=1, checkpoint_keep=2)
+    saved = planned(drawn, checkpoint_every=1, checkpoint_keep=2)
     listener = Damaging(tmp_path)
     found = go(made, saved, tmp_path, [Loss("train", 5)], listener=listener)
     assert [record.round for record in listener.records] == [1, 2, 3, 4, 5]
@@ -276,7 +276,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
 
     Values that are not finite are so again; 3 trains in a stack with 0 in round 4, which has worked with it.
     """
-    drawn, runs = replace(PLAN, checkpoint_every=every), []
+    drawn, runs = planned(PLAN, checkpoint_every=every), []
     made = endangered(tmp_path / "traps", "drop")
     for name, losses in (("straight", []), ("lost", [Loss("evaluate", 13), Loss("recover", 1)])):
         set_trap(tmp_path / "traps", trap, ALWAYS if kind == "nonfinite" else ONCE)
@@ -288,7 +288,7 @@ def test_a_client_that_was_left_out_is_left_out_again(trap: str, kind: str, ever
 
 def test_a_round_that_is_broken_off_is_drawn_anew(tmp_path: Path) -> None:
     """A client that failed in it and does not fail again is reported, and no fault is recorded."""
-    drawn = replace(PLAN, checkpoint_every=2)
+    drawn = planned(PLAN, checkpoint_every=2)
     made = endangered(tmp_path / "traps")
     before = go(made, drawn, tmp_path / "straight", rule="drop")
     for number, loss in enumerate([Loss("fuse", 3), Loss("fuse", 3, keeps=True)]):
@@ -343,7 +343,7 @@ def stopping() -> tuple[Interrupts, Callable[[], BaseException]]:
 def all_saved(tmp_path_factory: pytest.TempPathFactory, straight: Any) -> dict[str, bytes]:
     """The states after every round."""
     made, drawn, _ = straight("fedavg", 0)
-    return go(made, replace(drawn, checkpoint_every=1, checkpoint_keep=9), tmp_path_factory.mktemp("all")).files
+    return go(made, planned(drawn, checkpoint_every=1, checkpoint_keep=9), tmp_path_factory.mktemp("all")).files
 
 
 STOPS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from run_files import read_message, read_server, read_state
-from support import Records
+from support import PLANNED, Records, planned
 
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, FaultRecorder, FinetuneTask, Sent, Trained
@@ -106,12 +105,12 @@ class Recorder:
     def commit(self) -> None: ...
 
 
-PLAN = RunPlan("test", cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
+PLAN = RunPlan(PLANNED, cohorts=((0, 2), (1,), (0, 1), (2,), (0, 1, 2)), clients=3)
 
 
 def simulate(folder: Path, **settings: Any) -> tuple[Recorder, Records]:
     recorder, records = Recorder(), Records()
-    Simulation(recorder, replace(PLAN, **settings), folder, records).run()
+    Simulation(recorder, planned(PLAN, **settings), folder, records).run()
     return recorder, records
 
 
@@ -126,7 +125,7 @@ def rounds_with(recorder: Recorder, kind: str) -> list[int]:
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:
-    recorder, _ = simulate(tmp_path, cohorts=((0, 2),), trace_rounds=(1,), received=True, splits=("test", "val"))
+    recorder, _ = simulate(tmp_path, cohorts=((0, 2),), trace_rounds=(1,), eval_received=True, splits=("test", "val"))
     all_clients, both = (0, 1, 2), ("test", "val")
     assert recorder.events == [
         ("send", (0, 2)),
@@ -164,14 +163,14 @@ def test_what_is_due_and_always_in_the_last_round(tmp_path: Path, every: int, ro
 
 
 def test_only_participants_are_evaluated_where_that_is_set(tmp_path: Path) -> None:
-    recorder, _ = simulate(tmp_path, eval_all=False)
+    recorder, _ = simulate(tmp_path, eval_on="participants")
     reported = [event[3] for event in recorder.events if event[0] == "evaluate" and event[1] == "personal"]
     assert reported == list(PLAN.cohorts)
 
 
 def test_a_model_evaluated_as_received_is_evaluated_trained_too_where_both_are_set(tmp_path: Path) -> None:
     """Each phase once, the one that the method reports first."""
-    recorder, _ = simulate(tmp_path, cohorts=((0,),), reported_phase="received", received=True)
+    recorder, _ = simulate(tmp_path, cohorts=((0,),), reported_phase="received", eval_received=True)
     reported = [event[1:3] for event in recorder.events if event[0] == "evaluate"]
     assert reported == [("personal", "received"), ("personal", "trained"), ("global", "received")]
 
@@ -203,7 +202,7 @@ def test_nothing_is_written_without_trace_and_before_the_last_round(tmp_path: Pa
 
 
 def test_newcomers_join_after_the_last_round(tmp_path: Path) -> None:
-    recorder, records = simulate(tmp_path, newcomers=(3, 4), finetune_epochs=2, splits=("test", "val"))
+    recorder, records = simulate(tmp_path, newcomers=(3, 4), eval_finetune_epochs=2, splits=("test", "val"))
     last = max(at for at, event in enumerate(recorder.events) if event[0] == "save")
     assert recorder.events[last + 1 :] == [
         ("join", (3, 4)),
@@ -237,13 +236,15 @@ def test_the_first_error_is_the_one_that_is_reported(tmp_path: Path) -> None:
 
 def test_what_is_seen_of_a_round_is_recorded_with_it(tmp_path: Path) -> None:
     """Matrices in the rounds that are due, and in the last; distances in every round."""
-    _, records = simulate(tmp_path, diagnostics_every=2)
+    _, records = simulate(tmp_path, tracking_diagnostics_every=2)
     assert [r.round for r in records.records if r.diagnostics == (SEEN,)] == [2, 4, 5]
     assert [r.drift for r in records.records] == [{0: 1.0, 2: 3.0}] * 5
 
 
 def test_a_listener_follows_the_phases(tmp_path: Path) -> None:
-    _, records = simulate(tmp_path, cohorts=((0, 2),), absentees=((2,),), diagnostics_every=1, trace_rounds=(1,))
+    _, records = simulate(
+        tmp_path, cohorts=((0, 2),), absentees=((2,),), tracking_diagnostics_every=1, trace_rounds=(1,)
+    )
     names = ["downlink", "train", "fuse", "trace", "evaluate", "evaluate", "evaluate", "checkpoint"]
     assert [phase[1] for phase in records.phases if isinstance(phase, tuple)] == names
     at = records.phases.index((1, "train", 1))

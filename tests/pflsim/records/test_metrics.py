@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.accuracy import SCOPES, Model, Phase, Scope, accuracy_by_scope, accuracy_stats, mean_losses
-from pflsim.types import EvalRow, Split, TrainReport
+from pflsim.records.accuracy import SCOPES, Scope, accuracy_by_scope, accuracy_stats, mean_losses
+from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 
-def rows_of(counts, split: Split = "test", model: Model = "personal", phase: Phase = "trained"):
+def rows_of(counts, split: Split = "test", model: ModelKind = "personal", phase: EvalPhase = "trained"):
     return [EvalRow(client, split, model, phase, c, t, loss) for client, (c, t, loss) in enumerate(counts)]
 
 

@@ -17,8 +17,8 @@ from run_files import write_checkpoint
 from pflsim.config.validate import check_no_password, is_url
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.checkpoint_read import newest_checkpoint, read_checkpoint
-from pflsim.records.per_client import read_records
-from pflsim.records.remote import RemoteCopy, RemoteFolder, download, new_remote_folder, resume_remote_copy
+from pflsim.records.per_client import complete_rounds
+from pflsim.records.remote import RemoteCopy, check_new_url, download, resumed_copy
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
 from pflsim.types import EvalRow, RoundRecord, TrainReport
@@ -81,14 +81,12 @@ class Run:
         write_checkpoint(self.folder / "checkpoints", number, {"round": number}, clients, {}, keep=1)
 
     def remote_copy(self, url: str) -> RemoteCopy:
-        return RemoteCopy(RemoteFolder(url), self.folder)
+        return RemoteCopy(url, self.folder)
 
     def resumed(self, url: str) -> RemoteCopy:
-        last = read_records(self.folder).last
+        last = complete_rounds(self.folder)[-1].round
         found = newest_checkpoint(self.folder / "checkpoints", lambda line: None, last)
-        remote_copy = resume_remote_copy(url, self.folder, None if found is None else found.round)
-        assert remote_copy is not None
-        return remote_copy
+        return resumed_copy(url, self.folder, None if found is None else found.round)
 
 
 OPEN: list[Run] = []
@@ -167,7 +165,7 @@ def test_at_any_moment_there_is_a_run_that_can_be_resumed(tmp_path: Path, store:
 
 def usable(url: str, root: Path, complete: bool = False) -> int:
     folder = download(url, root)
-    checkpoint = newest_checkpoint(folder / "checkpoints", lambda line: None, read_records(folder).last)
+    checkpoint = newest_checkpoint(folder / "checkpoints", lambda line: None, complete_rounds(folder)[-1].round)
     assert checkpoint is not None and checkpoint.server() == {"round": checkpoint.round}
     assert [state["w"][0] for _, state in checkpoint.clients()] == [checkpoint.round] * 2
     for meta in (folder / "checkpoints").glob("*/meta.json"):  # all that look like one are one
@@ -204,7 +202,7 @@ def fail(error: Exception) -> Ask:
     return ask
 
 
-def test_a_failed_upload_is_logged_once_and_repeated(run: Run, store: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_upload_is_logged_and_repeated(run: Run, store: str, caplog: pytest.LogCaptureFixture) -> None:
     remote_copy = run.remote_copy(store)
     asks(fail(ConnectionError("no route\nto host")))
     for number in range(1, 5):
@@ -215,9 +213,10 @@ def test_a_failed_upload_is_logged_once_and_repeated(run: Run, store: str, caplo
     remote_copy.checkpoint_saved()
     remote_copy.upload_if_due()
     same(run, store)
-    (said,) = caplog.records
-    assert said.levelno == logging.WARNING and "\n" not in said.message
-    assert all(part in said.message for part in (store, "no route", str(run.folder)))
+    assert len(caplog.records) == 4
+    for said in caplog.records:
+        assert said.levelno == logging.WARNING and "\n" not in said.message
+        assert all(part in said.message for part in (store, "no route", str(run.folder)))
 
 
 def test_a_last_upload_that_fails_ends_the_run(run: Run, store: str) -> None:
@@ -250,22 +249,24 @@ def test_a_second_ctrl_c_does_not_upload(run: Run, store: str) -> None:
 # Where a run begins -----------------------------------------------------------------------------------------------
 
 
-def test_a_new_place_is_tried_out_and_one_with_files_is_refused(run: Run, url: str) -> None:
-    assert new_remote_folder(url) is not None and not contents(url)
-    assert new_remote_folder(None) is None and new_remote_folder("runs/mine") is None
+def test_a_place_with_files_is_refused(run: Run, url: str) -> None:
+    check_new_url(url)
     run.remote_copy(url).upload()
     before = contents(url)
     with pytest.raises(SettingsError, match="is not empty"):
-        new_remote_folder(url)
+        check_new_url(url)
     assert contents(url) == before
 
 
-def test_a_place_that_refuses(store: str) -> None:
+def test_a_place_that_refuses(run: Run, store: str) -> None:
     asks(fail(PermissionError(13, "Access Denied")))
-    with pytest.raises(SettingsError, match=rf"run_dir={store} .*Access Denied"):
-        new_remote_folder(store)
-    with pytest.raises(SettingsError, match="run_dir=gss://b .*gss"):
-        new_remote_folder("gss://b")
+    with pytest.raises(SettingsError, match=rf"^run_dir={store} .*Access Denied"), run.remote_copy(store):
+        pass
+
+
+def test_a_place_that_cannot_be_reached_at_all() -> None:
+    with pytest.raises(SettingsError, match=r"^run_dir=gss://b .*gss"):
+        check_new_url("gss://b")
 
 
 def test_what_a_url_is() -> None:
@@ -299,9 +300,14 @@ def test_what_cannot_be_downloaded(run: Run, store: str, tmp_path: Path, monkeyp
     with pytest.raises(SettingsError, match=r"config\.yaml"):
         download(store, root)
     run.remote_copy(store).upload()
-    monkeypatch.setattr(RemoteFolder, "read", lambda *_: 1 / 0)
-    with pytest.raises(SettingsError, match=f"resume={store} "):
-        download(store, root)
+
+    def broken(place: RemoteCopy, name: str) -> NoReturn:
+        raise ConnectionError("no route\nto host")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteCopy, "read", broken)
+        with pytest.raises(SettingsError, match=f"^resume={store} .*no route"):
+            download(store, root)
     assert not list(root.iterdir())
 
 
@@ -317,7 +323,6 @@ def test_a_resumed_folder_uploads_no_checkpoint_twice(run: Run, store: str) -> N
     assert asked and not [path for path in asked if "checkpoints" in path]
     asks(nothing)
     same(run, store)
-    assert resume_remote_copy("runs/mine", run.folder, 3) is None
 
 
 Change = Callable[[Run, str, Path], str]
