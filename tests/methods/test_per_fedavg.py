@@ -216,8 +216,7 @@ def test_adaptation_is_one_step_on_the_whole_shard() -> None:
 
 def test_evaluated_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
-    alpha = 0.7
-    w = world(partial(PerFedAvg, alpha=alpha), Server(), training=Training(lr=0.1, batch_size=4))
+    w = world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))
     assert PerFedAvg.reported_model == "personal" and PerFedAvg.reported_phase == "received"
     executor = w.inline()
     rounds(executor, 2, 4)
@@ -231,7 +230,7 @@ def test_evaluated_after_one_step_on_a_copy() -> None:
         assert common[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
         inputs, labels = shard.train.batch(slice(None))
         cross_entropy(net(inputs), labels).backward()
-        torch.optim.SGD(net.parameters(), lr=alpha).step()
+        torch.optim.SGD(net.parameters(), lr=0.7).step()
         assert personal[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
     assert same(before, states(executor))
     assert all(torch.equal(weights[k], v) for k, v in executor.server.state.weights.items())
@@ -259,9 +258,3 @@ def normed(shape: tuple[int, ...], classes: int) -> Mlp:
     net = Mlp(shape, classes, hidden=[6])
     net.body.append(nn.BatchNorm1d(6))  # type: ignore[operator]
     return net
-
-
-def test_the_inner_rate_is_the_runs_unless_given() -> None:
-    for given, expected in ((None, 0.3), (0.2, 0.2), (0.0, 0.0)):
-        module = world(partial(PerFedAvg, alpha=given), Server(), training=Training(lr=0.3)).factory.build()
-        assert isinstance(module, PerFedAvg) and module.alpha == expected

@@ -13,7 +13,7 @@ import torch
 from support import dataset, softmax, world
 
 from lightning_modules.base import ClientModule
-from lightning_modules.methods.pfedpm import PFedPM, batch_means, mixed_features
+from lightning_modules.methods.pfedpm import PFedPM, mixed_features
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Phase
@@ -127,18 +127,6 @@ def test_mixed_features() -> None:
     assert seen.tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("a", [0.0, 0.5, 1.0])
-def test_received_features_are_mixed(a: float) -> None:
-    rng, module = np.random.default_rng(3), made(a=a)
-    own, common = random(rng, 3, 5), random(rng, 3, 5)
-    module.own_means.copy_(torch.from_numpy(own))
-    module.own_counts.copy_(torch.tensor([4, 0, 1]))
-    module.receive(Message(prototypes=sent(common, [9, 9, 9])))
-    expected = np.stack([a * own[0] + (1 - a) * common[0], common[1], a * own[2] + (1 - a) * common[2]])
-    np.testing.assert_allclose(module.mixed.numpy(), expected, rtol=1e-12)
-    assert module.seen.all()
-
-
 # The net ----------------------------------------------------------------------------------------------------------
 
 
@@ -204,15 +192,6 @@ def test_what_has_no_mixed_features_is_not_pulled(distance: str) -> None:
         assert float(terms["align"].detach()) == 0
         gradients = torch.autograd.grad(terms["align"], [module.get_parameter(NET[0])])
         assert torch.equal(gradients[0], torch.zeros_like(gradients[0])), "and no NaN in the gradient"
-
-
-def test_class_means_of_a_batch() -> None:
-    rng = np.random.default_rng(6)
-    z, y = random(rng, 6, 5), np.array([3, 1, 3, 3, 1, 0])
-    means, counts = batch_means(torch.from_numpy(z), torch.from_numpy(y), 4)
-    assert counts.tolist() == [1, 2, 0, 3]
-    for j in (0, 1, 3):
-        np.testing.assert_allclose(means[j].numpy(), z[y == j].mean(0), rtol=1e-12)
 
 
 # The relation module ------------------------------------------------------------------------------------------------
