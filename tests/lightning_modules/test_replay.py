@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHODS, PLAIN_SGD, Records, slow_except, states
+from support import METHODS, PLAIN_SGD, Records, prepared, slow_except, states
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import replay
 from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.simulation import Simulation
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]
@@ -71,13 +70,8 @@ def taped(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
 
 
 def trained(folder: Path, replays: bool, *overrides: str) -> tuple[InlineExecutor, list[Any]]:
-    with composing([CONFIGS]):
-        made = prepare(to_settings(composed(["executor=inline", *SMALL, *overrides], [CONFIGS])))
-    executor, records = (
-        InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation),
-        Records(),
-    )
-    executor.start()
+    made = prepared(*SMALL, *overrides)
+    executor, records = inline(made), Records()
     executor.host.locksteps = {v: Lockstep(m, replays) for v, m in executor.host.modules.items()}
     Simulation(executor, made.plan, folder, records).run()
     return executor, [[dict(report.losses) for report in record.reports] for record in records.records]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import close, examples, gradient, mean, plus, started, values
-from support import World, normed, prepared, rounds, states, trained_states, world
+from support import World, normed, prepared, rounds, same, states, trained_states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.l2gd import L2GD
@@ -65,10 +65,12 @@ def test_the_coin() -> None:
 def test_models_travel_only_when_the_coin_turns(seed: int, law: str) -> None:
     """Up after a local round before an aggregation, and down in it; nothing before the first local round."""
     assert "".join(str(int(coin(seed, t, 0.5))) for t in range(1, len(law) + 1)) == law
-    executor = l2gd(training=Training(lr=0.1, batch_size=4, seed=seed)).inline()
+    executor = l2gd(training=Training(lr=0.1, batch_size=4, seed=seed), init="per_client").inline()
+    start = states(executor)
     for t, turns in enumerate(zip("1" + law, law[:-1], law[1:], strict=False), start=1):
         before, now = "".join(turns[:2]), "".join(turns[1:])
         assert step(executor, t) == (set(ALL if now == "01" else ()), set(ALL if before == "01" else ()))
+        assert same(start, states(executor)) == ("0" not in law[:t])
 
 
 def test_eleven_rounds_by_hand() -> None:

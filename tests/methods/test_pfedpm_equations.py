@@ -7,10 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from support import dataset, softmax, world
+from by_hand import Arrays
+from support import dataset, world
 
 from lightning_modules.base import ClientModule
 from lightning_modules.methods.pfedpm import PFedPM, mixed_features
@@ -23,10 +25,9 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.pfedpm import PFedPM as Server
 
 LR, LAM, A, MOMENTUM = 0.3, 2.5, 0.3, 0.5
-NET = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
+NET = [f"net.{name}" for name in by_hand.NAMES]
 RELATION = ["relation.first.weight"]
 RELATION += [f"relation.{n}.{p}" for n in ("norm", "rest.2", "rest.4") for p in ("weight", "bias")]
-Arrays = list[np.ndarray]
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -57,11 +58,6 @@ def batch_of(rng: np.random.Generator, labels: list[int], shape: tuple[int, ...]
     return x, y, (torch.from_numpy(x), torch.from_numpy(y))
 
 
-def features_of(net: Arrays, x: np.ndarray) -> np.ndarray:
-    """Eq. 4 of the one hidden layer."""
-    return np.maximum(x.reshape(len(x), -1) @ net[0].T + net[1], 0)
-
-
 def sent(means: np.ndarray, counts: list[int]) -> Prototypes:
     return Prototypes(torch.from_numpy(means), torch.tensor(counts))
 
@@ -81,7 +77,7 @@ def test_local_features() -> None:
     x, y, tensors = batch_of(rng, [0, 2, 2, 0, 0, 2, 2])
     uplink = module.reply(Shard(3, 3, Examples(*tensors), Examples(*tensors), Examples(*tensors)))
     assert uplink.prototypes is not None and uplink.client == 3 and uplink.num_examples == 7 and not uplink.weights
-    z = features_of(net, x)
+    z = by_hand.features(net, x.reshape(len(x), -1))
     for j, count in enumerate((3, 0, 4)):
         assert int(uplink.prototypes.counts[j]) == count == int(module.own_counts[j])
         if count:
@@ -132,22 +128,17 @@ def test_mixed_features() -> None:
 
 def net_loss(net: Arrays, x: np.ndarray, y: np.ndarray, mixed: np.ndarray, pulled: set[int], how: str) -> Any:
     """CE and λ·R (eqs. 9 and 11), and the gradient of their sum, by hand."""
-    z = features_of(net, x)
-    scores = z @ net[2].T + net[3]
-    p = softmax(scores)
-    ce = -np.log(p[np.arange(len(y)), y]).mean()
-    p[np.arange(len(y)), y] -= 1
-    p /= len(y)
-    back, pull = p @ net[2], 0.0
-    classes = sorted(pulled & set(y.tolist()))
+    x = x.reshape(len(x), -1)
+    z, pull = by_hand.features(net, x), 0.0
+    back, classes = np.zeros_like(z), sorted(pulled & set(y.tolist()))
     for j in classes:
         d = z[y == j].mean(0) - mixed[j]
         size = math.sqrt((d**2).sum())
         pull += LAM * ((d**2).mean() if how == "mse" else size) / len(classes)
-        slope = 2 * d / len(d) if how == "mse" else d / size
-        back[y == j] += LAM * slope / len(classes) / (y == j).sum()
-    back = back * (z > 0)
-    return ce, pull, [back.T @ x.reshape(len(x), -1), back.sum(0), p.T @ z, p.sum(0)]
+        by = 2 * d / len(d) if how == "mse" else d / size
+        back[y == j] += LAM * by / len(classes) / (y == j).sum()
+    logits = by_hand.scores(net, x)
+    return by_hand.losses(logits, y).mean(), pull, by_hand.backward(net, x, by_hand.slope(logits, y), back)
 
 
 @pytest.mark.parametrize("how", ["mse", "l2"])
@@ -254,7 +245,7 @@ def test_relation_step_on_flat_features(counts: list[int]) -> None:
     common, seen = random(rng, 3, 5), np.array(counts) > 0
     module.receive(Message(prototypes=sent(common, counts)))
     x, y, tensors = batch_of(rng, [0, 2, 1, 2, 0])
-    z = features_of(net, x)
+    z = by_hand.features(net, x.reshape(len(x), -1))
 
     def scores() -> np.ndarray:
         """0 for a class without features, which does not enter the normalisation either."""
