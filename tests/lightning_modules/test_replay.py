@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pflsim.engine.simulation import Simulation
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]
 MLP = "model.hidden=[8]"
+MOMENTUM = f"{MLP} momentum=0.5 lr_decay=0.9"
 CNN = "model=cnn_bn model.padding=2 model.channels=[2,3] model.hidden=6 fraction=0.7 local_steps=6"
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default, torch.ops.aten.nonzero.default}
 """Operations that would wait for a GPU, or copy to or from it."""
@@ -81,8 +83,13 @@ def refused(method: str, setting: str) -> bool:
     return method in PLAIN_SGD and setting.startswith("momentum=")
 
 
-@pytest.mark.parametrize("extra", [MLP, f"{MLP} momentum=0.5 lr_decay=0.9", CNN])
-@pytest.mark.parametrize("method", slow_except(["fedavg", "fedrep", "pfedme", "per_fedavg", "gpfl"], METHODS))
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    slow_except(
+        [("fedavg", CNN), ("fedrep", MOMENTUM), ("pfedme", MLP), ("per_fedavg", MOMENTUM), ("gpfl", MLP)],
+        product(METHODS, [MLP, MOMENTUM, CNN]),
+    ),
+)
 def test_equal_to_steps_in_turn(method: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, over rounds in which the clients, the learning rate and the width of the stack change.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Arrays, backward, close, features, head_steps, plus, scores, slope, values
-from support import BATCH_NORM, World, dataset, rounds, states, steps_of, world
+from support import BATCH_NORM, World, dataset, rounds, same, states, steps_of, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
@@ -121,6 +121,11 @@ def test_every_switch_has_an_effect() -> None:
         close(values(module.state_dict()), expected)
         ends.append(np.concatenate([value.ravel() for value in expected]))
     assert all(abs(a - b).max() > 1e-3 for i, a in enumerate(ends) for b in ends[:i])
+
+
+def test_no_weight_of_the_alignment_is_no_alignment() -> None:
+    zero, off = run(fedfcd(lam=0.0)), run(fedfcd(feature_alignment=False))
+    assert same(states(zero), states(off))
 
 
 def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:

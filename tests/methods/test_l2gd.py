@@ -38,10 +38,6 @@ def nets(found: Found) -> Found:
     return {c: {k: v.clone() for k, v in s.items() if k.startswith("net.")} for c, s in found.items()}
 
 
-def equal(a: Found, b: Found) -> bool:
-    return all(torch.equal(a[c][k], b[c][k]) for c in a for k in a[c])
-
-
 def step(executor: InlineExecutor, t: int, cohort: Any = ALL) -> tuple[set[int], set[int]]:
     """Round t; who sent, and who was sent, a whole model. Nothing else travels."""
     sent = executor.send(cohort)
@@ -74,7 +70,7 @@ def test_models_travel_only_when_the_coin_turns(seed: int, law: str) -> None:
 
 
 def test_eleven_rounds_by_hand() -> None:
-    """Algorithm 1 in NumPy float64 on softmax regression: full gradients, x̄ of the moment, stepsize α = n·lr."""
+    """Algorithm 1 in NumPy float64: full gradients, x̄ of the moment, stepsize α = n·lr."""
     n, lr, lam, p = 4, 0.2, 1.3, 0.5
     alpha, training = n * lr, Training(lr=lr, lr_decay=0.9, batch_size=100, local_steps=1)
     with started(l2gd(p, lam, training)) as executor:

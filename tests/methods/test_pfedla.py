@@ -99,15 +99,6 @@ def test_keeping_all_units_is_local() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
 
 
-def distance(w: World, nets: Any, state: Any, ups: list[Uplink]) -> list[float]:
-    """‖w̄_i − w_i(after)‖² of every client, w̄ mixed from the table of `state` by these hypernetworks."""
-    downs = w.rule.downlinks(replace(state, nets=nets), range(w.clients))
-    return [
-        sum(float((downs[u.client].weights[k].double() - v.double()).square().sum()) for k, v in u.weights.items())
-        for u in ups
-    ]
-
-
 @pytest.mark.parametrize("k", [0, 1])
 def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> None:
     """Clients 0 and 1 hold the same examples, of class 0 and a few of class 1; from equal weights everywhere."""
