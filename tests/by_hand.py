@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from support import World, softmax
 
 from lightning_modules.hosts.inline import InlineExecutor
+from pflsim.engine.execution import EvalRequest
 from pflsim.seeding import torch_generator
 
 SIZES = (12, 7, 20, 9)
@@ -31,7 +33,7 @@ def started(make: World) -> Iterator[InlineExecutor]:
         yield replace(
             make,
             dataset=replace(data, x=data.x.astype(np.float64) / data.scale),
-            federation=replace(make.federation, initial=module.shared_tensors()),
+            federation=replace(make.federation, initial=module.shared_tensors(), head=module.net.head),
         ).inline()
     finally:
         torch.set_default_dtype(before)
@@ -42,14 +44,23 @@ def values(tensors: Mapping[str, torch.Tensor], net: str = "net") -> Arrays:
     return [tensors[f"{net}.{name}"].double().numpy().copy() for name in NAMES]
 
 
-def batches(executor: InlineExecutor, client: int, t: int, size: int = 4) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A client's mini-batches in one local epoch of round t: inputs [B, 16] and labels [B]."""
-    own = executor.host.shards[client].train
-    order = torch.randperm(len(own), generator=torch_generator(0, "batches", client, t)).numpy()
-    x, y = own.x.double().numpy().reshape(len(own), -1), own.y.numpy()
-    for start in range(0, len(own), size):
-        rows = order[start : start + size]
-        yield x[rows], y[rows]
+def examples(executor: InlineExecutor, client: int, split: Any = "train") -> tuple[np.ndarray, np.ndarray]:
+    """A client's inputs [n, 16] and labels [n]."""
+    own = executor.host.shards[client].split(split)
+    return own.x.double().numpy().reshape(len(own), -1), own.y.numpy()
+
+
+def batches(
+    executor: InlineExecutor, client: int, t: int, size: int = 4, epochs: int = 1
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """A client's mini-batches in the local epochs of round t: inputs [B, 16] and labels [B]."""
+    x, y = examples(executor, client)
+    generator = torch_generator(0, "batches", client, t)
+    for _ in range(epochs):
+        order = torch.randperm(len(y), generator=generator).numpy()
+        for start in range(0, len(y), size):
+            rows = order[start : start + size]
+            yield x[rows], y[rows]
 
 
 def features(w: Arrays, x: np.ndarray) -> np.ndarray:
@@ -60,6 +71,11 @@ def features(w: Arrays, x: np.ndarray) -> np.ndarray:
 def scores(w: Arrays, x: np.ndarray) -> np.ndarray:
     """Logits [B, C]."""
     return features(w, x) @ w[2].T + w[3]
+
+
+def losses(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Cross-entropy of each example, [B]."""
+    return -np.log(softmax(logits)[np.arange(len(y)), y])
 
 
 def slope(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -81,6 +97,24 @@ def gradient(w: Arrays, x: np.ndarray, y: np.ndarray, offset: np.ndarray | float
     return backward(w, x, slope(scores(w, x) + offset, y))
 
 
+def head_steps(
+    w: np.ndarray,
+    b: np.ndarray,
+    pairs: Sequence[tuple[np.ndarray, int]],
+    orders: Iterable[np.ndarray],
+    lr: float,
+    size: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A linear classifier after SGD on (mean, label) pairs, in mini-batches of each order in turn."""
+    z, y = np.stack([mean for mean, _ in pairs]), np.array([label for _, label in pairs])
+    for order in orders:
+        for start in range(0, len(y), size):
+            rows = order[start : start + size]
+            error = slope(z[rows] @ w.T + b, y[rows])
+            w, b = w - lr * error.T @ z[rows], b - lr * error.sum(0)
+    return w, b
+
+
 def plus(w: Arrays, step: float, direction: Arrays) -> Arrays:
     """w + step·direction."""
     return [a + step * b for a, b in zip(w, direction, strict=True)]
@@ -96,3 +130,20 @@ def close(found: Arrays, expected: Arrays, tolerance: float = 1e-10) -> None:
     """Equal up to rounding."""
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def evaluates(
+    executor: InlineExecutor,
+    t: int,
+    logits: Callable[[int, np.ndarray], np.ndarray],
+    kind: str = "personal trained",
+    split: Any = "test",
+) -> None:
+    """A model of each client has the losses of these logits, which are given for a client and inputs."""
+    rows = executor.evaluate(EvalRequest(*kind.split(), (0, 1, 2, 3), (split,), t))  # type: ignore[arg-type]
+    assert len(rows) == 4
+    for row in rows:
+        x, y = examples(executor, row.client, split)
+        found = logits(row.client, x)
+        np.testing.assert_allclose(row.loss, losses(found, y).sum(), rtol=1e-6)
+        assert row.correct == (found.argmax(1) == y).sum()

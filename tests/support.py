@@ -19,19 +19,24 @@ from lightning_modules.base import ClientModule
 from lightning_modules.export import export_program
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.inline import InlineExecutor
+from lightning_modules.loop import train
+from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.mlp import Mlp
+from lightning_modules.nets.net import Net
+from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.analysis.runs import Run
-from pflsim.config.compose import CONFIGS
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
+from pflsim.messages import Uplink
 from pflsim.records.accuracy import Scope
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.summary import RunMeta
-from pflsim.seeding import cohort
+from pflsim.seeding import cohort, torch_generator
 from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
@@ -261,3 +266,57 @@ def examples_of(run: Run) -> list[Examples]:
     """The test examples of all clients of a run."""
     data, rows = load_federation(saved_settings(run.folder))
     return [shard(data, rows, client).test for client in range(rows.clients)]
+
+
+BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
+
+
+def normed(shape: tuple[int, ...], classes: int) -> Net:
+    """A net with batch normalisation, `net.body.2`."""
+    width = int(np.prod(shape))
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(width, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU())
+    return Net(body, torch.nn.Linear(6, classes), (6,), classes)
+
+
+def prepared(*overrides: str) -> PreparedRun:
+    """A run, as the command line prepares it."""
+    with composing([CONFIGS]):
+        return prepare(to_settings(composed(["executor=inline", *overrides], [CONFIGS])))
+
+
+def after(made: World, count: int = 3, fraction: float = 1.0) -> dict[int, dict[str, torch.Tensor]]:
+    """Every client's private state after some rounds."""
+    executor = made.inline()
+    rounds(executor, count, made.clients, fraction)
+    return states(executor)
+
+
+def run_cohorts(made: World, cohorts: Iterable[Sequence[int]]) -> InlineExecutor:
+    """The executor after a round with each of these cohorts."""
+    executor = made.inline()
+    for t, clients in enumerate(cohorts, start=1):
+        executor.fuse(executor.run(TrainTask(t), executor.send(clients)))
+    return executor
+
+
+def uplinks_of(executor: InlineExecutor, trained: Any) -> dict[int, Uplink]:
+    """What clients have sent."""
+    return {up.client: up for handle in trained.uplinks for up in executor.uplinks(handle)}
+
+
+def steps_of(executor: InlineExecutor) -> list[tuple[str, set[str]]]:
+    """Client 0's next steps: the phase of each, and the values that it changes."""
+    module = executor.factory.build()
+    module.receive(executor.downlink(executor.send([0]).downlinks[0]))
+    seen: list[tuple[str, set[str]]] = []
+    real = module.optimise
+
+    def optimise(batch: Any, step: Any) -> Any:
+        before = {k: v.clone() for k, v in module.state_dict().items()}
+        terms = real(batch, step)
+        seen.append((step.phase.name, {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}))
+        return terms
+
+    module.optimise = optimise  # type: ignore[method-assign]
+    train(module, executor.host.shards[0].train, torch_generator(0, "batches", 0, 1))
+    return seen

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import METHOD_PARAMS, states
+from support import METHOD_PARAMS, prepared, states
 
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loop import train
-from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from lightning_modules.prepare import PreparedRun
 from pflsim.engine.execution import EvalRequest, ReplyTask, Sent, TrainTask
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.records.checkpoint_write import to_containers as plain_state
@@ -39,8 +38,7 @@ BY_ROUND = {"fedfomo", "l2gd"}
 
 @cache
 def job(method: str) -> PreparedRun:
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed([f"method={method}", "executor=inline", *SMALL], [CONFIGS])))
+    return prepared(f"method={method}", *SMALL)
 
 
 def start(method: str, initial_round: Collection[int] = ALL) -> InlineExecutor:

@@ -98,14 +98,6 @@ def test_a_report_is_accessible(browser: Browser, report: str) -> None:
         assert all(attributes(seen.page, ".table", "tabindex"))  # can be scrolled without a mouse
 
 
-def test_a_chart_that_is_alone_is_no_larger_than_it_need_be(browser: Browser, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a", [[(n, 20) for n in range(10)]] * 2)
-    assert main([str(folder)]) == 0
-    with opened(browser, (folder / "report.html").as_uri(), width=1400) as seen:
-        widths = "found => found.map(x => x.getBoundingClientRect().width)"
-        assert 300 < max(seen.page.eval_on_selector_all("svg.chart", widths)) < 600
-
-
 def test_a_grid_is_a_short_page_and_can_be_read_on_a_telephone(browser: Browser, tmp_path: Path) -> None:
     """Sixteen runs; a table that is scrolled to its end still shows the names of its lines."""
     for number, (method, lr, momentum) in enumerate(product(("a", "b"), (0.1, 0.2, 0.3, 0.4), (0.0, 0.5))):

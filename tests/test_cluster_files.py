@@ -41,11 +41,6 @@ def composed(name: str) -> dict[str, Any]:
     return yaml.safe_load((FILES / name).read_text())
 
 
-def test_they_are_no_group_of_settings() -> None:
-    """Hydra takes every .yaml below configs for something that can be chosen."""
-    assert sorted(path.name for path in FILES.iterdir()) == ["kuberay_rayjob.yml", "ray_up.yml", "slurm.sh"]
-
-
 def test_ray_accepts_the_cluster_of_ray_up() -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 

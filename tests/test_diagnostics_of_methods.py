@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pflsim import cli
 from pflsim.messages import Uplink
-from pflsim.records.trace import read_matrices
+from pflsim.records.trace import RoundMatrices, read_matrices
 
 FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfedla": "alpha", "fedalp": "psi",
                 "fedfomo": "affinity"}  # fmt: skip
@@ -61,7 +61,7 @@ def similarity(folder: Path) -> np.ndarray:
     return values
 
 
-def pictures(folder: Path, seen: Diagnostics) -> None:
+def pictures(folder: Path, seen: RoundMatrices) -> None:
     """Each kind once at least, and the last one is of the last round."""
     events = EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
     kinds = {f"diagnostics/{m.name.partition('/')[0]}" for m in seen.matrices}

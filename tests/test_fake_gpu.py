@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHODS
+from support import METHODS, prepared
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,8 +17,6 @@ from lightning_modules import prototypes
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.server_host import ServerHost
-from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import ReplyTask
 from pflsim.fusion.attentive import mix, squared_distances
@@ -57,9 +55,7 @@ def gradients_of_zero(outputs: Any, inputs: Any, **_: Any) -> tuple[torch.Tensor
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
 @pytest.mark.parametrize("method", METHODS)
 def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with composing([CONFIGS]):
-        overrides = ["executor=inline", "clients=3", "lockstep=false", "model.hidden=[8]", f"method={method}"]
-        made = prepare(to_settings(composed(overrides, [CONFIGS])))
+    made = prepared("clients=3", "lockstep=false", "model.hidden=[8]", f"method={method}")
     host = ClientHost(made.factory, made.dataset, made.partition, range(3))
     server = ServerHost(made.rule, made.federation, 1)
     if server.rule.initial_round:
@@ -115,8 +111,3 @@ class Devices(TorchDispatchMode):
         first = next(value for value in (*args, torch.empty(0)) if isinstance(value, torch.Tensor))
         self.of[func.overloadpacket.__name__].add(first.device.type)
         return func(*args, **(kwargs or {}))
-
-
-def test_a_device_that_mixes_is_noticed() -> None:
-    with FakeTensorMode(), pytest.raises(RuntimeError, match="cuda:0"):
-        torch.empty(2) + torch.empty(2, device=GPU)

@@ -245,13 +245,6 @@ def test_what_would_take_the_machine_down(made_up: str, key: str, value: Any, sa
         prepare(made)
 
 
-@pytest.mark.parametrize(("rule", "key"), [("n_way_k_shot", "std"), ("label_lognormal", "sigma")])
-def test_minus_zero_is_zero(made_up: str, rule: str, key: str) -> None:
-    config = config_of({**CHOSEN, "partition": rule}, made_up)
-    put(config, f"partition.{key}", -0.0)
-    assert isinstance(refusal(config), PreparedRun)
-
-
 # The command line -----------------------------------------------------------------------------------------------------
 
 WRITTEN = ["1", "-1", "0.5", "1e400", "nan", "true", "null", "''", "abc", "[1,2]", "[", "{a:1}", "{", "'", '"', "\\"]
@@ -332,13 +325,3 @@ def test_any_command_line_is_composed_or_refused(overrides: list[str]) -> None:
         check(to_settings(composed(["method=fedavg", *overrides], [CONFIGS])))
     except SettingsError as error:
         assert str(error).strip()
-
-
-@pytest.mark.usefixtures("config_folder")
-@pytest.mark.parametrize("value", ["2", "1", "0", "-1", "0.5", "1e3", "'true'", "yes", "[true]", "null", "''"])
-def test_nothing_but_true_is_true(value: str) -> None:
-    """2 is not a bool, although Python can convert it."""
-    for key in ("method.clamp", "eval.received", "data.standardize"):
-        with pytest.raises(SettingsError, match=f"{key}=.*: expected true or false"):
-            to_settings(composed(["method=pfedcfr", f"{key}={value}"], [CONFIGS]))
-    assert to_settings(composed(["method=pfedcfr", "method.clamp=True"], [CONFIGS])).method["clamp"] is True

@@ -130,16 +130,6 @@ def test_experiments(runs: list[Settings], mine: str) -> None:
     assert runs[0].names["experiment"] == "ours"
 
 
-@pytest.mark.parametrize("data", ["mnist", "fashion_mnist"])
-def test_table_two_of_pfedcfr(runs: list[Settings], data: str) -> None:
-    assert cli.main([f"+experiment=pfedcfr_table2_{data}"]) == 0
-    (s,) = runs
-    assert (s.clients, s.rounds, s.local_steps, s.lr) == (20, 100, 10, 0.005)
-    parts = (s.names["method"], s.names["data"], s.names["partition"], s.names["model"])
-    assert parts == ("pfedcfr", data, "label_lognormal", "dnn")
-    assert (s.method["r"], s.partition["classes"]) == (1, 2)
-
-
 def test_interpolation(runs: list[Settings], refused: Refused) -> None:
     assert cli.main(["lr=${method.mu}", "run_dir=runs/mine-${seed}", "seed=3"]) == 0
     settings = runs.pop()
@@ -208,12 +198,6 @@ def test_unknown_dotted_names(own: str, refused: Refused) -> None:
     assert "mlp" in refused("model=Tiny")
 
 
-def test_sweeps_over_a_glob(runs: list[Settings]) -> None:
-    assert cli.main(["-m", "method=glob(fed*)"]) == 0
-    found = [r.names["method"] for r in runs]
-    assert found == sorted(f.stem for f in (CONFIGS / "method").glob("fed*.yaml")) and "fedavg" in found
-
-
 def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
     assert "method=fedva: there is no method of that name; did you mean " in refused("-m", "method=local,fedva")
     assert "clients='x': expected" in refused("-m", "seed=0,1", "clients=3,x")
@@ -228,16 +212,10 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
     [
         (["lr_deca=1"], "lr_deca: no such setting. Did you mean lr_decay?"),
         (["alpha=1"], "alpha: no such setting. Did you mean method.alpha?"),
-        (["method.alph=1"], "Did you mean method.alpha"),
         (["method.alph=1"], "The settings of method: method.lam, method.mu"),
         (["placement.theads=2"], "Did you mean placement.threads"),
-        (["methd=fedavg"], "Did you mean method"),
         (["+foo=1"], "foo: no such setting"),
-        (["++method.foo=1"], "method.foo: no such setting"),
-        (["foo.bar=1"], "foo.bar: no such setting"),
         (["clients=abc"], "clients='abc': expected a whole number"),
-        (["clients=1.5"], "clients=1.5: "),
-        (["clients=null"], "clients=null: expected a whole number"),
         (["lr="], "lr='': expected a number"),
         (["eval.received=perhaps"], "eval.received='perhaps': expected true or false"),
         (["trace.rounds=1"], "trace.rounds=1: expected a list"),
@@ -246,10 +224,6 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["placement=2"], "there is no placement of that name; valid: auto, one_per_client, packed"),
         (["method.unit=modul"], "method.unit='modul': expected module, tensor or model"),
         (["method=fedpox"], "method=fedpox: there is no method of that name; did you mean fedprox"),
-        (["data=digit"], "did you mean digits"),
-        (["model=resnet"], "did you mean resnet18"),
-        (["partition=dirichle"], "did you mean dirichlet"),
-        (["split=offical"], "did you mean official"),
         (["method=null"], "method=null: there is no method of that name"),
         (["~method"], "~method: there is no method of that name"),
         (["~clients"], "~clients: "),
@@ -257,9 +231,7 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["experiment=pfedcfr_table2_mnist"], "+experiment=pfedcfr_table2_mnist"),
         (["+experiment=nope"], "+experiment=nope: there is no experiment of that name; valid: "),
         (["foo"], "'foo' is not of the form KEY=VALUE or GROUP=NAME"),
-        (["a b"], "'a b' is not of the form"),
         (["lr=[1"], "'lr=[1' is not of the form"),
-        (["=3"], "'=3' is not of the form"),
         (["seed=0,1"], "--multirun"),
         (["hydra.run.dir=x"], "hydra.run.dir=x: "),
         (["names.method=x"], "names: no such setting"),
@@ -271,9 +243,6 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["fraction=0.01"], "fraction=0.01"),
         (["--config-dir", "nowhere"], "there is no such folder"),
         (["learning_rate=0.1"], "learning_rate: no such setting. Did you mean lr?"),
-        (["method.learning_rate=0.1"], "Did you mean lr?"),
-        (["optim=adam"], "Did you mean optimizer"),
-        (["optimizer=adma"], "did you mean adam"),
         (["optimizer.beta=0.9"], "optimizer.beta: no such setting"),
         (["-lr", "0.1"], "lr=VALUE"),
         (["--rounds", "5"], "rounds=VALUE"),
@@ -361,13 +330,6 @@ def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: st
     for file in CONFIGS.glob("*/*.yaml"):
         assert file.stem in said and file.parent.name in said
     assert "own_strong" in said and "placement.actors_per_gpu=1" in said and "seed=0" in said
-
-
-def test_nothing_is_written(runs: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["-m", "seed=0,1"]) == 0
-    assert cli.main([]) == 0
-    assert Path.cwd() == tmp_path and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import METHOD_PARAMS, METHODS, FxProgram, Records, same, slow_except, states
+from support import METHOD_PARAMS, METHODS, FxProgram, Records, prepared, same, slow_except, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
+from lightning_modules.contract.checks import inline
 from lightning_modules.hosts import client_host
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.lockstep.program import Program
 from lightning_modules.lockstep.training import Stack
-from lightning_modules.prepare import PreparedRun, prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import TrainTask
 from pflsim.engine.simulation import Simulation
@@ -35,11 +35,6 @@ from ray_actors.resources import ActorPool
 
 SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "fraction=0.8", "model.hidden=[8]"]
 NORMED = ["model=cnn_bn", "model.padding=2", "model.channels=[2,3]", "model.hidden=6", "rounds=2", "lr=0.05"]
-
-
-def job(*overrides: str) -> PreparedRun:
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed(["executor=inline", *overrides], [CONFIGS])))
 
 
 @pytest.fixture
@@ -53,18 +48,14 @@ def double() -> Iterator[None]:
 def run(made: PreparedRun, folder: Path) -> tuple[InlineExecutor, Records]:
     data = made.dataset
     exact = replace(data, x=data.x.astype(np.float64) / data.scale)
-    executor, records = (
-        InlineExecutor(made.factory, exact, made.partition, made.rule, made.federation),
-        Records(),
-    )
-    executor.start()
+    executor, records = inline(replace(made, dataset=exact)), Records()
     Simulation(executor, made.plan, folder, records).run()
     return executor, records
 
 
 def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -> None:
-    loop, in_turn = run(job(*overrides, "lockstep=false"), folder / "loop")
-    made = job(*overrides, "lockstep=true", f"lockstep_clients={together}")
+    loop, in_turn = run(prepared(*overrides, "lockstep=false"), folder / "loop")
+    made = prepared(*overrides, "lockstep=true", f"lockstep_clients={together}")
     assert max(map(len, made.factory.stacks)) == together
     stacked, found_in = run(made, folder / "stacked")
     assert any(len(lockstep.traces) for lockstep in stacked.host.locksteps.values())
@@ -129,7 +120,7 @@ def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.Mon
     found = []
     for kind in (Program, FxProgram):
         monkeypatch.setattr(compiler, "Program", kind)
-        made = job("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3")
+        made = prepared("method=fedprox", *SMALL, "lockstep=true", "lockstep_clients=3")
         executor, _ = run(made, tmp_path / kind.__name__)
         programs = [step.program for lockstep in executor.host.locksteps.values() for step in lockstep.traces.values()]
         assert programs and all(isinstance(program, kind) for program in programs)
@@ -139,7 +130,7 @@ def test_equal_by_torch_fx(double: None, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
     variants = "model.variants=[{hidden:[8]},{hidden:[6,8]}]"
-    made = job("method=fedproto", *SMALL, variants, "lockstep=true")
+    made = prepared("method=fedproto", *SMALL, variants, "lockstep=true")
     assert all(len({made.factory.variant_of(c) for c in stack}) == 1 for stack in made.factory.stacks)
     assert_equal_to_the_loop(tmp_path, "method=fedproto", *SMALL, variants)
 
@@ -147,20 +138,20 @@ def test_architectures_are_stacked_apart(double: None, tmp_path: Path) -> None:
 def test_methods_that_cannot() -> None:
     hessian = ["method=per_fedavg", "method.variant=hf"]
     with pytest.raises(SettingsError, match="lockstep=true: per_fedavg"):
-        job(*hessian, "lockstep=true")
-    assert job(*hessian).factory.stacks == ()
+        prepared(*hessian, "lockstep=true")
+    assert prepared(*hessian).factory.stacks == ()
 
 
 def test_convolutions_on_a_cpu_are_stacks_of_one() -> None:
     convolutional = ["model=cnn", "model.padding=2", "clients=4"]
-    assert sorted(job(*convolutional).factory.stacks) == [(0,), (1,), (2,), (3,)]
-    assert [*map(len, job(*convolutional, "lockstep_clients=4").factory.stacks)] == [4]
-    assert job(*convolutional, "lockstep=false").factory.stacks == ()
+    assert sorted(prepared(*convolutional).factory.stacks) == [(0,), (1,), (2,), (3,)]
+    assert [*map(len, prepared(*convolutional, "lockstep_clients=4").factory.stacks)] == [4]
+    assert prepared(*convolutional, "lockstep=false").factory.stacks == ()
 
 
 def test_stacks_are_a_matter_of_the_run() -> None:
     """Every client that trains is in one, those with the largest shards first; more where fewer take part."""
-    made = job("clients=12", "eval.holdout_clients=1")
+    made = prepared("clients=12", "eval.holdout_clients=1")
     sizes = [len(rows) for rows in made.partition.train[:11]]
     flat = [client for stack in made.factory.stacks for client in stack]
     assert flat == sorted(range(11), key=lambda c: (-sizes[c], c)) and [*map(len, made.factory.stacks)] == [
@@ -168,8 +159,8 @@ def test_stacks_are_a_matter_of_the_run() -> None:
         4,
         4,
     ]
-    assert [*map(len, job("clients=12", "fraction=0.5").factory.stacks)] == [6, 6]
-    assert [*map(len, job("clients=12", "lockstep_clients=12").factory.stacks)] == [12]
+    assert [*map(len, prepared("clients=12", "fraction=0.5").factory.stacks)] == [6, 6]
+    assert [*map(len, prepared("clients=12", "lockstep_clients=12").factory.stacks)] == [12]
 
 
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +184,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", slow_except(["pfedcfr"], METHODS))
 def test_stragglers_leave_early(method: str, double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that do a share of their work, in a stack with others, end as they do alone."""
-    made = job(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
+    made = prepared(f"method={method}", *SMALL, "local_epochs=2", "lockstep=true", "lockstep_clients=5")
     (stack,) = made.factory.stacks
     kinds = {len(made.partition.train[client]) % 3 for client in stack}
     assert len(kinds) > 1, "no stragglers among them"
@@ -215,10 +206,9 @@ def test_clients_of_a_stack_with_different_pasts(method: str, double: None) -> N
     """Some trained without a report, others never trained; their stages may differ."""
     found = []
     for lockstep in (["lockstep=false"], ["lockstep=true", "lockstep_clients=5"]):
-        made = job(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
+        made = prepared(f"method={method}", *SMALL, "fraction=1.0", *lockstep)
         data = replace(made.dataset, x=made.dataset.x.astype(np.float64) / made.dataset.scale)
-        executor = InlineExecutor(made.factory, data, made.partition, made.rule, made.federation)
-        executor.start()
+        executor = inline(replace(made, dataset=data))
         for t, (reached, reported) in enumerate([((0, 1), ()), (range(5), (1, 3)), (range(5), range(5))], start=1):
             trained = executor.run(TrainTask(t), executor.send(reached))
             ups = [up for handle in trained.uplinks for up in executor.uplinks(handle)]
@@ -234,7 +224,7 @@ def test_a_stragglers_steps_are_counted(double: None, tmp_path: Path, monkeypatc
     """By hand: ⌈share · batches⌉ of two epochs, alike in a stack and alone."""
     slow(monkeypatch)
     for lockstep in ("true", "false"):
-        made = job(*SMALL, "local_epochs=2", f"lockstep={lockstep}")
+        made = prepared(*SMALL, "local_epochs=2", f"lockstep={lockstep}")
         _, records = run(made, tmp_path / lockstep)
         for report in (report for record in records.records for report in record.reports):
             batches = 2 * -(-report.num_examples // 8)
@@ -256,7 +246,7 @@ CONV = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "lr=0.05", "frac
 )
 def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_path: Path) -> None:
     """To the bit on any placement, also where results depend on memory layout and alignment."""
-    made = job(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
+    made = prepared(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.factory.stacks
     alone = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
     layout = Layout(((*second, 4), first), 1, 0)
@@ -298,7 +288,7 @@ def test_few_steps_are_taken_alone(shards: str, double: None, tmp_path: Path, mo
     taken: list[int] = []
     step = Stack._step_alone
     monkeypatch.setattr(Stack, "_step_alone", lambda self, *given: (taken.append(1), step(self, *given))[1])
-    made = job(*STACKED, "clients=12", "lockstep=true", "lockstep_clients=12", shards)
+    made = prepared(*STACKED, "clients=12", "lockstep=true", "lockstep_clients=12", shards)
     made_run, _ = run(made, tmp_path)
     last = Counter(len(rows) % 8 for rows in made.partition.train)
     expected = 2 * sum(count for size, count in last.items() if size and count < 4)
@@ -309,12 +299,11 @@ def test_few_steps_are_taken_alone(shards: str, double: None, tmp_path: Path, mo
 
 def test_not_a_number_stays_in_its_row(double: None, tmp_path: Path) -> None:
     """Rows without a client compute on the first example of the stack; here it is not a number."""
-    made = job(*STACKED, "clients=6", "lockstep=true", "lockstep_clients=6", "on_nonfinite=keep")
+    made = prepared(*STACKED, "clients=6", "lockstep=true", "lockstep_clients=6", "on_nonfinite=keep")
     first = made.factory.stacks[0][0]
     x = made.dataset.x.astype(np.float64) / made.dataset.scale
     x[made.partition.train[first][0]] = np.nan
-    executor = InlineExecutor(made.factory, replace(made.dataset, x=x), made.partition, made.rule, made.federation)
-    executor.start()
+    executor = inline(replace(made, dataset=replace(made.dataset, x=x)))
     Simulation(executor, made.plan, tmp_path, Records()).run()
     for client, state in states(executor).items():
         assert all(bool(value.isfinite().all()) for value in state.values()) == (client != first), client

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,10 @@ import pytest
 import torch
 
 from benchmarks import references
-from benchmarks.references import leaves, main, tensor_digest
+from benchmarks.references import main, tensor_digest
 from ray_actors.resources import ActorPool
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
-
-
-@dataclass
-class State:
-    weights: Any
-    round: int
 
 
 @pytest.mark.parametrize(
@@ -37,13 +30,6 @@ class State:
 def test_what_changes_a_digest(other: torch.Tensor) -> None:
     assert tensor_digest(other) != tensor_digest(TENSOR) == tensor_digest(TENSOR.clone())
     assert tensor_digest(torch.tensor(True)) != tensor_digest(torch.tensor(False))
-
-
-def test_names_do_not_depend_on_classes() -> None:
-    state = State(({"w": TENSOR}, None), 2)
-    found = dict(leaves(state, "server"))
-    assert found == {"server/weights/0/w": tensor_digest(TENSOR), "server/weights/1": "None", "server/round": "2"}
-    assert found == dict(leaves({"weights": [{"w": TENSOR.numpy()}, None], "round": 2}, "server"))
 
 
 SAVED = {"a inline default": {"x": "1", "y": "2"}, "a actors default": {"x": "1", "y": "2"}, "data=b": {"x": "3"}}

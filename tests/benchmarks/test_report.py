@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import PAGE, main
+from benchmarks.__main__ import PAGE
 from benchmarks.cases import CASES, OURS, overrides, settings_of
 from benchmarks.report import EMPTY, put, tables
-from benchmarks.results import Results, growth
-from benchmarks.supervise import run_module
+from benchmarks.results import Results
 from benchmarks.targets import verdicts
 
 pytestmark = pytest.mark.slow
@@ -57,21 +55,12 @@ def test_targets(results: Results) -> None:
     assert not found["pFedLA, 100 clients, CNN, the server's share of a round"].measured
 
 
-def test_growth() -> None:
-    assert growth([5.0, 1.0, 3.0, 5.0, 7.0, 90.0]) == pytest.approx((2.0, 0.0))
-    assert growth([1.0]) == (0.0, 0.0)
-
-
 def test_tables_of_a_part_of_the_cases(results: Results) -> None:
     found = tables(results)
     assert "| mlp-20 | 9.00 | 8.00 | 3.00 | 4.00 |  |  | 1.00 |  |" in found["seconds"]
     assert "**missed** (0.67 of it)" in found["targets"] and EMPTY in found["targets"]
     assert "cnn-20, Ray, 1 actor | failed: a/b |" in found["further"]
     assert "0123456" in found["machine"] and "50 GFLOP/s" in found["machine"]
-
-
-def test_tables_of_nothing() -> None:
-    assert set(tables(Results({}, {})).values()) == {EMPTY}
 
 
 def test_the_page_has_a_place_for_every_table(results: Results) -> None:
@@ -85,18 +74,6 @@ def test_the_page_has_a_place_for_every_table(results: Results) -> None:
         put(text, {"more": ""})
 
 
-def test_results_are_read_as_written(results: Results, tmp_path: Path) -> None:
-    results.write(tmp_path / "out" / "results.json")
-    assert Results.read(tmp_path / "out" / "results.json") == results
-    assert Results.read(tmp_path / "none.json") == Results({}, {})
-
-
-def test_a_failing_way_is_reported(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "log"
-    assert "status 2: " in run_module("benchmarks.one", ["nothing"], log, 60)["error"]
-    assert "no end after 0 s" in run_module("benchmarks.one", ["start", "start"], log, 0)["error"]
-
-
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_case_composes(quick: bool) -> None:
     for case in CASES.values():
@@ -105,19 +82,3 @@ def test_every_case_composes(quick: bool) -> None:
             assert settings.rounds == 3 and settings.batch_size == 10 and settings.lr == 0.01
             assert (settings.executor == "ray") == (way in ("ray1", "ray2", "bf16"))
     assert {way for case in CASES.values() for way in case.ways} >= set(OURS)
-
-
-def test_unknown_cases_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--cases", "mlp-20,nothing"])
-    err = capsys.readouterr().err
-    assert "nothing" in err and "mlp-20" in err
-
-
-def test_a_case_that_failed_takes_nobodys_place() -> None:
-    results = Results({"a": {"loop": {"at": 1}, "ray2": {"at": 1}}}, {})
-    results.replace("a", {"loop": {"at": 2}, "ray2": {"error": "no"}})
-    assert results.cases["a"] == {"loop": {"at": 1}, "ray2": {"at": 1}}  # ratios are of one run
-    results.replace("a", {"loop": {"at": 3}})
-    results.replace("b", {"loop": {"error": "no"}})
-    assert results.cases == {"a": {"loop": {"at": 3}}, "b": {"loop": {"error": "no"}}}

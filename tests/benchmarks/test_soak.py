@@ -17,7 +17,6 @@ from benchmarks.soak import (
     Kill,
     Soak,
     Tally,
-    choose_processes,
     differences,
     draw_kills,
     put,
@@ -34,15 +33,6 @@ def test_kills_are_drawn_from_the_seed_and_of_all_kinds() -> None:
     assert all(a.after < b.after for a, b in zip(kills, kills[1:], strict=False)) and kills[-1].after < 299
     assert {kill.kind for kill in kills} == set(KINDS) == set(DECK)
     assert [kill.after for kill in draw_kills(6, 1, 0)] == [1, 2, 3, 4]
-
-
-def test_choose_processes() -> None:
-    there: Any = {"client": ["a", "b", "c"], "server": ["s"], "raylet": ["r"], "": ["driver's other things"]}
-    hit = lambda kind, draw: choose_processes(Kill(1, 0.0, kind, draw), there)  # noqa: E731
-    assert hit("client", 0.0) == ["a"] and hit("again", 0.99) == ["c"]
-    assert hit("server", 0.5) == ["s"] and hit("raylet", 0.5) == ["r"]
-    assert len(hit("several", 0.1)) == 2 and sorted(hit("several", 0.99)) == ["a", "b", "c", "s"]
-    assert choose_processes(Kill(1, 0.0, "client", 0.5), {}) == choose_processes(Kill(1, 0.0, "server", 0.5), {}) == []
 
 
 def folder(path: Path, seconds: float, state: float, row: str = "1,0\n") -> Path:
@@ -97,15 +87,3 @@ def test_the_result_and_its_place() -> None:
     assert f"\n{made}\n" in put(page, made) and put(put(page, "x"), made) == put(page, made)
     with pytest.raises(ValueError, match="once each"):
         put("no place", made)
-
-
-def test_the_run_has_state_and_faults() -> None:
-    settings = soak.settings_of(soak._options(["--rounds", "5", "--method", "pfedcfr"]))
-    assert {"method=pfedcfr", "rounds=5", "clients=10", "faults.dropout=0.1", "checkpoint.every=10"} <= set(settings)
-
-
-def test_the_command_does_the_same_again() -> None:
-    given = soak._options(["--seed", "3", "--every", "2.5", "--keep", "somewhere", "--page", "lr=0.2"])
-    command = soak.command_of(given)
-    assert command.startswith('make soak ARGS="--rounds 300 --seed 3 --every 2.5 --method pfedla')
-    assert command.endswith(' lr=0.2"') and "somewhere" not in command

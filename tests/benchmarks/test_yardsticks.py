@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.settings import Settings
 from pflsim.engine.execution import TrainTask
-from pflsim.engine.simulation import Simulation
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
@@ -79,13 +77,3 @@ def test_ours_takes_as_many_steps_and_evaluates_as_much(tmp_path: Path) -> None:
         assert found["gflop_train"] == yard["gflop_train"] > yard["gflop_evaluate"] == found["gflop_evaluate"]
         parts = ("train", "transfer", "fuse", "evaluate", "log", "other")
         assert all(found["round"][part] >= -1e-3 for part in parts) and found["rounds"] == 1
-
-
-def test_a_way_with_other_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: Simulation) -> None:
-        self.plan = replace(self.plan, cohorts=((0, 1, 2),))
-        self.listener.round(self._round(1))
-
-    monkeypatch.setattr(Simulation, "run", run)
-    with pytest.raises(AssertionError, match="steps instead of 4"):
-        ours.measure(digits(2000), tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 
 from lightning_modules.anchor import Anchor, Memory
 from lightning_modules.losses import proximal
@@ -25,14 +24,6 @@ class Module(nn.Module):
 def held(module: Module, value: float) -> Module:
     module.anchor.store({name: torch.full_like(p, value) for name, p in module.named_parameters()})
     return module
-
-
-def test_pairs_by_name() -> None:
-    module = Module()
-    module.anchor.store({"net.1.bias": torch.tensor([7.0]), "scale": torch.tensor(8.0)})
-    (w, a), (s, b) = module.anchor.pairs(module)
-    assert w is module.net[1].bias and a.tolist() == [7]
-    assert s is module.scale and b.item() == 8
 
 
 def test_not_in_the_state() -> None:
@@ -60,32 +51,6 @@ def test_follows_the_module() -> None:
     module = held(Module(), 2.0)
     assert all(a.dtype == torch.float64 for _, a in module.double().anchor.pairs(module))
     assert all(a.device.type == "meta" and w.device.type == "meta" for w, a in module.to("meta").anchor.pairs(module))
-
-
-def test_a_name_the_module_lacks() -> None:
-    module = Module()
-    module.anchor.store({"net.7.weight": torch.zeros(1)})
-    with pytest.raises(AttributeError, match="7"):
-        list(module.anchor.pairs(module))
-
-
-def test_stacked_modules_each_have_their_own() -> None:
-    """Values and gradients of several clients at once are those of one after the other."""
-    torch.manual_seed(0)
-    modules = [held(Module().double(), value) for value in (0.0, 1.0, -2.0)]
-    parameters, buffers = stack_module_state(modules)  # type: ignore[arg-type]
-    assert set(buffers) == {f"anchor.{name.replace('.', '/')}" for name in parameters}
-
-    def term(p: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
-        return functional_call(modules[0], (p, b), ())
-
-    together, gradients = vmap(term)(parameters, buffers), vmap(grad(term))(parameters, buffers)
-    for at, module in enumerate(modules):
-        alone = module()
-        alone.backward()
-        torch.testing.assert_close(together[at], alone, rtol=1e-14, atol=0)
-        for name, parameter in module.named_parameters():
-            torch.testing.assert_close(gradients[name][at], parameter.grad, rtol=1e-14, atol=1e-14)
 
 
 def test_holds_what_it_is_for_as_it_is_received() -> None:

@@ -12,7 +12,6 @@ from support import rounds, softmax, world
 from torchmetrics.functional.classification import multiclass_calibration_error, multiclass_f1_score
 
 from lightning_modules.evaluation import METRICS, confusion, metrics_of, totals
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from pflsim.config.settings import Eval
 from pflsim.data.federated import Examples
@@ -66,16 +65,6 @@ def test_metrics_equal_sums_over_the_predictions(present: list[int], scale: floa
     assert metrics["ece"] == pytest.approx(float(multiclass_calibration_error(p, y, 6, n_bins=15)), rel=1e-4)
 
 
-def test_a_small_example_by_hand() -> None:
-    """Class 0: two of three right; class 2: its example is taken for class 1, which the client does not have."""
-    p = np.array([[0.9, 0.05, 0.05], [0.9, 0.05, 0.05], [0.2, 0.2, 0.6], [0.1, 0.8, 0.1]], np.float32)
-    metrics = found(np.log(p), np.array([0, 0, 0, 2]))
-    assert metrics["balanced_accuracy"] == pytest.approx((2 / 3 + 0) / 2)
-    assert metrics["macro_f1"] == pytest.approx((4 / 5 + 0 + 0) / 3)
-    assert metrics["ece"] == pytest.approx((abs(2 - 1.8) + 0.6 + 0.8) / 4, rel=1e-6)
-    assert metrics["nll"] == pytest.approx(-(2 * math.log(0.9) + math.log(0.2) + math.log(0.1)) / 4, rel=1e-6)
-
-
 def test_scores_that_are_not_finite_are_wrong_and_not_calibrated() -> None:
     scores = np.array([[5, 0, 0], [np.nan, 0, 0], [0, 0, np.inf]], np.float32)
     metrics = found(scores, np.array([0, 0, 2]))
@@ -97,8 +86,7 @@ def test_a_host_computes_the_metrics_of_its_models() -> None:
     results: dict[tuple[str, ...], list[EvalRow]] = {}
     for names in ((), NAMES):
         w = world(FedAvg, FedAvgRule(), metrics=names)
-        executor = InlineExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation)
-        executor.start()
+        executor = w.inline()
         rounds(executor, 2, w.clients)
         results[names] = executor.evaluate(EvalRequest("global", "received", tuple(range(w.clients)), ("test", "val")))
     for plain, row in zip(results[()], results[NAMES], strict=True):

@@ -11,10 +11,9 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
-from lightning_modules.nets.cnn import Cnn, LeNet, MapCnn
+from lightning_modules.nets.cnn import Cnn
 from lightning_modules.nets.layers import norm2d
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
@@ -54,26 +53,6 @@ def names(net: nn.Module, by: UnitKind) -> list[str]:
     return [unit.name for unit in units(net, parameters, buffers, by)]
 
 
-def test_every_model_has_a_file() -> None:
-    wanted = {
-        "mlp",
-        "dnn",
-        "cnn",
-        "cnn_bn",
-        "lenet",
-        "lenet_bn",
-        "mnist_nn",
-        "mnist_cnn",
-        "cifar10_cnn",
-        "alexnet",
-        "pfedpm_cnn",
-        "pfedpm_cnn_mh",
-        "resnet18",
-        "resnet18_mh",
-    }
-    assert wanted <= {f.stem for f in FILES}
-
-
 @pytest.mark.parametrize(("model", "shape"), CASES)
 def test_shapes_and_composition(model: str, shape: tuple[int, ...]) -> None:
     net = seeded(partial(make, model, shape, 7)).eval()
@@ -92,10 +71,6 @@ def test_too_small_images(model: str, shape: tuple[int, ...]) -> None:
         make(model, shape)
 
 
-def test_padding_admits_the_digits() -> None:
-    assert make("cnn", DIGITS, padding=2)(torch.zeros(1, *DIGITS)).shape == (1, 10)
-
-
 @pytest.mark.parametrize("model", [f.stem for f in FILES])
 def test_flat_inputs(model: str) -> None:
     if isinstance(make(model, MNIST), Mlp):
@@ -103,13 +78,6 @@ def test_flat_inputs(model: str) -> None:
     else:
         with pytest.raises(SettingsError, match=r"needs images .* \[30\].*model=mlp"):
             make(model, (30,))
-
-
-@pytest.mark.parametrize("model", [f.stem for f in FILES])
-def test_weights_come_from_the_global_seed_alone(model: str) -> None:
-    one, other, different = (seeded(partial(make, model, MNIST), seed).state_dict() for seed in (3, 3, 4))
-    assert all(torch.equal(one[k], other[k]) for k in one)
-    assert any(not torch.equal(one[k], different[k]) for k in one)
 
 
 @pytest.mark.parametrize("model", [f.stem for f in FILES])
@@ -187,13 +155,6 @@ def test_resnet18_width_and_group_norm() -> None:
     assert small(torch.zeros(1, *DIGITS)).shape == (1, 10)
 
 
-@pytest.mark.parametrize("channels", [18, 20, 22])
-def test_pfedpm_features_are_maps_of_one_shape(channels: int) -> None:
-    net = MapCnn(MNIST, 10, hidden_channels=channels)
-    assert net.feature_shape == (20, 4, 4)
-    assert net.get_parameter("body.conv1.weight").shape[0] == channels
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "feature_shape"),
     [("pfedpm_cnn_mh", MNIST, (20, 4, 4)), ("pfedpm_cnn_mh", CIFAR, (20, 5, 5)), ("resnet18_mh", CIFAR, (512,))],
@@ -209,15 +170,6 @@ def test_variants_differ_behind_features_of_one_shape(
     assert all(net.body(torch.zeros(2, *shape)).shape == (2, *feature_shape) for net in nets)
     layers = [[(m.out_channels, m.stride) for m in net.body.modules() if isinstance(m, nn.Conv2d)] for net in nets]
     assert layers[0] != layers[1] != layers[2] != layers[0]
-
-
-@pytest.mark.parametrize("strides", [[1, 2], [2, 1]])
-def test_strides_of_map_cnn(strides: list[int]) -> None:
-    """Different strides, maps of one size: 32 pixels halve three times."""
-    net = MapCnn(CIFAR, 10, padding=2, strides=strides)
-    assert net.feature_shape == (20, 4, 4)
-    assert net.body(torch.zeros(2, *CIFAR)).shape == (2, 20, 4, 4)
-    assert [m.stride[0] for m in net.body.modules() if isinstance(m, nn.Conv2d)] == strides
 
 
 def test_cnn_computes_what_it_says() -> None:
@@ -237,12 +189,6 @@ def test_group_norm_groups(channels: int, groups: int) -> None:
     norm = norm2d("group", channels)
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
-
-
-def test_mlp_without_hidden_layers_is_softmax_regression() -> None:
-    net = Mlp(DIGITS, 10, hidden=[])
-    assert names(net, "module") == ["head"]
-    assert net.feature_shape == (64,)
 
 
 @pytest.mark.parametrize(
@@ -265,30 +211,3 @@ def test_settings_out_of_range(model: str, setting: str, values: tuple[Any, ...]
     for value in values:
         with pytest.raises(SettingsError, match=setting):
             make(model, MNIST, **{setting: value})
-
-
-@pytest.mark.parametrize(
-    "make_net",
-    [
-        partial(Mlp, (1, 6, 6), 3, hidden=[5, 4]),
-        partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5),
-        partial(Cnn, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=5, norm="group"),
-        partial(LeNet, (2, 8, 8), 3, channels=[4, 6], kernel=3, padding=1, hidden=[5, 4]),
-        partial(MapCnn, (2, 8, 8), 3, hidden_channels=4, channels=3, padding=2, hidden=5),
-    ],
-    ids=["mlp", "cnn", "cnn_group", "lenet", "map_cnn"],
-)
-def test_stacked_nets_equal_a_loop(make_net: Any) -> None:
-    nets = [seeded(make_net, seed).double() for seed in range(3)]
-    shape = (1, 6, 6) if isinstance(nets[0], Mlp) else (2, 8, 8)
-    x = torch.rand(3, 4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    parameters, buffers = stack_module_state(nets)  # type: ignore[arg-type]
-
-    def loss(params: dict[str, torch.Tensor], bufs: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
-        return functional_call(nets[0], (params, bufs), (batch,)).square().sum()
-
-    gradients = vmap(torch.func.grad(loss))(parameters, buffers, x)
-    for n, net in enumerate(nets):
-        looped = torch.autograd.grad(net(x[n]).square().sum(), list(net.parameters()))
-        for (name, _), gradient in zip(net.named_parameters(), looped, strict=True):
-            torch.testing.assert_close(gradients[name][n], gradient, rtol=1e-10, atol=1e-12)

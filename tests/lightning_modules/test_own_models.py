@@ -11,16 +11,16 @@ from textwrap import dedent
 
 import pytest
 import torch
-from support import check_loaded
+from support import check_loaded, prepared
 
 import pflsim
 from lightning_modules.export import main as export
 from lightning_modules.nets.own import OwnNet, own_net
-from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.cli import main
 from pflsim.errors import SettingsError
 from pflsim.records.saved_settings import saved_settings
 
+TWO = ["clients=2", "partition=iid", "method=fedavg"]
 NUMBERS = itertools.count()
 MINE = """
     import torch
@@ -105,13 +105,6 @@ def run(*overrides: str) -> int:
     )
 
 
-def prepared(*overrides: str) -> PreparedRun:
-    from pflsim.config.compose import CONFIGS, composed, composing, to_settings
-
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed(["clients=2", "partition=iid", "method=fedavg", *overrides], [CONFIGS])))
-
-
 def imported(mine: str, name: str) -> type[torch.nn.Module]:
     sys.path.append(str(Path.cwd()))
     importlib.invalidate_caches()
@@ -144,7 +137,8 @@ def test_views_of_maps_switch_channels_last_off(mine: str) -> None:
 
 def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
     found = [
-        prepared(f"model={mine}.Lazy", f"seed={seed}").federation.initial["net.body.body.weight"] for seed in (0, 0, 1)
+        prepared(*TWO, f"model={mine}.Lazy", f"seed={seed}").federation.initial["net.body.body.weight"]
+        for seed in (0, 0, 1)
     ]
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
@@ -192,11 +186,11 @@ def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pyt
 
 
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str) -> None:
-    found = prepared(f"model={mine}.Branch")
+    found = prepared(*TWO, f"model={mine}.Branch")
     assert len(found.warnings) == 1 and not found.factory.stacks
-    assert prepared(f"model={mine}.Two").factory.stacks
+    assert prepared(*TWO, f"model={mine}.Two").factory.stacks
     with pytest.raises(SettingsError, match="^lockstep=true: model=Branch"):
-        prepared(f"model={mine}.Branch", "lockstep=true")
+        prepared(*TWO, f"model={mine}.Branch", "lockstep=true")
 
 
 @pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "numpy.zeros"])
@@ -266,4 +260,4 @@ def test_an_error_in_an_own_method_names_its_line(
     (tmp_path / f"{module}.py").write_text(OWN_METHODS)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=rf"building a client of {name} .*fails.*{module}\.py, line {line}"):
-        prepared(f"method={module}.{name}")
+        prepared(*TWO, f"method={module}.{name}")

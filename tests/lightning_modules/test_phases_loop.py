@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,20 +58,6 @@ def test_a_last_batch_too_small_is_left_out() -> None:
     assert [len(i) for i in found] == [3] * 6
     assert list(batch_indices(1, Stage((Phase(),), 2, None), 3, generator(), smallest=2)) == []
     assert [len(i) for i in batch_indices(5, Stage((Phase(),), 1, None), 3, generator(), smallest=2)] == [3, 2]
-
-
-def test_small_shards() -> None:
-    assert draw(0, 4, epochs=2) == draw(0, 4, steps=5) == []
-    assert [index.tolist() for index in draw(1, 4, steps=3)] == [[0], [0], [0]]
-    assert [len(index) for index in draw(3, 8, epochs=2)] == [3, 3]
-    assert [len(index) for index in draw(5, 2, epochs=1)] == [2, 2, 1]
-
-
-def test_order_is_the_generators_and_new_in_every_pass() -> None:
-    first, second = draw(50, 50, epochs=2)
-    assert not torch.equal(first, second)
-    torch.rand(3)
-    assert torch.equal(first, draw(50, 50, epochs=1)[0])
 
 
 # A share of the work
@@ -147,12 +132,6 @@ A, B = Phase("a"), Phase("b")
 def test_stages(schedule: Schedule, laid: list[tuple[str, int | None, int | None]]) -> None:
     made = stages(schedule, Training(local_epochs=3))
     assert [("".join(p.name for p in s.phases), s.epochs, s.steps) for s in made] == laid
-
-
-def test_local_steps_go_before_local_epochs() -> None:
-    training = Training(local_epochs=3, local_steps=7)
-    both = stages((A, Phase("b", epochs=1)), training)
-    assert [(s.epochs, s.steps) for s in both] == [(None, 7), (1, None)]
 
 
 # The loop
@@ -250,61 +229,6 @@ def test_alternation_against_plain_tensors(schedule: Schedule, turns: list[list[
     train(module, examples(), generator(9))
     for ours, theirs in zip(module.net.parameters(), by_hand(turns, examples(), 0.3, 4), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-
-def test_alternation_by_batch_sees_the_same_batch_and_the_new_parameters() -> None:
-    module = Client((Alternate(TURNS, steps=3),))
-    train(module, examples(), generator())
-    assert [kind for kind, _, _ in module.seen] == ["penalty", "ce"] * 3
-    for (_, batch, before), (_, again, after) in zip(module.seen[::2], module.seen[1::2], strict=True):
-        assert torch.equal(batch, again) and not torch.equal(before, after)
-
-
-def rate(module: Client, n: int = 4) -> float:
-    """The learning rate of a single step of the head's bias."""
-    before = values(module)["net.head.bias"]
-    x, y = examples(n).batch(slice(None))
-    gradient = torch.autograd.grad(cross_entropy(module.net(x), y), module.net.head.bias)[0]  # type: ignore[arg-type]
-    train(module, examples(n), generator())
-    return float(((before - module.state_dict()["net.head.bias"]) / gradient).mean())
-
-
-@pytest.mark.parametrize(
-    ("lr", "decay", "round_number", "expected"),
-    [(None, 1.0, 5, 0.5), (0.125, 1.0, 5, 0.125), (None, 0.5, 1, 0.5), (None, 0.5, 4, 0.0625), (0.25, 0.5, 2, 0.125)],
-)
-def test_rate_by_phase_and_round(lr: float | None, decay: float, round_number: int, expected: float) -> None:
-    module = Client((Phase(trainable=HEAD, lr=lr),), lr_decay=decay)
-    module.round_number = round_number
-    assert rate(module) == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_optimiser_is_fresh_in_every_round() -> None:
-    """Momentum of one round does not reach into the next."""
-    module, other = Client(momentum=0.9), Client(momentum=0.9)
-    train(module, examples(), generator(0))
-    other.load_state_dict(module.state_dict())
-    train(module, examples(), generator(1))
-    train(other, examples(), generator(1))
-    assert not moved(module, values(other))
-
-
-def test_losses_are_means_over_the_steps() -> None:
-    """Every step counts the same, a short batch too; the loss is the one before the step."""
-    module = Client((Phase("only", "penalty", BODY, epochs=2),))
-    kept: dict[str, list[float]] = {"near": [], "far": []}
-    inner: Callable[[Batch], Terms] = module.penalty
-
-    def penalty(batch: Batch) -> Terms:
-        terms = inner(batch)
-        for name, value in terms.items():
-            kept[name].append(float(value.detach()))
-        return terms
-
-    module.penalty = penalty  # type: ignore[method-assign]
-    steps, losses = train(module, examples(), generator())
-    assert steps == 6
-    assert losses == {name: pytest.approx(sum(v) / 6, rel=1e-6) for name, v in kept.items()}
 
 
 def test_loss_terms_of_several_phases_have_names_of_their_own() -> None:

@@ -6,25 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import METHODS, Records, slow_except, states
+from support import METHODS, Records, prepared, slow_except, states
 from torch.nn import functional
 
+from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.prepare import prepare
-from pflsim.config.checks import check
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.simulation import Simulation
 from pflsim.errors import SettingsError
 
-SMALL = ["executor=inline", "data=digits", "clients=5", "rounds=2", "batch_size=8", "model.hidden=[8]"]
+SMALL = ["data=digits", "clients=5", "rounds=2", "batch_size=8", "model.hidden=[8]"]
 
 
 def run(folder: Path, *overrides: str) -> tuple[InlineExecutor, Records]:
-    with composing([CONFIGS]):
-        made = prepare(to_settings(composed([*SMALL, *overrides], [CONFIGS])))
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
-    records = Records()
-    executor.start()
+    made = prepared(*SMALL, *overrides)
+    executor, records = inline(made), Records()
     Simulation(executor, made.plan, folder, records).run()
     return executor, records
 
@@ -76,5 +71,5 @@ def test_lockstep_and_loop_differ_by_rounding(method: str, tmp_path: Path) -> No
 
 
 def test_tf32_needs_a_gpu() -> None:
-    with composing([CONFIGS]), pytest.raises(SettingsError, match="precision=tf32"):
-        check(to_settings(composed([*SMALL, "precision=tf32"], [CONFIGS])))
+    with pytest.raises(SettingsError, match="precision=tf32"):
+        prepared(*SMALL, "precision=tf32")

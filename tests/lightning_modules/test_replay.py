@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import METHODS, PLAIN_SGD, Records, slow_except, states
+from support import METHODS, PLAIN_SGD, Records, prepared, slow_except, states
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import replay
 from lightning_modules.lockstep.training import Lockstep
-from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.simulation import Simulation
 
 SMALL = ["data=digits", "clients=6", "lockstep_clients=6", "rounds=3", "batch_size=8", "lr=0.05", "lockstep=true"]
 MLP = "model.hidden=[8]"
+MOMENTUM = f"{MLP} momentum=0.5 lr_decay=0.9"
 CNN = "model=cnn_bn model.padding=2 model.channels=[2,3] model.hidden=6 fraction=0.7 local_steps=6"
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default, torch.ops.aten.nonzero.default}
 """Operations that would wait for a GPU, or copy to or from it."""
@@ -71,13 +72,8 @@ def taped(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], Non
 
 
 def trained(folder: Path, replays: bool, *overrides: str) -> tuple[InlineExecutor, list[Any]]:
-    with composing([CONFIGS]):
-        made = prepare(to_settings(composed(["executor=inline", *SMALL, *overrides], [CONFIGS])))
-    executor, records = (
-        InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation),
-        Records(),
-    )
-    executor.start()
+    made = prepared(*SMALL, *overrides)
+    executor, records = inline(made), Records()
     executor.host.locksteps = {v: Lockstep(m, replays) for v, m in executor.host.modules.items()}
     Simulation(executor, made.plan, folder, records).run()
     return executor, [[dict(report.losses) for report in record.reports] for record in records.records]
@@ -87,8 +83,13 @@ def refused(method: str, setting: str) -> bool:
     return method in PLAIN_SGD and setting.startswith("momentum=")
 
 
-@pytest.mark.parametrize("extra", [MLP, f"{MLP} momentum=0.5 lr_decay=0.9", CNN])
-@pytest.mark.parametrize("method", slow_except(["fedavg", "fedrep", "pfedme", "per_fedavg", "gpfl"], METHODS))
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    slow_except(
+        [("fedavg", CNN), ("fedrep", MOMENTUM), ("pfedme", MLP), ("per_fedavg", MOMENTUM), ("gpfl", MLP)],
+        product(METHODS, [MLP, MOMENTUM, CNN]),
+    ),
+)
 def test_equal_to_steps_in_turn(method: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, over rounds in which the clients, the learning rate and the width of the stack change.
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from support import World, rounds, world
+from support import World, prepared, rounds, world
 
 from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.contract.checks import inline
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.hosts.server_host import identity
 from lightning_modules.methods.fedalp import FedALP
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.net import Net
-from lightning_modules.prepare import PreparedRun, prepare
+from lightning_modules.prepare import PreparedRun
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import ServerError, SettingsError
 from pflsim.messages import Uplink
@@ -58,55 +58,43 @@ def global_models(kind: type[ClientModule], rule: ServerRule[Any], fraction: flo
     return found
 
 
+@cache
+def fedavg_models(fraction: float = 1.0) -> list[Tensors]:
+    return global_models(FedAvg, FedAvgServer(), fraction)
+
+
 def distance(a: Tensors, b: Tensors) -> float:
     return max(float((a[k] - b[k]).abs().max()) for k in a)
 
 
-@pytest.mark.parametrize("onto", ["group", "mixture"])
-def test_beta_0_follows_fedavg(onto: Any) -> None:
-    rule = Server(groups=3, beta=0, gamma="group", onto=onto)
-    for ours, theirs in zip(global_models(FedALP, rule), global_models(FedAvg, FedAvgServer()), strict=True):
-        assert all(v.dtype == torch.float64 for v in ours.values())
-        assert distance(ours, theirs) < 1e-12
-
-
-@pytest.mark.parametrize(("beta", "fraction"), [(0.6, 1.0), (1.0, 0.5)])
-def test_one_group_follows_fedavg(beta: float, fraction: float) -> None:
-    """Whatever β: the one group's model is the common one."""
-    ours = global_models(FedALP, Server(groups=1, beta=beta, gamma="group"), fraction)
-    theirs = global_models(FedAvg, FedAvgServer(), fraction)
-    assert all(distance(a, b) < 1e-12 for a, b in zip(ours, theirs, strict=True))
+@pytest.mark.parametrize(
+    ("settings", "fraction"),
+    [
+        ({"groups": 3, "beta": 0, "onto": "group"}, 1.0),
+        ({"groups": 3, "beta": 0, "onto": "mixture"}, 1.0),
+        ({"groups": 1, "beta": 0.6}, 1.0),
+        ({"groups": 1, "beta": 1.0}, 0.5),
+    ],
+)
+def test_beta_0_and_one_group_follow_fedavg(settings: Any, fraction: float) -> None:
+    ours = global_models(FedALP, Server(gamma="group", **settings), fraction)
+    assert all(distance(a, b) < 1e-12 for a, b in zip(ours, fedavg_models(fraction), strict=True))
 
 
 def test_otherwise_it_does_not() -> None:
-    ours, theirs = (
-        global_models(FedALP, Server(groups=3, beta=0.6, gamma="group")),
-        global_models(FedAvg, FedAvgServer()),
-    )
+    ours, theirs = global_models(FedALP, Server(groups=3, beta=0.6, gamma="group")), fedavg_models()
     assert distance(ours[0], theirs[0]) < 1e-12, "the groups' models start equal"
     assert all(distance(a, b) > 1e-4 for a, b in zip(ours[1:], theirs[1:], strict=True))
 
 
-def test_the_warm_up_is_fedavg_to_the_bit() -> None:
-    alp, avg = world(FedALP, Server(), training=TRAINING), world(FedAvg, FedAvgServer(), training=TRAINING)
-    one, other = alp.inline(), avg.inline()
-    for executor in (one, other):
-        rounds(executor, WARMUP, 4)
-    a, b = one.server.rule.global_weights(one.server.state), other.server.rule.global_weights(other.server.state)
-    assert a is not None and b is not None and all(torch.equal(a[k], b[k]) for k in b)
-
-
 @cache
 def digits(*overrides: str) -> PreparedRun:
-    chosen = ["method=fedalp", "data=digits", "executor=inline", *overrides]
-    with composing([CONFIGS]):
-        return prepare(to_settings(composed(chosen, [CONFIGS])))
+    return prepared("method=fedalp", "data=digits", *overrides)
 
 
 def run(job: PreparedRun) -> InlineExecutor:
     """All rounds with the cohorts of the plan."""
-    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
-    executor.start()
+    executor = inline(job)
     for t, cohort in enumerate(job.plan.cohorts, start=1):
         executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
     return executor

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
-from pflsim import cli
 from pflsim.messages import Uplink
 from pflsim.servers.base import Federation
 from pflsim.servers.fedalp import FedALP, State
@@ -202,81 +198,3 @@ def test_too_few_for_the_groups() -> None:
         check(rule.downlink(state, 3).weights, common)  # type: ignore[arg-type]
     state = rule.fuse(state, uplinks({i: values(rng, common) for i in (0, 3, 4)}))
     assert rule.numbers(state)["groups"].tolist() == [0, -1, -1, 1, 2, -1]
-
-
-def test_everything_can_be_recomputed_from_a_trace(tmp_path: Path) -> None:
-    """ρ, groups, Ψ, w_m, w_g and the mixtures from the messages of a real run, with NumPy alone."""
-    arguments = "method=fedalp executor=inline clients=6 rounds=4 fraction=0.5 trace.rounds=[2,3,4] lr=0.3"
-    assert cli.main([*arguments.split(), "model.hidden=[8]", f"run_dir={tmp_path / 'run'}"]) == 0
-    trace = [{p.stem: load_file(p) for p in (tmp_path / f"run/trace/round_000{t}").iterdir()} for t in (2, 3, 4)]
-    units = [["net.body.fc1.weight", "net.body.fc1.bias"], ["net.head.weight", "net.head.bias"]]
-    keys = sum(units, [])
-    sizes = class_sizes(tmp_path / "run")
-
-    def updates(messages: dict[str, Arrays]) -> dict[int, Arrays]:
-        who = sorted(int(name[3:]) for name in messages if name.startswith("up"))
-        read = {i: (messages[f"up_{i:03d}"], messages[f"down_{i:03d}"]) for i in who}
-        return {
-            i: {k: up[f"weights/{k}"].astype(float) - down[f"weights/{k}"] for k in keys}
-            for i, (up, down) in read.items()
-        }
-
-    made, delta = trace[0]["server"], updates(trace[0])
-    assert sorted(delta) == list(range(6)), "all clients report in round T_pre"
-    flat = np.stack([np.concatenate([delta[i][k].ravel() for k in keys]) for i in range(6)])
-    rho = flat @ flat.T / np.outer(np.linalg.norm(flat, axis=1), np.linalg.norm(flat, axis=1))
-    groups, psi = np.array(ward(rho, 3)), np.zeros((3, 2))
-    assert made["groups"].tolist() == groups.tolist()
-    for m in range(3):
-        who = np.flatnonzero(groups == m)
-        share = sizes[who] / sizes[who].sum()
-        norm = [
-            np.sqrt(sum((sum(s * delta[i][k] for s, i in zip(share, who, strict=True)) ** 2).sum() for k in unit))
-            for unit in units
-        ]
-        psi[m] = 0.6 * np.array(norm) / max(norm)
-    np.testing.assert_allclose(made["psi"], psi, rtol=1e-9)
-
-    # Round 3: all groups were sent w_g of round 2; γ_k are fractions of the examples of all clients
-    after, delta = trace[1]["server"], updates(trace[1])
-    for m in range(3):
-        who = [i for i in delta if groups[i] == m]
-        for k in keys:
-            start = made[f"group/{k}"][m].astype(float)
-            moved = sum(sizes[i] / sizes.sum() * delta[i][k] for i in who)
-            np.testing.assert_allclose(after[f"group/{k}"][m], start + moved, rtol=1e-5, atol=1e-7)
-    share = np.array([sizes[groups == m].sum() for m in range(3)]) / sizes.sum()
-    for i in updates(trace[2]):
-        for number, unit in enumerate(units):
-            for k in unit:
-                own_k = after[f"group/{k}"].astype(float)
-                weight = psi[groups[i], number]
-                expected = weight * own_k[groups[i]] + (1 - weight) * np.tensordot(share, own_k, 1)
-                np.testing.assert_allclose(trace[2][f"down_{i:03d}"][f"weights/{k}"], expected, rtol=1e-5, atol=1e-7)
-
-
-def ward(rho: np.ndarray, count: int) -> list[int]:
-    """Ward's clustering of unit vectors with cosines ρ into `count` groups, numbered by their first clients.
-
-    The two clusters are joined whose union has the least growth of the sum of squares, n_a·n_b/(n_a+n_b)·‖c_a − c_b‖²,
-    where the squared distance of the means follows from ρ.
-    """
-    clusters = [[i] for i in range(len(rho))]
-
-    def growth(a: list[int], b: list[int]) -> float:
-        within, between = rho[np.ix_(a, a)].mean() + rho[np.ix_(b, b)].mean(), rho[np.ix_(a, b)].mean()
-        return len(a) * len(b) / (len(a) + len(b)) * (within - 2 * between)
-
-    while len(clusters) > count:
-        pairs = [(a, b) for a in range(len(clusters)) for b in range(a)]
-        a, b = min(pairs, key=lambda pair: growth(clusters[pair[0]], clusters[pair[1]]))
-        joined = clusters[a] + clusters[b]
-        clusters = [cluster for at, cluster in enumerate(clusters) if at not in (a, b)] + [joined]
-    clusters.sort(key=min)
-    return [next(m for m, cluster in enumerate(clusters) if i in cluster) for i in range(len(rho))]
-
-
-def class_sizes(folder: Path) -> np.ndarray:
-    """Training examples by client, from the record of the partition."""
-    record = json.loads((folder / "partition.json").read_text())
-    return np.array([sum(client["train"]) for client in record["class_counts"]], dtype=float)

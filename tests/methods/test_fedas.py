@@ -1,4 +1,4 @@
-"""FedAS: the received body learns the client's own features; bodies are weighted by Fisher traces."""
+"""FedAS: the received body is aligned with the own features; bodies are weighted by Fisher traces."""
 
 from __future__ import annotations
 
@@ -10,62 +10,40 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, rounds, same, softmax, states, world
+from by_hand import SIZES, Arrays, batches, close, examples, features, gradient, mean, plus, started, values
+from support import BATCH_NORM, World, rounds, same, states, uplinks_of, world
 
 from lightning_modules.methods.fedas import FedAS
 from lightning_modules.methods.fedper import FedPer
-from lightning_modules.nets.cnn import Cnn
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import TrainTask
 from pflsim.messages import Uplink
-from pflsim.seeding import seeded_global, torch_generator
+from pflsim.seeding import seeded_global
 from pflsim.servers.fedas import FedAS as Server
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 
-ALL = (0, 1, 2, 3)
-SIZES = (12, 7, 20, 9)
-BODY = ["net.body.fc1.weight", "net.body.fc1.bias"]
-NAMES = [*BODY, "net.head.weight", "net.head.bias"]
+ALL: tuple[int, ...] = (0, 1, 2, 3)
 LR, ALIGN_LR = 0.3, 0.5
-BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
-Arrays = list[np.ndarray]
+TRAINING = Training(lr=LR, batch_size=4)
 
 
-def fedas(training: Training | None = None, model: Any = None, rule: Any = None, **settings: Any) -> World:
-    training = training or Training(lr=LR, batch_size=4)
-    sizes = settings.pop("sizes", SIZES)
-    return world(partial(FedAS, **settings), rule or Server(), training=training, model=model, sizes=sizes)
-
-
-def arrays(examples: Any) -> tuple[np.ndarray, np.ndarray]:
-    return examples.x.numpy().reshape(len(examples), -1) / 255.0, examples.y.numpy()
-
-
-def slopes(w: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
-    """Gradient of the mean cross-entropy of an MLP with one hidden layer, in float64."""
-    hidden = x @ w[0].T + w[1]
-    z = np.maximum(hidden, 0)
-    p = softmax(z @ w[2].T + w[3])
-    p[np.arange(len(y)), y] -= 1
-    p /= len(y)
-    back = (p @ w[2]) * (hidden > 0)
-    return [back.T @ x, back.sum(0), p.T @ z, p.sum(0)]
+def fedas(model: Any = None, sizes: tuple[int, ...] = SIZES, **settings: Any) -> World:
+    return world(partial(FedAS, **settings), Server(), training=TRAINING, model=model, sizes=sizes)
 
 
 def aligned(received: Arrays, own: Arrays, x: np.ndarray, y: np.ndarray, order: np.ndarray) -> Arrays:
     """One epoch of the alignment of the received body, class by class."""
-    features = np.maximum(x @ own[0].T + own[1], 0)
-    means = {j: features[y == j].mean(0) for j in set(y)}
+    means = {j: features(own, x[y == j]).mean(0) for j in set(y)}
     w1, b1 = received[:2]
     for start in range(0, len(order), 4):
         rows = order[start : start + 4]
-        hidden = x[rows] @ w1.T + b1
-        z, back = np.maximum(hidden, 0), np.zeros_like(hidden)
+        z = features([w1, b1], x[rows])
+        back = np.zeros_like(z)
         for j in set(y[rows]):
             inside = y[rows] == j
             back[inside] = 2 * (z[inside] - means[j]) / (inside.sum() * z.shape[1])
-        back *= hidden > 0
+        back *= z > 0
         w1, b1 = w1 - ALIGN_LR * back.T @ x[rows], b1 - ALIGN_LR * back.sum(0)
     return [w1, b1, *own[2:]]
 
@@ -73,47 +51,35 @@ def aligned(received: Arrays, own: Arrays, x: np.ndarray, y: np.ndarray, order: 
 def trace(w: Arrays, x: np.ndarray, y: np.ndarray) -> float:
     """Σ ‖∇F‖² over mini-batches of every k-th example."""
     count = math.ceil(len(y) / 4)
-    found = [slopes(w, x[first::count], y[first::count]) for first in range(count)]
-    return sum((g**2).sum() for gradient in found for g in gradient)
+    return sum((g**2).sum() for first in range(count) for g in gradient(w, x[first::count], y[first::count]))
 
 
 def test_three_rounds_by_hand() -> None:
-    """Alignment, training, traces and the weighted mean in NumPy float64; client 3 is absent in round 1."""
-    w = fedas(align_lr=ALIGN_LR)
-    executor, initial = w.inline(), w.factory.build().state_dict()
-    common = [initial[k].double().numpy().copy() for k in NAMES]
-    own, started = {c: list(common) for c in ALL}, set[int]()
-    for t, cohort in ((1, (0, 1, 2)), (2, ALL), (3, ALL)):
-        trained = executor.run(TrainTask(t), executor.send(cohort))
-        sent = {up.client: up for handle in trained.uplinks for up in executor.uplinks(handle)}
-        executor.fuse(trained)
-        traces = {}
-        for client in cohort:
-            x, y = arrays(executor.host.shards[client].train)
-            with seeded_global(0, "train", client, t):
-                order = torch.randperm(SIZES[client]).numpy()
-            new = [*common[:2], *own[client][2:]]
-            if client in started:
-                new = aligned(common, own[client], x, y, order)
-                assert abs(new[0] - common[0]).max() > 1e-3, "the alignment moves the body"
-            started.add(client)
-            order = torch.randperm(SIZES[client], generator=torch_generator(0, "batches", client, t)).numpy()
-            for first in range(0, SIZES[client], 4):
-                rows = order[first : first + 4]
-                new = [v - LR * g for v, g in zip(new, slopes(new, x[rows], y[rows]), strict=True)]
-            own[client], traces[client] = new, trace(new, x, y)
-            for name, value in zip(NAMES, new, strict=True):
-                np.testing.assert_allclose(states(executor)[client][name].numpy(), value, rtol=1e-4, atol=5e-6)
-            assert sent[client].numbers == {"fisher_trace": pytest.approx(traces[client], rel=1e-4)}
-        shares = np.array([traces[c] for c in cohort]) / sum(traces.values())
-        assert max(shares) / min(shares) > 1.2
-        common = [np.einsum("k,k...->...", shares, np.stack([own[c][i] for c in cohort])) for i in range(2)]
-        for name, value in zip(BODY, common, strict=True):
-            np.testing.assert_allclose(executor.server.state.weights[name].numpy(), value, rtol=1e-4, atol=5e-6)
-        common += own[0][2:]
-
-
-# Must hold --------------------------------------------------------------------------------------------------------
+    """Alignment, training, traces and the weighted mean; client 3 is absent in round 1."""
+    with started(fedas(align_lr=ALIGN_LR)) as executor:
+        common = values(states(executor)[0])
+        own, begun = [common] * 4, set[int]()
+        for t, cohort in ((1, (0, 1, 2)), (2, ALL), (3, ALL)):
+            trained = executor.run(TrainTask(t), executor.send(cohort))
+            sent = uplinks_of(executor, trained)
+            executor.fuse(trained)
+            traces = []
+            for client in cohort:
+                data, w = examples(executor, client), [*common[:2], *own[client][2:]]
+                with seeded_global(0, "train", client, t):
+                    order = torch.randperm(SIZES[client]).numpy()
+                if client in begun:
+                    w = aligned(common, own[client], *data, order)
+                begun.add(client)
+                for x, y in batches(executor, client, t):
+                    w = plus(w, -LR, gradient(w, x, y))
+                own[client] = w
+                traces.append(trace(w, *data))
+                close(values(states(executor)[client]), w)
+                assert sent[client].numbers == {"fisher_trace": pytest.approx(traces[-1], rel=1e-9)}
+            common = mean([own[c] for c in cohort], traces)
+            body = [executor.server.state.weights[f"net.body.fc1.{k}"].numpy() for k in ("weight", "bias")]
+            close(body, common[:2])
 
 
 class EqualTraces(FedAS):
@@ -121,7 +87,7 @@ class EqualTraces(FedAS):
         return 1.0
 
 
-def after(w: World) -> dict[int, dict[str, torch.Tensor]]:
+def nets(w: World) -> dict[int, dict[str, torch.Tensor]]:
     executor = w.inline()
     rounds(executor, 3, 4, fraction=0.75)
     return {c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()}
@@ -130,12 +96,12 @@ def after(w: World) -> dict[int, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("model", [None, BATCH_NORM])
 def test_without_alignment_and_with_equal_traces_it_is_fedper(model: Any) -> None:
     """To the bit, with clients of equal size; without one of the two it is not."""
-    equal, training = {"sizes": (8, 8, 8, 8)}, Training(lr=LR, batch_size=4)
-    fedper = after(world(FedPer, FedAvgServer(), training=training, model=model, **equal))
-    w = fedas(align_epochs=0, model=model, **equal)
-    assert same(after(replace(w, factory=replace(w.factory, client=partial(EqualTraces, align_epochs=0)))), fedper)
-    assert not same(after(w), fedper)
-    assert not same(after(replace(w, factory=replace(w.factory, client=EqualTraces))), fedper)
+    equal = {"sizes": (8, 8, 8, 8), "model": model}
+    fedper = nets(world(FedPer, FedAvgServer(), training=TRAINING, **equal))
+    w = fedas(align_epochs=0, **equal)
+    assert same(nets(replace(w, factory=replace(w.factory, client=partial(EqualTraces, align_epochs=0)))), fedper)
+    assert not same(nets(w), fedper)
+    assert not same(nets(replace(w, factory=replace(w.factory, client=EqualTraces))), fedper)
 
 
 @pytest.mark.parametrize("traces", [(0.7,) * 3, (0.0,) * 3, (math.nan, math.inf, 0.0)])
@@ -151,17 +117,24 @@ def test_equal_traces_give_the_plain_mean(traces: tuple[float, ...]) -> None:
     state = w.rule.init(w.federation)
     fused = w.rule.fuse(state, ups)
     for key in state.weights:
-        mean = np.mean([own[key].numpy() for own in sent], axis=0)
-        np.testing.assert_allclose(w.rule.downlink(fused, 0).weights[key].numpy(), mean, rtol=1e-12)
+        expected = np.mean([own[key].numpy() for own in sent], axis=0)
+        np.testing.assert_allclose(w.rule.downlink(fused, 0).weights[key].numpy(), expected, rtol=1e-12)
     assert w.rule.fuse(state, []) is state
 
 
-# Details ----------------------------------------------------------------------------------------------------------
+def test_a_client_that_diverged_does_not_count() -> None:
+    w = fedas()
+    state = w.rule.init(w.federation)
+    good = {k: torch.ones_like(v) for k, v in state.weights.items()}
+    bad = {k: torch.full_like(v, math.nan) for k, v in good.items()}
+    sent = enumerate([(good, 2.0), (bad, math.nan)])
+    ups = [Uplink(own, numbers={"fisher_trace": trace}, client=i) for i, (own, trace) in sent]
+    assert all(torch.equal(value, good[k]) for k, value in w.rule.fuse(state, ups).weights.items())
 
 
 def test_own_features_are_taken_in_evaluation_mode() -> None:
     """Whatever mode the module was left in."""
-    w, ends = world(partial(FedAS, align_lr=0.1), Server(), model=BATCH_NORM), []
+    w, ends = fedas(BATCH_NORM, align_lr=0.1), []
     executor = w.inline()
     rounds(executor, 1, 4)
     down = executor.downlink(executor.send([2]).downlinks[2])
@@ -173,14 +146,3 @@ def test_own_features_are_taken_in_evaluation_mode() -> None:
             module.before_training(executor.host.shards[2])
         ends.append({2: {k: v.clone() for k, v in module.state_dict().items()}})
     assert same(*ends)
-
-
-def test_a_client_that_diverged_does_not_count() -> None:
-    rule = Server()
-    w = fedas(rule=rule)
-    state = rule.init(w.federation)
-    good = {k: torch.ones_like(v) for k, v in state.weights.items()}
-    bad = {k: torch.full_like(v, math.nan) for k, v in good.items()}
-    sent = enumerate([(good, 2.0), (bad, math.nan)])
-    ups = [Uplink(own, numbers={"fisher_trace": trace}, client=i) for i, (own, trace) in sent]
-    assert all(torch.equal(value, good[k]) for k, value in rule.fuse(state, ups).weights.items())

@@ -5,26 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.numpy import load_file
-from support import Records, World, dataset, plan, rounds, same, softmax, states, world
+from by_hand import Arrays, backward, close, features, head_steps, plus, scores, slope, values
+from support import BATCH_NORM, World, dataset, rounds, same, states, steps_of, world
 from torch import nn
 
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.loop import train
 from lightning_modules.methods.fedfcd import FedFCD
-from lightning_modules.nets.cnn import Cnn, MapCnn
+from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, ReplyTask, Sent
-from pflsim.engine.simulation import Simulation
+from pflsim.engine.execution import ReplyTask, Sent
 from pflsim.errors import SettingsError
+from pflsim.fusion.prototypes import passes, train_head
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import load
 from pflsim.seeding import torch_generator
@@ -48,73 +45,19 @@ def run(w: World, count: int = 3, fraction: float = 1.0) -> InlineExecutor:
     return executor
 
 
-@pytest.mark.parametrize("alternate", ["batch", "epoch"])
-def test_each_step_touches_only_its_own_parameters(alternate: Any) -> None:
+@pytest.mark.parametrize(("alternate", "order"), [("batch", "bh" * 6), ("epoch", "bbbhhh" * 2)])
+def test_each_step_touches_only_its_own_parameters(alternate: Any, order: str) -> None:
+    """12 examples make 3 batches of 4, twice."""
     w = fedfcd(alternate=alternate, lam=3.0, training=Training(lr=0.2, batch_size=4, local_epochs=2))
-    executor = run(w, 1)
-    module, own = w.factory.build(), executor.host.shards[0]
-    module.receive(executor.downlink(executor.send([0]).downlinks[0]))
-    seen: list[tuple[str, set[str]]] = []
-    real = module.optimise
-
-    def watched(batch: Any, step: Any) -> Any:
-        before = {k: v.clone() for k, v in module.state_dict().items()}
-        terms = real(batch, step)
-        seen.append((step.phase.name, {k for k, v in module.state_dict().items() if not torch.equal(v, before[k])}))
-        return terms
-
-    module.optimise = watched  # type: ignore[method-assign]
-    _, losses = train(module, own.train, torch_generator(0, "batches", 0, 1))
-    assert {name: moved for name, moved in seen} == {
-        "body": {"net.body.fc1.weight", "net.body.fc1.bias"},
-        "head": {"net.head.weight", "net.head.bias"},
-    }
-    order = "bh" * 6 if alternate == "batch" else "bbbhhh" * 2
-    assert "".join(name[0] for name, _ in seen) == order, "12 examples make 3 batches of 4, twice"
-    assert set(losses) == {"body/ce", "body/align", "head/ce"} and losses["body/align"] > 0
+    seen = steps_of(run(w, 1))
+    assert {name: sorted(moved, reverse=True) for name, moved in seen} == {"body": NETS[0], "head": NETS[1]}
+    assert "".join(name[0] for name, _ in seen) == order
 
 
 def test_a_downlink_has_the_same_sections_for_all_clients() -> None:
     executor = run(fedfcd(), 1)
     one, other = (executor.server.downlinks(range(2))[i] for i in range(2))
     assert one.weights is other.weights and one.prototypes is other.prototypes
-
-
-def test_the_server_can_be_recomputed_from_the_trace(tmp_path: Path) -> None:
-    """GFR and head of every downlink by NumPy from the uplinks of the round before, the initial round included."""
-    w = fedfcd(server={"server_lr": 0.5, "server_batch": 4})
-    made = plan(4, 3, trace_rounds=(0, 1, 2, 3), initial_round=True, eval_every=3)
-    made = replace(made, cohorts=((0, 2), (0, 1, 2, 3), (1, 3)))
-    Simulation(w.inline(), made, tmp_path, Records()).run()
-
-    gfr = np.full((3, 5), np.nan)
-    weight, bias = (w.federation.initial[f"global_head.{k}"].double().numpy() for k in ("weight", "bias"))
-    for t in range(4):
-        folder = tmp_path / "trace" / f"round_{t:04d}"
-        ups = [load_file(p) for p in sorted(folder.glob("up_*"))]
-        downs = [load_file(p) for p in sorted(folder.glob("down_*"))]
-        assert len(ups) == [4, 2, 4, 2][t] and len(downs) == (len(ups) if t else 0)
-        for down in downs:  # the fusion of the round before
-            np.testing.assert_allclose(down["prototypes/means"], gfr, rtol=1e-6)
-            np.testing.assert_allclose(down["weights/global_head.weight"], weight, rtol=1e-4, atol=1e-6)
-            np.testing.assert_allclose(down["weights/global_head.bias"], bias, rtol=1e-4, atol=1e-6)
-        means = np.stack([up["prototypes/means"] for up in ups]).astype(float)
-        counts = np.stack([up["prototypes/counts"] for up in ups])
-        for j in range(3):
-            if counts[:, j].any():
-                gfr[j] = (counts[:, j, None] * means[:, j]).sum(0) / counts[:, j].sum()
-        pairs = [(k, j) for k in range(len(ups)) for j in range(3) if counts[k, j]]
-        z, y = np.stack([means[pair] for pair in pairs]), np.array([j for _, j in pairs])
-        (order,) = load_file(folder / "server.safetensors")["order"]
-        for start in range(0, len(y), 4):
-            rows = order[start : start + 4]
-            p = softmax(z[rows] @ weight.T + bias)
-            p[np.arange(len(rows)), y[rows]] -= 1
-            weight, bias = weight - 0.5 * p.T @ z[rows] / len(rows), bias - 0.5 * p.mean(0)
-        with safe_open(folder / "server.safetensors", framework="np") as file:
-            assert set(file.keys()) == {"gfr", "gfr_counts", "head/weight", "head/bias", "order"}
-            np.testing.assert_allclose(file.get_tensor("gfr"), gfr, rtol=1e-6)
-            np.testing.assert_allclose(file.get_tensor("head/weight"), weight, rtol=1e-4, atol=1e-6)
 
 
 def test_round_one_has_both_after_the_initial_round() -> None:
@@ -135,68 +78,54 @@ def test_round_one_has_both_after_the_initial_round() -> None:
 
 
 SWITCHES = ("feature_alignment", "decision_fusion", "hierarchical")
-BODY, LOCAL_HEAD, GLOBAL_HEAD = (
-    [f"{name}.{kind}" for kind in ("weight", "bias")] for name in ("net.body.fc1", "net.head", "global_head")
-)
+NETS = [[f"{name}.{kind}" for kind in ("weight", "bias")] for name in ("net.body.fc1", "net.head", "global_head")]
+BODY, LOCAL_HEAD, GLOBAL_HEAD = NETS
 
 
 def expected_step(
-    w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray, means: np.ndarray, align: bool, fuse: bool, in_turn: bool
-) -> dict[str, np.ndarray]:
-    """One batch of eqs. 9 and 10 with the switches, λ = 2 and η = 0.3, by NumPy."""
+    w: Arrays, other: Arrays, x: np.ndarray, y: np.ndarray, means: np.ndarray, align: bool, fuse: bool, in_turn: bool
+) -> Arrays:
+    """One batch of eqs. 9 and 10 with the switches, λ = 2 and η = 0.3; the second class has no mean."""
+    other = other if fuse else [0 * v for v in other]
+    by_features = 2 * 2 / 5 / len(y) * np.where((y != 1)[:, None], features(w, x) - means[y], 0) * align
 
-    def forward(body: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        z = np.maximum(x @ body[0].T + body[1], 0)
-        scores = z @ w[LOCAL_HEAD[0]].T + w[LOCAL_HEAD[1]]
-        p = softmax(scores + (z @ w[GLOBAL_HEAD[0]].T + w[GLOBAL_HEAD[1]] if fuse else 0))
-        return z, (p - np.eye(3)[y]) / len(y)
+    def gradient(w: Arrays) -> Arrays:
+        z = features(w, x)
+        error = slope(scores(w, x) + z @ other[0].T + other[1], y)
+        return backward(w, x, error, by_features + error @ other[0])
 
-    body = [w[key] for key in BODY]
-    z, error = forward(body)
-    back = error @ (w[LOCAL_HEAD[0]] + (w[GLOBAL_HEAD[0]] if fuse else 0))
-    if align:
-        back = back + 2 * 2 / z.size * (z - means[y])
-    back = back * (z > 0)
-    body = [body[0] - 0.3 * back.T @ x, body[1] - 0.3 * back.sum(0)]
-    if in_turn:
-        z, error = forward(body)
-    head = [w[LOCAL_HEAD[0]] - 0.3 * error.T @ z, w[LOCAL_HEAD[1]] - 0.3 * error.sum(0)]
-    return dict(zip(BODY + LOCAL_HEAD, body + head, strict=True))
+    body = plus(w, -0.3, gradient(w))[:2]
+    return body + plus(w, -0.3, gradient(body + w[2:] if in_turn else w))[2:]
 
 
 def test_every_switch_has_an_effect() -> None:
-    """One batch of all eight ablations by NumPy, each of which ends elsewhere."""
+    """One batch of all eight ablations and the decision, each of which ends elsewhere."""
     rng = np.random.default_rng(2)
     x, y, means = rng.uniform(size=(8, 16)), rng.integers(0, 3, size=8), rng.normal(size=(3, 5))
     batch = torch.from_numpy(x).reshape(8, 1, 4, 4), torch.from_numpy(y)
-    w = {key: rng.normal(0, 0.5, size=shape) for key, shape in (
-        *zip(BODY, ((5, 16), (5,)), strict=True),
-        *zip(LOCAL_HEAD, ((3, 5), (3,)), strict=True),
-        *zip(GLOBAL_HEAD, ((3, 5), (3,)), strict=True),
-    )}  # fmt: skip
+    w = [rng.normal(0, 0.5, size=shape) for shape in ((5, 16), (5,), (3, 5), (3,))]
+    other = [rng.normal(0, 0.5, size=shape) for shape in ((3, 5), (3,))]
+    sent = torch.from_numpy(np.where([[True], [False], [True]], means, np.nan))  # a missing class has any number
     ends: list[np.ndarray] = []
     for switches in product((True, False), repeat=3):
         chosen = dict(zip(SWITCHES, switches, strict=True))
         module = fedfcd(lam=2.0, training=Training(lr=0.3, batch_size=8), **chosen).factory.build().double()
-        load(module, {k: torch.from_numpy(w[k]) for k in BODY + LOCAL_HEAD})
-        heads = {k: torch.from_numpy(w[k]) for k in GLOBAL_HEAD if chosen["decision_fusion"]}
-        module.receive(Message(weights=heads, prototypes=Prototypes(torch.from_numpy(means), torch.ones(3).long())))
+        load(module, {k: torch.from_numpy(v) for k, v in zip(BODY + LOCAL_HEAD, w, strict=True)})
+        heads = {k: torch.from_numpy(v) for k, v in zip(GLOBAL_HEAD, other, strict=True) if chosen["decision_fusion"]}
+        module.receive(Message(weights=heads, prototypes=Prototypes(sent, torch.tensor([4, 0, 9]))))
+        fused = features(w, x) @ other[0].T + other[1] if chosen["decision_fusion"] else 0
+        np.testing.assert_allclose(module.predict(batch[0]).detach().numpy(), scores(w, x) + fused, rtol=1e-10)
         for phase in (phase for stage in module.stages() for phase in stage.phases):
             module.optimise(batch, module.make_step(phase))
-        expected = expected_step(w, x, y, means, *switches)
-        for key, value in expected.items():
-            np.testing.assert_allclose(module.get_parameter(key).detach().numpy(), value, rtol=1e-10, err_msg=key)
-        ends.append(np.concatenate([value.ravel() for value in expected.values()]))
+        expected = expected_step(w, other, x, y, means, *switches)
+        close(values(module.state_dict()), expected)
+        ends.append(np.concatenate([value.ravel() for value in expected]))
     assert all(abs(a - b).max() > 1e-3 for i, a in enumerate(ends) for b in ends[:i])
 
 
 def test_no_weight_of_the_alignment_is_no_alignment() -> None:
     zero, off = run(fedfcd(lam=0.0)), run(fedfcd(feature_alignment=False))
     assert same(states(zero), states(off))
-    message = off.server.downlinks([0])[0]
-    assert message.prototypes is None and message.weights
-    without = run(fedfcd(decision_fusion=False)).server.downlinks([0])[0]
-    assert without.prototypes is not None and not without.weights
 
 
 def test_a_class_that_nobody_sent_keeps_its_global_mean() -> None:
@@ -223,33 +152,6 @@ def test_what_was_received_is_forgotten() -> None:
     assert not any("global_means" in key for key in module.state_dict())
     module.receive(Message())
     assert float(module.objective(batch)["align"].detach()) == 0
-
-
-def test_the_order_of_the_means_changes_with_round_and_seed() -> None:
-    w = fedfcd(server={"server_batch": 1, "server_lr": 1.0})
-    sent = [Uplink(prototypes=Prototypes(torch.eye(3, 5) + i, torch.tensor([1, 1, 1])), client=i) for i in range(4)]
-    state = w.rule.init(w.federation)
-    later = replace(state, fusions=1)
-    other = w.rule.init(replace(w.federation, seed=1))
-    heads = [w.rule.fuse(s, sent).head["global_head.weight"] for s in (state, later, other)]
-    assert not torch.allclose(heads[0], heads[1]) and not torch.allclose(heads[0], heads[2])
-
-
-def test_the_global_head_is_nobodys_own() -> None:
-    executor = run(fedfcd(), 1)
-    module = executor.host.module
-    assert isinstance(module, FedFCD) and module.global_head is not None
-    assert not any(p.requires_grad for p in module.global_head.parameters())
-    pointers = {p.data_ptr() for p in module.parameters()}
-    assert len(pointers) == len(list(module.parameters()))
-    assert executor.evaluate(EvalRequest("global", "received", (0,), ("test",))) == []
-
-
-def test_per_client_starts_share_the_global_head_only() -> None:
-    w = world(partial(FedFCD), Server(**ON), init="per_client")
-    found = states(w.inline())
-    assert all(torch.equal(found[0]["global_head.weight"], s["global_head.weight"]) for s in found.values())
-    assert not torch.equal(found[0]["net.head.weight"], found[1]["net.head.weight"])
 
 
 def test_feature_maps_are_flattened_for_the_means() -> None:
@@ -279,23 +181,9 @@ def test_a_head_that_needs_maps_is_refused() -> None:
     run(fedfcd(model=Pooled, decision_fusion=False), 1)  # nothing to train on the server
 
 
-def test_recalibration_is_for_what_was_received() -> None:
-    """Nothing of the body travels, so its statistics are the client's own under every setting of `buffers`."""
-    model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
-    found = []
-    for buffers in ("aggregate", "local", "recalibrate"):
-        training = Training(lr=0.1, batch_size=5, buffers=buffers)  # type: ignore[arg-type]
-        executor = run(fedfcd(model=model, data=dataset(shape=(1, 8, 8)), training=training), 2)
-        received = executor.evaluate(EvalRequest("personal", "received", (0, 1, 2, 3), ("test",)))
-        found.append((received, states(executor)))
-    assert found[0][0] == found[1][0] == found[2][0]
-    assert same(found[0][1], found[1][1]) and same(found[0][1], found[2][1])
-
-
 def test_batch_norm_in_the_two_steps_and_in_the_initial_round() -> None:
     """Each of the two steps on a batch passes through the body in training mode; class means do not."""
-    model = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
-    w = fedfcd(model=model, data=dataset(shape=(1, 8, 8)), sizes=(12, 12), training=Training(lr=0.1, batch_size=4))
+    w = fedfcd(model=BATCH_NORM, data=dataset(shape=(1, 8, 8)), sizes=(12, 12), training=Training(lr=0.1, batch_size=4))
     executor = w.inline()
     opened = executor.run(ReplyTask(), Sent.nothing(range(2)))
     (ups,) = (executor.uplinks(handle) for handle in opened.uplinks)
@@ -319,3 +207,83 @@ def test_without_weight_a_diverged_client_stays_alone() -> None:
     module.receive(Message(prototypes=Prototypes(torch.full((3, 5), torch.nan), torch.ones(3, dtype=torch.int64))))
     terms = module.objective(w.inline().host.shards[0].train.batch(slice(0, 4)))
     assert all(v.isfinite() for v in terms.values())
+
+
+def uplinks(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[Uplink]]:
+    """Three clients' class means: class 2 of one client only, others missing here and there."""
+    counts = np.array([[3, 4, 0], [5, 0, 0], [1, 2, 6]])
+    means = rng.normal(0, 0.5, (3, 3, 5))
+    sent = []
+    for i, (m, n) in enumerate(zip(means, counts, strict=True)):
+        holed = torch.from_numpy(np.where(n[:, None] > 0, m, np.nan))
+        sent.append(Uplink(prototypes=Prototypes(holed, torch.from_numpy(n)), client=i, num_examples=int(n.sum())))
+    return means, counts, sent
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_global_means(weighting: Any) -> None:
+    """C̄_j = Σ D_ij·C_ij / Σ D_ij over the clients that hold class j (eq. 5), not shrunk by their number."""
+    rule = Server(feature_alignment=True, decision_fusion=False, prototype_weighting=weighting)
+    w = world(partial(FedFCD, decision_fusion=False), rule, sizes=(7, 5, 9))
+    means, counts, sent = uplinks(np.random.default_rng(2))
+    state = rule.fuse(rule.init(w.federation), sent)
+    found = rule.downlink(state, 0).prototypes
+    assert found is not None
+    for j in range(3):
+        holders = [i for i in range(3) if counts[i, j]]
+        shares = [counts[i, j] if weighting == "samples" else 1 for i in holders]
+        expected = sum(p * means[i][j] for p, i in zip(shares, holders, strict=True)) / sum(shares)
+        np.testing.assert_allclose(found.means[j].numpy(), expected, rtol=1e-12)
+    assert found.counts.tolist() == [9, 6, 6]
+    np.testing.assert_array_equal(rule.numbers(state)["gfr"].numpy(), found.means.numpy())
+
+
+@pytest.mark.parametrize(("epochs", "size"), [(1, 10), (3, 2), (2, 4)])
+def test_global_head(epochs: int, size: int) -> None:
+    """φ_g ← φ_g − η·∇ℓ(φ_g; C, y) in mini-batches of (mean, label) pairs (eq. 4), over two fusions."""
+    rule = Server(feature_alignment=False, decision_fusion=True, server_lr=0.3, server_epochs=epochs, server_batch=size)
+    w = world(partial(FedFCD, feature_alignment=False), rule, sizes=(7, 5, 9))
+    head = {k: v.double() for k, v in w.federation.initial.items()}
+    assert set(head) == set(GLOBAL_HEAD)
+    state = rule.init(replace(w.federation, initial=head))
+    weight, bias = head[GLOBAL_HEAD[0]].numpy().copy(), head[GLOBAL_HEAD[1]].numpy().copy()
+    rng = np.random.default_rng(4)
+    for fusion in range(2):
+        means, counts, sent = uplinks(rng)
+        state = rule.fuse(state, sent)
+        pairs = [(means[i][j], j) for i in range(3) for j in range(3) if counts[i, j]]
+        order = torch_generator(0, "global_head", round_number=fusion)
+        orders = [torch.randperm(6, generator=order) for _ in range(epochs)]
+        weight, bias = head_steps(weight, bias, pairs, [turn.numpy() for turn in orders], 0.3, size)
+        drawn = [turn.tolist() for turn in orders]
+        assert rule.numbers(state)["order"].tolist() == drawn, "the trace says in which order the head was trained"
+        down = rule.downlink(state, 2)
+        assert down.prototypes is None
+        np.testing.assert_allclose(down.weights[GLOBAL_HEAD[0]].numpy(), weight, rtol=1e-10)
+        np.testing.assert_allclose(down.weights[GLOBAL_HEAD[1]].numpy(), bias, rtol=1e-10)
+
+
+def test_a_head_of_layers_and_buffers_is_trained_on_a_copy() -> None:
+    """Against torch.optim.SGD on a module; what was given stays as it was, buffers included."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 3)).eval()
+    given = {k: v.clone() + 0.1 for k, v in head.state_dict().items() if v.is_floating_point()}
+    before = {k: v.clone() for k, v in given.items()}
+    own = {k: v.clone() for k, v in head.state_dict().items()}
+    z, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    settings: dict[str, Any] = {"lr": 0.2, "orders": passes(5, 2, torch_generator(0, "x")), "batch_size": 3}
+    found = train_head(head, given, z, y, **settings)
+    assert all(torch.equal(given[k], before[k]) for k in given)
+    assert all(torch.equal(v, own[k]) for k, v in head.state_dict().items())
+
+    head.load_state_dict(given, strict=False)
+    optimizer, order = torch.optim.SGD(head.parameters(), lr=0.2), torch_generator(0, "x")
+    for _ in range(2):
+        for index in torch.randperm(5, generator=order).split(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(head(z[index]), y[index]).backward()
+            optimizer.step()
+    assert set(found) == set(given)
+    for key, value in found.items():
+        torch.testing.assert_close(value, head.state_dict()[key])
+        assert not value.requires_grad

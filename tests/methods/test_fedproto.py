@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import World, softmax, states, trained_states, world
+from by_hand import NAMES, backward, close, examples, features, losses, plus, scores, slope, values
+from support import World, run_cohorts, states, world
 
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedproto import FedProto
 from lightning_modules.prototypes import nearest_scores
 from lightning_modules.training import Training
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.messages import Message, Prototypes
+from pflsim.params import load
 from pflsim.servers.pfedpm import PFedPM as Server
 
 LR, LAM = 0.3, 2.5
 TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
-COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
 ALL = (0, 1, 2, 3)
-NAMES = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
 
 
 def fedproto(*, training: Training = TRAINING, model: Any = None, data: Any = None, **settings: Any) -> World:
     return world(partial(FedProto, **settings), Server(), training=training, model=model, data=data)
-
-
-def run(w: World, cohorts: Sequence[Sequence[int]] = COHORTS) -> InlineExecutor:
-    executor = w.inline()
-    for t, cohort in enumerate(cohorts, start=1):
-        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
-    return executor
-
-
-def nets(executor: InlineExecutor) -> dict[int, dict[str, torch.Tensor]]:
-    """Every client's body and head, buffers included."""
-    return {c: {k: v for k, v in s.items() if k.startswith("net.")} for c, s in states(executor).items()}
 
 
 # Equations --------------------------------------------------------------------------------------------------------
@@ -49,35 +35,21 @@ def nets(executor: InlineExecutor) -> dict[int, dict[str, torch.Tensor]]:
 def test_a_step_by_hand() -> None:
     """CE + λ/(B·D)·Σ ‖z − C̄_y‖² (eq. 7) and three steps of its gradient; class 1 has no global mean."""
     rng = np.random.default_rng(3)
-    w1, b1, w2, b2 = (rng.normal(0, 0.5, s) for s in ((5, 16), (5,), (3, 5), (3,)))
+    w = [rng.normal(0, 0.5, s) for s in ((5, 16), (5,), (3, 5), (3,))]
     means, held = rng.normal(0, 0.5, (3, 5)), np.array([True, False, True])
     module = fedproto(lam=LAM, training=Training(lr=LR, batch_size=8)).factory.build().double()
-    with torch.no_grad():
-        for name, value in zip(NAMES, (w1, b1, w2, b2), strict=True):
-            module.get_parameter(name).copy_(torch.from_numpy(value))
+    load(module, {f"net.{name}": torch.from_numpy(value) for name, value in zip(NAMES, w, strict=True)})
     sent = torch.from_numpy(np.where(held[:, None], means, np.nan))
     module.receive(Message(prototypes=Prototypes(sent, torch.tensor([4, 0, 9]))))
     step = module.make_step(module.schedule()[0])  # type: ignore[arg-type]
     for _ in range(3):
         x, y = rng.random((8, 16)), np.array([0, 1, 2, 2, 1, 0, 0, 2])
-        hidden = x @ w1.T + b1
-        z = np.maximum(hidden, 0)
-        p = softmax(z @ w2.T + b2)
-        ce = -np.log(p[np.arange(8), y]).mean()
-        pull = np.where(held[y][:, None], z - means[y], 0)
+        pull = np.where(held[y][:, None], features(w, x) - means[y], 0)
         found = module.optimise((torch.from_numpy(x.reshape(8, 1, 4, 4)), torch.from_numpy(y)), step)
-        assert math.isclose(float(found["ce"]), ce, rel_tol=1e-12)
+        assert math.isclose(float(found["ce"]), losses(scores(w, x), y).mean(), rel_tol=1e-12)
         assert math.isclose(float(found["align"]), LAM * (pull**2).sum() / (8 * 5), rel_tol=1e-12)
-        p[np.arange(8), y] -= 1
-        back = (p @ w2 / 8 + LAM * 2 / (8 * 5) * pull) * (hidden > 0)
-        w1, b1, w2, b2 = (
-            w1 - LR * back.T @ x,
-            b1 - LR * back.sum(0),
-            w2 - LR * p.T @ z / 8,
-            b2 - LR * p.sum(0) / 8,
-        )
-        for name, value in zip(NAMES, (w1, b1, w2, b2), strict=True):
-            np.testing.assert_allclose(module.get_parameter(name).detach().numpy(), value, rtol=1e-11, atol=1e-14)
+        w = plus(w, -LR, backward(w, x, slope(scores(w, x), y), LAM * 2 / (8 * 5) * pull))
+        close(values(module.state_dict()), w)
 
 
 def test_nearest_prototype() -> None:
@@ -125,12 +97,10 @@ def test_global_means_are_not_shrunk() -> None:
     np.testing.assert_allclose(down.means.numpy(), (n[..., None] * m).sum(0) / n.sum(0)[:, None], rtol=1e-6)
     assert down.counts.tolist() == n.sum(0).tolist()
     for up in ups:  # eq. 3, by the trained body
-        own, state = executor.host.shards[up.client].train, states(executor)[up.client]
-        x, y = own.x.numpy().reshape(len(own), -1) / 255.0, own.y.numpy()
-        weight, bias = (state[f"net.body.fc1.{k}"].double().numpy() for k in ("weight", "bias"))
-        z = np.maximum(x @ weight.T + bias, 0)
+        assert up.prototypes is not None
+        x, y = examples(executor, up.client)
+        z = features(values(states(executor)[up.client]), x / 255.0)
         for j in set(y):
-            assert up.prototypes is not None
             np.testing.assert_allclose(up.prototypes.means[j].numpy(), z[y == j].mean(0), rtol=2e-5, atol=1e-6)
 
 
@@ -140,7 +110,7 @@ def test_global_means_are_not_shrunk() -> None:
 def test_evaluated_with_the_newest_means() -> None:
     """Received: the trained body with what the server has fused since; trained: with what it trained with."""
     w = fedproto()
-    executor = run(w, (ALL, ALL))
+    executor = run_cohorts(w, (ALL, ALL))
     assert FedProto.reported_phase == "received"
     module, own = w.factory.build(), executor.host.shards[1].test
     newest = executor.server.downlinks([1])[1]
@@ -154,15 +124,6 @@ def test_evaluated_with_the_newest_means() -> None:
     assert newest.prototypes is not None
     assert not torch.equal(states(executor)[1]["means"], newest.prototypes.means)
     assert executor.evaluate(EvalRequest("global", "received", ALL, ("test",))) == []
-
-
-def test_means_are_fixed_while_a_client_trains() -> None:
-    w = fedproto()
-    executor = run(w, (ALL,))
-    down = executor.server.downlinks([0])[0].prototypes
-    after = trained_states(executor, executor.run(TrainTask(2), executor.send(range(4))))
-    assert down is not None
-    assert all(torch.equal(s["means"], down.means) for s in after.values())
 
 
 def test_rows_of_missing_classes_do_not_matter() -> None:

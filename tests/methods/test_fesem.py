@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import dataset, rounds, same, states, world
+from by_hand import NAMES, losses, scores, values
+from support import dataset, normed, rounds, same, states, world
 from torch import Tensor
 
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fesem import FeSEM
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -26,11 +26,11 @@ from pflsim.servers.fedavg import State as Mean
 from pflsim.servers.fesem import FeSEM as Server
 from pflsim.servers.fesem import State
 
-KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
+KEYS = [f"net.{name}" for name in NAMES]
 
 
 def flat(weights: Any) -> np.ndarray:
-    return np.concatenate([weights[k].double().numpy().ravel() for k in KEYS])
+    return np.concatenate([value.ravel() for value in values(weights)])
 
 
 def sent(rng: np.random.Generator, like: Any, client: int, scale: float = 1.0) -> Uplink:
@@ -140,12 +140,6 @@ def test_running_statistics_go_with_their_cluster_but_decide_nothing() -> None:
     torch.testing.assert_close(after.centres[0][mean], torch.full_like(like[mean], -150.0))
 
 
-def normed(shape: tuple[int, ...], classes: int) -> Mlp:
-    net = Mlp(shape, classes, hidden=[6])
-    net.body.append(torch.nn.BatchNorm1d(6))  # type: ignore[operator]
-    return net
-
-
 def two_kinds() -> tuple[Dataset, Partition]:
     """Eight clients; the even ones' labels are the odd ones' turned round, so that no one model serves both."""
     data = dataset(classes=2, per_class=200, seed=4)
@@ -163,23 +157,20 @@ def test_two_kinds_of_clients_are_separated() -> None:
     From most first divisions, as k-means does: of five seeds tried, one stays in a worse local optimum.
     """
     data, partition = two_kinds()
-    scores = {}
+    found_right = {}
     for groups in (1, 2):
         w = world(FeSEM, Server(groups=groups), sizes=(24,) * 8, data=data, training=Training(lr=0.1, batch_size=8))
         executor = replace(w, partition=partition).inline()
         rounds(executor, 12, 8)
         rows = executor.evaluate(EvalRequest("personal", "received", tuple(range(8)), ("test",)))
-        scores[groups] = sum(row.correct for row in rows) / sum(row.total for row in rows)
+        found_right[groups] = sum(row.correct for row in rows) / sum(row.total for row in rows)
         found: Tensor = executor.server_numbers()["groups"]
     assert len(set(found[0::2].tolist())) == len(set(found[1::2].tolist())) == 1 and found[0] != found[1]
-    assert scores[2] > 0.95 and scores[1] < 0.8
+    assert found_right[2] > 0.95 and found_right[1] < 0.8
 
 
 def numpy_losses(centre: Any, x: Tensor, y: Tensor) -> np.ndarray:
-    """Cross-entropy of every example under a net of one hidden layer, in evaluation."""
-    w1, b1, w2, b2 = (centre[k].double().numpy() for k in KEYS)
-    scores = np.maximum(x.double().flatten(1).numpy() @ w1.T + b1, 0) @ w2.T + b2
-    return np.log(np.exp(scores).sum(1)) - scores[np.arange(len(y)), y.numpy()]
+    return losses(scores(values(centre), x.double().flatten(1).numpy()), y.numpy())
 
 
 def test_a_newcomer_takes_the_centre_that_fits_its_training_examples_best() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, states, world
+from by_hand import losses
+from support import World, dataset, run_cohorts, states, world
 
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.gpfl import GPFL, ConditionalValve
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
@@ -28,13 +27,6 @@ ALL = (0, 1, 2, 3)
 
 def gpfl(*, extra: dict[str, Any] | None = None, **settings: Any) -> World:
     return world(partial(GPFL, **settings), Server(), **(extra or {}))
-
-
-def run(w: World, cohorts: Sequence[Sequence[int]]) -> InlineExecutor:
-    executor = w.inline()
-    for t, cohort in enumerate(cohorts, start=1):
-        executor.fuse(executor.run(TrainTask(t), executor.send(cohort)))
-    return executor
 
 
 def shard_of(labels: np.ndarray) -> Shard:
@@ -57,11 +49,6 @@ def valve_by_hand(w: dict[str, np.ndarray], features: np.ndarray, condition: np.
     return np.maximum((generated("gamma") + 1) * features + generated("beta"), 0)
 
 
-def log_softmax(scores: np.ndarray) -> np.ndarray:
-    shifted = scores - scores.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-
-
 def terms_by_hand(
     w: dict[str, np.ndarray], fixed: np.ndarray, x: np.ndarray, y: np.ndarray
 ) -> dict[str, tuple[float, np.ndarray]]:
@@ -75,10 +62,9 @@ def terms_by_hand(
     cosine = np.array([[a @ e / np.sqrt((a @ a) * (e @ e)) for e in c] for a in guided])
     distance = np.array([np.sqrt(((a - fixed[j]) ** 2).sum()) for a, j in zip(guided, y, strict=True)])
     squares = sum((v**2).sum() for k, v in w.items() if k.startswith(("valve.", "embeddings.")))
-    rows = np.arange(len(y))
     return {
-        "ce": (-log_softmax(logits)[rows, y].mean(), logits),
-        "angle": (-log_softmax(cosine)[rows, y].mean(), cosine),
+        "ce": (losses(logits, y).mean(), logits),
+        "angle": (losses(cosine, y).mean(), cosine),
         "magnitude": (LAM * distance.mean(), distance),
         "decay": (MU / 2 * squares, squares),
     }
@@ -140,21 +126,6 @@ def test_valve() -> None:
 # The conditions ---------------------------------------------------------------------------------------------------
 
 
-def test_conditions_are_made_of_the_new_embeddings() -> None:
-    """Not of those the client had before it received (eqs. 5 to 7, Algorithm 1, lines 6 to 8)."""
-    module = gpfl().factory.build()
-    rng = np.random.default_rng(2)
-    for labels in (LABELS, np.array([1])):
-        new = rng.normal(size=(3, 5)).astype(np.float32)
-        module.receive(Message(weights={"embeddings.weight": torch.from_numpy(new)}))
-        module.before_training(shard_of(labels))
-        shares = np.bincount(labels, minlength=3) / len(labels)
-        np.testing.assert_allclose(module.personal.numpy(), shares @ new, rtol=1e-5, atol=1e-6)
-        held = dict(module.fixed.named_buffers())  # type: ignore[union-attr]
-        np.testing.assert_allclose(held["condition"].numpy(), new.mean(0), rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(held["embeddings"].numpy(), new)
-
-
 def test_conditions_of_a_run() -> None:
     """In every round those of that round's downlink, which differ; evaluated as received, the newest."""
     w = gpfl()
@@ -181,40 +152,13 @@ def test_conditions_of_a_run() -> None:
     assert row.loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
-def test_with_all_classes_alike_both_paths_are_one() -> None:
-    """p = g for a client whose classes are balanced, as p is a weighted mean."""
-    module, _, _ = client()
-    module.before_training(shard_of(np.array([0, 1, 2, 2, 1, 0])))
-    held = dict(module.fixed.named_buffers())
-    torch.testing.assert_close(module.personal, held["condition"])
-    module.before_training(shard_of(LABELS))
-    assert not torch.allclose(module.personal, held["condition"])
-
-
 # What travels -----------------------------------------------------------------------------------------------------
-
-
-def test_there_is_no_model_for_all() -> None:
-    """Head and condition are the clients' own, so there is no global model."""
-    executor = run(gpfl(), [ALL])
-    assert executor.server.global_message() is None
-    assert executor.evaluate(EvalRequest("global", "received", ALL, ("test",))) == []
-
-
-def test_everything_moves_and_weights_of_zero_are_off() -> None:
-    w = gpfl()
-    before, after = states(w.inline())[0], states(run(w, [ALL]))[0]
-    assert all(not torch.equal(before[k], after[k]) for k in before)
-    module = gpfl(lam=0.0, mu=0.0).factory.build()
-    module.before_training(shard_of(LABELS))
-    terms = module.objective((torch.rand(8, 1, 4, 4), torch.from_numpy(LABELS)))
-    assert float(terms["magnitude"].detach()) == float(terms["decay"].detach()) == 0
 
 
 def test_feature_maps() -> None:
     """Maps are flattened for the valve and get their shape back for the head."""
     model = partial(MapCnn, hidden_channels=2, channels=3, kernel=3, padding=1, hidden=4)
-    executor = run(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [ALL] * 2)
+    executor = run_cohorts(gpfl(extra={"model": model, "data": dataset(shape=(1, 8, 8))}), [ALL] * 2)
     module = executor.host.module
     assert module.get_parameter("embeddings.weight").shape == (3, math.prod(module.net.feature_shape))
     assert module.net.feature_shape == (3, 2, 2)

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from support import World, dataset, rounds, same, softmax, states, world
+from by_hand import SIZES, batches, close, evaluates, examples, gradient, losses, mean, plus, scores, started, values
+from support import BATCH_NORM, World, dataset, rounds, same, states, uplinks_of, world
 
 from lightning_modules.methods.ifca import IFCA
-from lightning_modules.nets.cnn import Cnn
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
-from pflsim.engine.execution import EvalRequest, TrainTask
+from pflsim.engine.execution import TrainTask
 from pflsim.messages import Message, Uplink, unpacked
-from pflsim.seeding import torch_generator
 from pflsim.servers.ifca import IFCA as Server
 
 ALL = (0, 1, 2, 3)
-SIZES = (12, 7, 20, 9)
 LR = 0.4
-KEYS = ("net.head.weight", "net.head.bias")
-BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
 
 
 def ifca(groups: int = 3, training: Training | None = None, **settings: Any) -> World:
@@ -43,49 +36,35 @@ def two_kinds(groups: int = 2, seed: int = 1) -> World:
     return replace(ifca(groups, sizes=(30,) * 4, seed=seed), dataset=replace(data, y=y), partition=part)
 
 
-def regression(tensors: Any) -> np.ndarray:
-    return np.column_stack([tensors[k].double().numpy() for k in KEYS])
-
-
-def examples(executor: Any, client: int) -> tuple[np.ndarray, np.ndarray]:
-    own = executor.host.shards[client].train
-    return np.column_stack([own.x.numpy().reshape(len(own), -1) / 255.0, np.ones(len(own))]), np.eye(3)[own.y.numpy()]
-
-
-def loss(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    return float(-np.log((softmax(x @ w.T) * y).sum(1)).mean())
-
-
 def test_three_rounds_by_hand() -> None:
-    """Choices, local training and cluster means of softmax regression in NumPy float64; client 1 is absent at first."""
-    executor = ifca(model=partial(Mlp, hidden=[])).inline()
-    models = [regression(m) for m in executor.server.state.models]
-    chosen: dict[int, int] = {}
-    for t, cohort in ((1, (0, 2, 3)), (2, ALL), (3, (1, 2))):
-        trained = executor.run(TrainTask(t), executor.send(cohort))
-        sent = {up.client: up for handle in trained.uplinks for up in executor.uplinks(handle)}
-        executor.fuse(trained)
-        own = {}
-        for client in cohort:
+    """Choices, local training and cluster means; client 1 is absent at first."""
+    with started(ifca()) as executor:
+        models = [values(m) for m in executor.server.state.models]
+        chosen: dict[int, int] = {}
+
+        def best(client: int) -> int:
             x, y = examples(executor, client)
-            chosen[client] = int(np.argmin([loss(m, x, y) for m in models]))
-            assert sent[client].numbers == {"cluster": chosen[client]}
-            w = models[chosen[client]]
-            order = torch.randperm(SIZES[client], generator=torch_generator(0, "batches", client, t)).numpy()
-            for first in range(0, SIZES[client], 4):
-                rows = order[first : first + 4]
-                w = w - LR * (softmax(x[rows] @ w.T) - y[rows]).T @ x[rows] / len(rows)
-            own[client] = w
-            np.testing.assert_allclose(regression(states(executor)[client]), w, rtol=1e-4, atol=5e-6)
-        for j in range(3):
-            inside = [c for c in cohort if chosen[c] == j]
-            if inside:
-                models[j] = np.average([own[c] for c in inside], axis=0, weights=[SIZES[c] for c in inside])
-            np.testing.assert_allclose(regression(executor.server.state.models[j]), models[j], rtol=1e-4, atol=5e-6)
-        assert executor.server.state.groups.tolist() == [chosen.get(c, -1) for c in ALL]
-    for row in executor.evaluate(EvalRequest("personal", "received", ALL, ("train",), 3)):
-        x, y = examples(executor, row.client)
-        assert row.loss == pytest.approx(min(loss(m, x, y) for m in models) * len(y), rel=1e-4), "the best one"
+            return int(np.argmin([losses(scores(m, x), y).mean() for m in models]))
+
+        for t, cohort in ((1, (0, 2, 3)), (2, ALL), (3, (1, 2))):
+            trained = executor.run(TrainTask(t), executor.send(cohort))
+            sent = uplinks_of(executor, trained)
+            executor.fuse(trained)
+            own = {}
+            for client in cohort:
+                chosen[client] = best(client)
+                assert sent[client].numbers == {"cluster": chosen[client]}
+                w = models[chosen[client]]
+                for x, y in batches(executor, client, t):
+                    w = plus(w, -LR, gradient(w, x, y))
+                own[client] = w
+                close(values(states(executor)[client]), w)
+            for j in range(3):
+                inside = [c for c in cohort if chosen[c] == j]
+                models[j] = mean([own[c] for c in inside], [SIZES[c] for c in inside]) if inside else models[j]
+                close(values(executor.server.state.models[j]), models[j])
+            assert executor.server.state.groups.tolist() == [chosen.get(c, -1) for c in ALL]
+        evaluates(executor, 3, lambda client, x: scores(models[best(client)], x), "personal received", "train")
 
 
 # Must hold --------------------------------------------------------------------------------------------------------

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
+from support import prepared
 
-from lightning_modules.prepare import prepare
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.errors import SettingsError
 
 
 def refusal(*overrides: str) -> str:
     """The error of these settings, or an empty string."""
-    with composing([CONFIGS]):
-        settings = to_settings(composed(["model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides], [CONFIGS]))
     try:
-        prepare(settings)
+        prepared("model.hidden=[4]", "clients=4", "lr=0.1", "rounds=1", *overrides)
     except SettingsError as error:
         return str(error)
     return ""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import dropout_mlp, rounds, same, softmax, states, world
+from by_hand import NAMES, Arrays, close, gradient, losses, plus, scores, values
+from support import dropout_mlp, normed, rounds, same, states, world
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -30,32 +31,15 @@ from pflsim.messages import Message
 from pflsim.servers.fedavg import FedAvg as Server
 
 ALPHA, BETA, DELTA = 0.4, 0.3, 1e-2
-KEYS = ["net.head.weight", "net.head.bias"]
-Arrays = list[np.ndarray]
 
 
-def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> Arrays:
-    """Gradient of the mean cross-entropy of softmax regression, by hand."""
-    scores = x @ w[0].T + w[1]
-    p = softmax(scores)
-    p[np.arange(len(y)), y] -= 1
-    return [p.T @ x / len(y), p.mean(0)]
-
-
-def along(w: Arrays, v: Arrays, length: float) -> Arrays:
-    return [a + length * b for a, b in zip(w, v, strict=True)]
-
-
-def linear(client: Any = PerFedAvg, **settings: Any) -> tuple[ClientModule, Arrays, np.random.Generator]:
-    """Softmax regression in float64 with received weights that are not those it was built with."""
-    w = world(partial(client, alpha=ALPHA, **settings), Server(), training=Training(lr=BETA), model=softmax_regression)
+def numbers(client: Any = PerFedAvg, **settings: Any) -> tuple[ClientModule, Arrays, np.random.Generator]:
+    """A client in float64 with received weights that are not those it was built with."""
+    w = world(partial(client, alpha=ALPHA, **settings), Server(), training=Training(lr=BETA))
     module, rng = w.factory.build().double(), np.random.default_rng(5)
-    start = [rng.normal(size=module.get_parameter(k).shape) for k in KEYS]
-    module.receive(Message(weights={k: torch.from_numpy(v) for k, v in zip(KEYS, start, strict=True)}))
+    start = [rng.normal(size=v.shape) for v in values(module.state_dict())]
+    module.receive(Message(weights={f"net.{k}": torch.from_numpy(v) for k, v in zip(NAMES, start, strict=True)}))
     return module, start, rng
-
-
-softmax_regression = partial(Mlp, hidden=[])
 
 
 def drawn(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray, Batch]:
@@ -67,43 +51,36 @@ def step(module: ClientModule, batch: Batch) -> Terms:
     return module.optimise(batch, module.make_step(module.schedule()[0]))  # type: ignore[arg-type]
 
 
-def close(module: ClientModule, expected: Arrays, rtol: float = 1e-10) -> None:
-    for key, value in zip(KEYS, expected, strict=True):
-        np.testing.assert_allclose(module.get_parameter(key).detach().numpy(), value, rtol=rtol, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [6, 7, 2])
 def test_first_order_step(size: int) -> None:
     """w ← w − β·∇f(w − α·∇f(w, D), D'), D the first ⌊B/2⌋ examples and D' the others; the loss is that of w̃ on D'."""
-    module, w, rng = linear()
+    module, w, rng = numbers()
     x, y, batch = drawn(rng, size)
     terms, m = step(module, batch), size // 2
-    inner = along(w, slope(w, x[:m], y[:m]), -ALPHA)
-    close(module, along(w, slope(inner, x[m:], y[m:]), -BETA))
-    scores = x[m:] @ inner[0].T + inner[1]
-    chosen = scores[np.arange(size - m), y[m:]]
-    assert math.isclose(float(terms["ce"]), (np.log(np.exp(scores).sum(1)) - chosen).mean(), rel_tol=1e-10)
+    inner = plus(w, -ALPHA, gradient(w, x[:m], y[:m]))
+    close(values(module.state_dict()), plus(w, -BETA, gradient(inner, x[m:], y[m:])))
+    assert math.isclose(float(terms["ce"]), losses(scores(inner, x[m:]), y[m:]).mean(), rel_tol=1e-10)
 
 
 def test_the_runs_optimiser_settings_act_on_the_outer_step_alone() -> None:
     """In round 3 with momentum, weight decay and a decaying rate: w̃ is w − α·∇f(w, D) all the same."""
     settings = Training(lr=BETA, lr_decay=0.5, momentum=0.6, weight_decay=0.2)
-    w0 = world(partial(PerFedAvg, alpha=ALPHA), Server(), training=settings, model=softmax_regression)
+    w0 = world(partial(PerFedAvg, alpha=ALPHA), Server(), training=settings)
     module, rng = w0.factory.build().double(), np.random.default_rng(6)
     module.round_number = 3
-    w = [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
+    w = values(module.state_dict())
     speed, ready = [np.zeros_like(v) for v in w], module.make_step(module.schedule()[0])  # type: ignore[arg-type]
     for _ in range(3):
         x, y, batch = drawn(rng, 6)
         module.optimise(batch, ready)
-        gradient = slope(along(w, slope(w, x[:3], y[:3]), -ALPHA), x[3:], y[3:])
-        speed = [0.6 * s + g + 0.2 * v for s, g, v in zip(speed, gradient, w, strict=True)]
-        w = along(w, speed, -BETA * 0.25)
-        close(module, w)
+        found = gradient(plus(w, -ALPHA, gradient(w, x[:3], y[:3])), x[3:], y[3:])
+        speed = [0.6 * s + g + 0.2 * v for s, g, v in zip(speed, found, w, strict=True)]
+        w = plus(w, -BETA * 0.25, speed)
+        close(values(module.state_dict()), w)
     x, y, (inputs, labels) = drawn(rng, 8)
     mine = Examples(inputs, labels)
     module.before_evaluation(Shard(0, 3, mine, mine, mine))
-    close(module, along(w, slope(w, x, y), -ALPHA))
+    close(values(module.state_dict()), plus(w, -ALPHA, gradient(w, x, y)))
 
 
 def test_the_step_before_evaluation_is_in_training_mode() -> None:
@@ -125,13 +102,13 @@ def test_the_step_before_evaluation_is_in_training_mode() -> None:
 
 def test_hessian_free_step() -> None:
     """w ← w − β·(g − α·d), d = [∇f(w + δg, D) − ∇f(w − δg, D)] / 2δ."""
-    module, w, rng = linear(variant="hf", delta=DELTA)
+    module, w, rng = numbers(variant="hf", delta=DELTA)
     x, y, batch = drawn(rng, 6)
     step(module, batch)
-    g = slope(along(w, slope(w, x[:3], y[:3]), -ALPHA), x[3:], y[3:])
-    ends = [slope(along(w, g, s * DELTA), x[:3], y[:3]) for s in (1, -1)]
+    g = gradient(plus(w, -ALPHA, gradient(w, x[:3], y[:3])), x[3:], y[3:])
+    ends = [gradient(plus(w, s * DELTA, g), x[:3], y[:3]) for s in (1, -1)]
     d = [(a - b) / (2 * DELTA) for a, b in zip(*ends, strict=True)]
-    close(module, along(w, along(g, d, -ALPHA), -BETA))
+    close(values(module.state_dict()), plus(w, -BETA, plus(g, -ALPHA, d)))
 
 
 def test_hessian_free_step_of_a_deep_net_is_the_exact_gradient() -> None:
@@ -148,8 +125,8 @@ def test_hessian_free_step_of_a_deep_net_is_the_exact_gradient() -> None:
     moved = {k: p - ALPHA * g for (k, p), g in zip(parameters.items(), inner, strict=True)}
     exact = torch.autograd.grad(loss(moved, slice(5, 10)), list(parameters.values()))
     module.compute_gradients(batch, Phase(), list(parameters.values()))
-    for parameter, gradient in zip(parameters.values(), exact, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-9)
+    for parameter, expected in zip(parameters.values(), exact, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=1e-9)
 
 
 def smooth(shape: tuple[int, ...], classes: int) -> Mlp:
@@ -182,10 +159,10 @@ def test_without_the_inner_step_it_is_fedavg_on_the_second_halves(variant: str) 
 
 def test_one_example_takes_both_steps() -> None:
     """D = D': a batch of one example is neither skipped nor trained without its inner step."""
-    module, w, rng = linear()
+    module, w, rng = numbers()
     x, y, batch = drawn(rng, 1)
     step(module, batch)
-    close(module, along(w, slope(along(w, slope(w, x, y), -ALPHA), x, y), -BETA))
+    close(values(module.state_dict()), plus(w, -BETA, gradient(plus(w, -ALPHA, gradient(w, x, y)), x, y)))
     executor = world(PerFedAvg, Server(), sizes=(1, 7)).inline()
     assert all(math.isfinite(v) for report in rounds(executor, 2, 2) for v in report.losses.values())
 
@@ -204,20 +181,19 @@ def test_both_ends_of_the_difference_see_the_same_dropout() -> None:
 
 def test_adaptation_is_one_step_on_the_whole_shard() -> None:
     """w − α·∇f(w) with f the mean over all training examples, however many passes the gradient takes."""
-    module, w, rng = linear()
+    module, w, rng = numbers()
     x, y, (inputs, labels) = drawn(rng, 2500)
     mine = Examples(inputs, labels)
     module.before_evaluation(Shard(0, 3, mine, mine, mine))
-    close(module, along(w, slope(w, x, y), -ALPHA))
+    close(values(module.state_dict()), plus(w, -ALPHA, gradient(w, x, y)))
     empty = Examples(inputs[:0], labels[:0])
     module.before_evaluation(Shard(0, 3, empty, empty, empty))
-    close(module, along(w, slope(w, x, y), -ALPHA))
+    close(values(module.state_dict()), plus(w, -ALPHA, gradient(w, x, y)))
 
 
 def test_evaluated_after_one_step_on_a_copy() -> None:
     """The personal figure is the server's model after one step on the client's training data; nothing is kept."""
-    alpha = 0.7
-    w = world(partial(PerFedAvg, alpha=alpha), Server(), training=Training(lr=0.1, batch_size=4))
+    w = world(PerFedAvg, Server(), training=Training(lr=0.7, batch_size=4))
     assert PerFedAvg.reported_model == "personal" and PerFedAvg.reported_phase == "received"
     executor = w.inline()
     rounds(executor, 2, 4)
@@ -231,7 +207,7 @@ def test_evaluated_after_one_step_on_a_copy() -> None:
         assert common[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
         inputs, labels = shard.train.batch(slice(None))
         cross_entropy(net(inputs), labels).backward()
-        torch.optim.SGD(net.parameters(), lr=alpha).step()
+        torch.optim.SGD(net.parameters(), lr=0.7).step()
         assert personal[client].loss == pytest.approx(summed_loss(net, shard.test), rel=1e-5)
     assert same(before, states(executor))
     assert all(torch.equal(weights[k], v) for k, v in executor.server.state.weights.items())
@@ -253,15 +229,3 @@ def test_batch_normalisation_needs_two_examples_in_either_half() -> None:
     executor = world(PerFedAvg, Server(), sizes=(5, 9, 11), training=Training(batch_size=4), model=normed).inline()
     rounds(executor, 2, 3)
     executor.evaluate(EvalRequest("personal", "received", (0, 1, 2), ("test",)))
-
-
-def normed(shape: tuple[int, ...], classes: int) -> Mlp:
-    net = Mlp(shape, classes, hidden=[6])
-    net.body.append(nn.BatchNorm1d(6))  # type: ignore[operator]
-    return net
-
-
-def test_the_inner_rate_is_the_runs_unless_given() -> None:
-    for given, expected in ((None, 0.3), (0.2, 0.2), (0.0, 0.0)):
-        module = world(partial(PerFedAvg, alpha=given), Server(), training=Training(lr=0.3)).factory.build()
-        assert isinstance(module, PerFedAvg) and module.alpha == expected

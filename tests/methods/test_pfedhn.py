@@ -21,8 +21,6 @@ from pflsim.servers import pfedhn
 from pflsim.servers.pfedhn import PFedHN as Server
 from pflsim.servers.pfedhn import State
 
-PLAIN = {"hn_momentum": 0.0, "hn_weight_decay": 0.0}
-
 
 def hn(model: Any = None, training: Training | None = None, **rule: Any) -> World:
     return world(PFedHN, Server(**{"embedding": 3, "hidden": (4, 5), **rule}), model=model, training=training)
@@ -179,14 +177,6 @@ def test_clients_start_near_the_initial_model_and_train_from_what_they_are_sent(
     for up in executor.uplinks(handle):
         down = executor.downlink(sent.downlinks[up.client]).weights
         assert all(torch.equal(up.weights[k], v) for k, v in down.items())
-
-
-def test_untrained_replies_change_nothing_without_momentum_and_decay() -> None:
-    w = hn(training=Training(lr=0.0, batch_size=4), **PLAIN)
-    executor = w.inline()
-    before = tensors(executor.server.state.nets)
-    rounds(executor, 2, 4)
-    assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
 
 
 def test_running_statistics_are_averaged_and_do_not_steer() -> None:

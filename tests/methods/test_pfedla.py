@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.numpy import load_file
-from support import Records, World, plan, rounds, same, states, world
+from support import World, rounds, same, states, world
 
-from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.heurpfedla import HeurpFedLA
 from lightning_modules.methods.local import Local
@@ -23,7 +19,6 @@ from lightning_modules.nets.cnn import Cnn, LeNet
 from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import TrainTask
-from pflsim.engine.simulation import Simulation
 from pflsim.fusion.hypernetwork import Linear, tensors
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load
@@ -104,15 +99,6 @@ def test_keeping_all_units_is_local() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(executor.server.state.nets), strict=True))
 
 
-def distance(w: World, nets: Any, state: Any, ups: list[Uplink]) -> list[float]:
-    """‖w̄_i − w_i(after)‖² of every client, w̄ mixed from the table of `state` by these hypernetworks."""
-    downs = w.rule.downlinks(replace(state, nets=nets), range(w.clients))
-    return [
-        sum(float((downs[u.client].weights[k].double() - v.double()).square().sum()) for k, v in u.weights.items())
-        for u in ups
-    ]
-
-
 @pytest.mark.parametrize("k", [0, 1])
 def test_twins_end_with_more_weight_on_each_other_than_on_strangers(k: int) -> None:
     """Clients 0 and 1 hold the same examples, of class 0 and a few of class 1; from equal weights everywhere."""
@@ -141,12 +127,6 @@ def test_one_by_one_or_together_clients_are_sent_the_same() -> None:
         alone = w.rule.downlink(state, client).weights
         assert alone.keys() == together[client].weights.keys()
         assert all(torch.allclose(v, together[client].weights[k], rtol=1e-6, atol=1e-8) for k, v in alone.items())
-
-
-def test_all_clients_start_from_the_initial_model() -> None:
-    w = la()
-    for message in w.inline().server.downlinks(range(4)).values():
-        assert all(torch.equal(message.weights[k], v) for k, v in w.federation.initial.items())
 
 
 def test_a_newcomer_is_sent_the_mean_of_those_who_have_reported() -> None:
@@ -277,33 +257,3 @@ def test_costs_of_table_3(image: tuple[int, ...], norm: str, kept: list[str], co
         state = replace(state, nets=replace(state.nets, heads=heads))
         up, down = Message(weights=module.shared_tensors()), rule.downlink(state, 0)
         assert 750 * (payload_bytes(up) + payload_bytes(down)) / 2**20 == pytest.approx(cost, abs=0.025)
-
-
-# What can be checked from outside, and what is refused ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [0, 1])
-def test_a_trace_is_enough_to_recompute_the_mixing(k: int, tmp_path: Path) -> None:
-    """Round t's uplinks and α give round t+1's downlinks; by NumPy from the files alone."""
-    w = la(k=k, client=HeurpFedLA, hn_lr=1.0)
-    names = tuple(unit.name for unit in w.federation.layouts["module"])
-    traced = plan(4, 3, trace_rounds=(1, 2, 3), reported_phase="received", eval_received=True, units=names)
-    executor: InlineExecutor = w.inline()
-    Simulation(executor, traced, tmp_path, Records()).run()
-    for t in (1, 2):
-        here, following = (tmp_path / "trace" / f"round_{r:04d}" for r in (t, t + 1))
-        server, path = load_file(here / "server.safetensors"), here / "server.safetensors"
-        with safe_open(path, framework="np") as file:
-            order = file.metadata()["units"].split(",")
-        ups = [load_file(here / f"up_{i:03d}.safetensors") for i in range(4)]
-        for i in range(4):
-            expected = {
-                key: sum(server[f"alpha/{name}"][i, j] * ups[j][key].astype(np.float64) for j in range(4))
-                for at, name in enumerate(order)
-                for key in ups[0]
-                if key.startswith(f"weights/{name}.") and not (k and server["kept"][i, at])
-            }
-            found = load_file(following / f"down_{i:03d}.safetensors")
-            assert found.keys() == expected.keys() and len(found) == (2 if k else 4)
-            for key, value in expected.items():
-                np.testing.assert_allclose(found[key], value, rtol=1e-6, atol=1e-7)

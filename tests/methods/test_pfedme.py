@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import Records, plan, rounds, same, softmax, states, trained_states, world
+from by_hand import Arrays, close, evaluates, gradient, losses, plus, scores, started, values
+from support import normed, rounds, states, trained_states, world
 
 from lightning_modules.methods.pfedme import PFedMe
-from lightning_modules.nets.mlp import Mlp
 from lightning_modules.training import Training
-from pflsim.engine.execution import EvalRequest, TrainTask
-from pflsim.engine.simulation import Simulation
+from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
-from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedme import PFedMe as Server
 
 LR, LAM, K, PERSONAL = 0.05, 6.0, 4, 0.07
 KEYS = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
-Arrays = list[np.ndarray]
-
-
-def slope(w: Arrays, x: np.ndarray, y: np.ndarray) -> tuple[float, Arrays]:
-    """Mean cross-entropy of a ReLU network with one hidden layer, and its gradient, by hand."""
-    w1, b1, w2, b2 = w
-    hidden = x @ w1.T + b1
-    active = np.maximum(hidden, 0)
-    scores = active @ w2.T + b2
-    p = softmax(scores)
-    loss = -np.log(p[np.arange(len(y)), y]).mean()
-    p[np.arange(len(y)), y] -= 1
-    p /= len(y)
-    back = (p @ w2) * (hidden > 0)
-    return float(loss), [back.T @ x, back.sum(0), p.T @ active, p.sum(0)]
 
 
 def theta_of(module: PFedMe) -> Arrays:
     return [value.detach().numpy().copy() for value in module.personal().values()]
-
-
-def common_of(module: PFedMe) -> Arrays:
-    return [module.get_parameter(k).detach().numpy().copy() for k in KEYS]
-
-
-def close(found: Arrays, expected: Arrays) -> None:
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
 def message(rng: np.random.Generator, like: PFedMe) -> tuple[Arrays, Message]:
@@ -79,50 +52,16 @@ def test_client_steps() -> None:
                 terms |= module.optimise(batch, step)
             loss, pull = 0.0, 0.0
             for _ in range(K):
-                loss, gradient = slope(theta, x, y)
-                pull = LAM / 2 * sum(((t - c) ** 2).sum() for t, c in zip(theta, common, strict=True))
-                theta = [t - PERSONAL * (g + LAM * (t - c)) for t, g, c in zip(theta, gradient, common, strict=True)]
-            pulls = [LAM * (c - t) + 0.2 * c for c, t in zip(common, theta, strict=True)]
-            speed = [0.6 * s + p for s, p in zip(speed, pulls, strict=True)]
-            eta = LR * 0.5 ** (module.round_number - 1)
-            common = [c - eta * s for c, s in zip(common, speed, strict=True)]
+                apart = plus(theta, -1, common)
+                loss, pull = losses(scores(theta, x), y).mean(), LAM / 2 * sum((d**2).sum() for d in apart)
+                theta = plus(theta, -PERSONAL, plus(gradient(theta, x, y), LAM, apart))
+            pulls = plus(plus([0.2 * c for c in common], LAM, common), -LAM, theta)
+            speed = plus(pulls, 0.6, speed)
+            common = plus(common, -LR * 0.5 ** (module.round_number - 1), speed)
             assert math.isclose(float(terms["personal/ce"]), loss, rel_tol=1e-10)
             assert math.isclose(float(terms["personal/prox"]), pull, rel_tol=1e-10)
             close(theta_of(module), theta)
-            close(common_of(module), common)
-
-
-def test_many_inner_steps_find_the_gradient_of_the_moreau_envelope() -> None:
-    """λ·(w − θ) is then ∇_w min_θ F(θ) + λ/2·‖θ − w‖², here by central differences."""
-    client = partial(PFedMe, lam=LAM, inner_steps=60, personal_lr=0.1)
-    module = world(client, Server(), training=Training(lr=LR)).factory.build().double()
-    assert isinstance(module, PFedMe)
-    rng = np.random.default_rng(2)
-    start, down = message(rng, module)
-    module.receive(down)
-    x, y = rng.uniform(size=(6, 16)), rng.integers(0, 3, size=6)
-    batch = torch.from_numpy(x).reshape(6, 1, 4, 4), torch.from_numpy(y)
-    *inner, step = (module.make_step(phase) for phase in module.stages()[0].phases)
-    for each in inner:
-        module.optimise(batch, each)
-    module.compute_gradients(batch, step.phase, step.parameters)
-
-    def envelope(w: Arrays) -> float:
-        theta, loss = [v.copy() for v in w], 0.0
-        for _ in range(60):
-            loss, gradient = slope(theta, x, y)
-            theta = [t - 0.1 * (g + LAM * (t - v)) for t, g, v in zip(theta, gradient, w, strict=True)]
-        return loss + LAM / 2 * sum(((t - v) ** 2).sum() for t, v in zip(theta, w, strict=True))
-
-    for part, at in ((0, (1, 3)), (2, (0, 2)), (3, (1,))):
-        ends = []
-        for sign in (1, -1):
-            moved = [v.copy() for v in start]
-            moved[part][at] += sign * 1e-5
-            ends.append(envelope(moved))
-        gradient = step.parameters[part].grad
-        assert gradient is not None
-        assert math.isclose(float(gradient[at]), (ends[0] - ends[1]) / 2e-5, rel_tol=1e-5, abs_tol=1e-8)
+            close(values(module.state_dict()), common)
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.3, 2.0])
@@ -142,17 +81,6 @@ def test_server_step(beta: float) -> None:
     assert w.rule.fuse(state, []) is state
 
 
-def test_server_without_inertia_is_fedavgs_for_equal_clients() -> None:
-    """β=1 to the bit."""
-    pair = [
-        world(PFedMe, rule, sizes=(9, 9, 9), training=Training(lr=0.01, batch_size=4)).inline()
-        for rule in (Server(), FedAvgServer())
-    ]
-    for executor in pair:
-        rounds(executor, 3, 3)
-    assert same(states(pair[0]), states(pair[1]))
-
-
 def test_running_variances_stay_positive_beyond_the_mean() -> None:
     """With β=2 parameters go beyond the mean, running statistics do not."""
     w = world(PFedMe, Server(beta=2.0), model=normed)
@@ -165,44 +93,17 @@ def test_running_variances_stay_positive_beyond_the_mean() -> None:
     torch.testing.assert_close(fused[variance], torch.full_like(fused[variance], 0.15))
 
 
-def normed(shape: tuple[int, ...], classes: int) -> Mlp:
-    """A net with batch normalisation."""
-    net = Mlp(shape, classes, hidden=[6])
-    net.body.append(torch.nn.BatchNorm1d(6))  # type: ignore[operator]
-    return net
-
-
 def test_personal_and_global_figures_are_those_of_theta_and_w() -> None:
     """A public error is to report the initial or the common model for θ: here the losses tell the two apart."""
-    w = world(PFedMe, Server(), training=Training(lr=0.01, batch_size=4))
-    executor = w.inline()
-    rounds(executor, 2, 4)
-    before = states(executor)
-    reported = {m: executor.evaluate(EvalRequest(m, p, (0, 1, 2, 3), ("test",))) for m, p in EVALUATED}  # type: ignore[arg-type]
-    for client in range(4):
-        theta = {k.removeprefix("theta.").replace("/", "."): v for k, v in before[client].items() if "theta" in k}
-        common = {k.removeprefix("net."): v for k, v in executor.server.state.weights.items()}
-        assert not any(torch.equal(theta[k], before[client][f"net.{k}"]) for k in theta)
-        x, y = executor.host.shards[client].test.batch(slice(None))
-        for name, values in (("personal", theta), ("global", common)):
-            net = w.factory.build().net
-            net.load_state_dict(values)
-            with torch.no_grad():
-                expected = torch.nn.functional.cross_entropy(net(x), y, reduction="sum")
-            assert reported[name][client].loss == pytest.approx(float(expected), rel=1e-6)
-    assert same(before, states(executor)), "evaluation changed θ or w"
-    losses = {name: [row.loss for row in rows] for name, rows in reported.items()}
-    assert losses["personal"] != losses["global"]
-
-
-EVALUATED = (("personal", "trained"), ("global", "received"))
-
-
-def test_a_run_reports_both_models(tmp_path: Any) -> None:
-    records = Records()
-    Simulation(world(PFedMe, Server()).inline(), plan(4, 1), tmp_path, records).run()
-    found = {(row.model, row.phase) for row in records.records[0].evaluations}
-    assert found == {("personal", "trained"), ("global", "received")}
+    with started(world(PFedMe, Server(), training=Training(lr=0.01, batch_size=4))) as executor:
+        rounds(executor, 2, 4)
+        found = {
+            client: {k.replace("/", "."): v for k, v in state.items()} for client, state in states(executor).items()
+        }
+        common = values(executor.server.state.weights)
+        evaluates(executor, 2, lambda client, x: scores(values(found[client], "theta"), x))
+        evaluates(executor, 2, lambda client, x: scores(common, x), "global received")
+        assert not np.allclose(values(found[0], "theta")[2], values(found[0])[2])
 
 
 def test_running_statistics_belong_to_theta_and_w_alike() -> None:

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, dropout_mlp, partition, rounds, same, states, world
+from support import BATCH_NORM, World, dataset, dropout_mlp, partition, prepared, same, states, world
 
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.methods.local import Local
 from lightning_modules.methods.pfedpm import PFedPM
-from lightning_modules.nets.cnn import Cnn, MapCnn
-from lightning_modules.nets.mlp import Mlp
-from lightning_modules.prepare import prepare
+from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.training import Training
-from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
@@ -31,7 +28,6 @@ TRAINING = Training(lr=0.1, momentum=0.5, batch_size=4)
 ALL = (0, 1, 2, 3)
 COHORTS = ((1, 2), (0, 2), (0, 1, 3), (2, 3))
 """Partial participation; client 0 is new in round 2, client 3 in round 3."""
-BATCH_NORM = partial(Cnn, channels=[2, 3], kernel=3, padding=1, hidden=6, norm="batch")
 MAPS = partial(MapCnn, hidden_channels=3, channels=2, kernel=3, padding=1, hidden=4)
 
 
@@ -117,12 +113,6 @@ def test_with_a_of_one_no_other_client_has_a_say(distance: str, predict: str) ->
     assert not same({0: one}, {0: alone[0]})
 
 
-def test_with_a_of_one_the_own_features_pull() -> None:
-    """It is not Local."""
-    w = pfedpm(a=1.0, lam=5.0)
-    assert not same(nets(w, [ALL] * 2), nets(local(w), [ALL] * 2))
-
-
 # Phases -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,23 +180,6 @@ def test_a_class_that_nobody_has_reported_is_never_predicted() -> None:
     assert (scores[:, [0, 2]] == 0).all() and (scores[:, 1] > 0).all() and (scores[:, 1] < 1).all()
 
 
-def test_the_prediction_does_not_change_the_training() -> None:
-    one, other = (pfedpm(predict=p).inline() for p in ("decision", "relation"))
-    for executor in (one, other):
-        run(executor, COHORTS)
-    assert same(states(one), states(other))
-    request = EvalRequest("personal", "trained", ALL, ("test",))
-    assert [r.loss for r in one.evaluate(request)] != [r.loss for r in other.evaluate(request)]
-
-
-def test_the_relation_module_learns() -> None:
-    training = Training(lr=0.3, momentum=0.5, batch_size=4)
-    executor = pfedpm(predict="relation", training=training, model=partial(Mlp, hidden=[12])).inline()
-    rounds(executor, 15, 4)
-    rows = executor.evaluate(EvalRequest("personal", "trained", ALL, ("train",)))
-    assert sum(r.correct for r in rows) / sum(r.total for r in rows) > 0.9
-
-
 # Models of several kinds --------------------------------------------------------------------------------------------
 
 DIGITS = ["data=digits", "clients=5", "model=pfedpm_cnn_mh", "model.padding=2", "momentum=0.5", "lr=0.01"]
@@ -255,20 +228,14 @@ def test_one_pair_alone_is_scored() -> None:
     assert 0 < float(terms["mse"].detach()) < 1
 
 
-def job(*overrides: str) -> Any:
-    with composing([CONFIGS]):
-        settings = to_settings(composed([*DIGITS, *overrides], [CONFIGS]))
-    return prepare(settings)
-
-
 def test_features_of_another_shape_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"pfedpm.*client 0 has \(20, 2, 2\), client 1 has \(12, 2, 2\)"):
-        job("method=pfedpm", "model.variants=[{channels:20},{channels:12}]")
+        prepared(*DIGITS, "method=pfedpm", "model.variants=[{channels:20},{channels:12}]")
     with pytest.raises(SettingsError, match=r"client 0 has \(32, 8, 8\), client 2 has \(128, 4, 4\)"):  # as wide
         equally_wide = "[{channels:32,strides:[1,1]},{channels:32,strides:[1,1]},{channels:128,strides:[1,2]}]"
-        job("method=pfedpm", "model.kernel=1", "model.padding=4", f"model.variants={equally_wide}")
+        prepared(*DIGITS, "method=pfedpm", "model.kernel=1", "model.padding=4", f"model.variants={equally_wide}")
     with pytest.raises(SettingsError, match="fedavg .*client 1"):
-        job("method=fedavg")
+        prepared(*DIGITS, "method=fedavg")
 
 
 def test_a_server_of_another_method_is_noticed() -> None:

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import by_hand
 import numpy as np
 import pytest
 import torch
-from support import dataset, softmax, world
+from by_hand import Arrays
+from support import dataset, world
 
 from lightning_modules.base import ClientModule
-from lightning_modules.methods.pfedpm import PFedPM, batch_means, mixed_features
+from lightning_modules.methods.pfedpm import PFedPM, mixed_features
 from lightning_modules.nets.cnn import MapCnn
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Phase
@@ -23,10 +25,9 @@ from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.pfedpm import PFedPM as Server
 
 LR, LAM, A, MOMENTUM = 0.3, 2.5, 0.3, 0.5
-NET = ["net.body.fc1.weight", "net.body.fc1.bias", "net.head.weight", "net.head.bias"]
+NET = [f"net.{name}" for name in by_hand.NAMES]
 RELATION = ["relation.first.weight"]
 RELATION += [f"relation.{n}.{p}" for n in ("norm", "rest.2", "rest.4") for p in ("weight", "bias")]
-Arrays = list[np.ndarray]
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -57,11 +58,6 @@ def batch_of(rng: np.random.Generator, labels: list[int], shape: tuple[int, ...]
     return x, y, (torch.from_numpy(x), torch.from_numpy(y))
 
 
-def features_of(net: Arrays, x: np.ndarray) -> np.ndarray:
-    """Eq. 4 of the one hidden layer."""
-    return np.maximum(x.reshape(len(x), -1) @ net[0].T + net[1], 0)
-
-
 def sent(means: np.ndarray, counts: list[int]) -> Prototypes:
     return Prototypes(torch.from_numpy(means), torch.tensor(counts))
 
@@ -81,7 +77,7 @@ def test_local_features() -> None:
     x, y, tensors = batch_of(rng, [0, 2, 2, 0, 0, 2, 2])
     uplink = module.reply(Shard(3, 3, Examples(*tensors), Examples(*tensors), Examples(*tensors)))
     assert uplink.prototypes is not None and uplink.client == 3 and uplink.num_examples == 7 and not uplink.weights
-    z = features_of(net, x)
+    z = by_hand.features(net, x.reshape(len(x), -1))
     for j, count in enumerate((3, 0, 4)):
         assert int(uplink.prototypes.counts[j]) == count == int(module.own_counts[j])
         if count:
@@ -127,39 +123,22 @@ def test_mixed_features() -> None:
     assert seen.tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("a", [0.0, 0.5, 1.0])
-def test_received_features_are_mixed(a: float) -> None:
-    rng, module = np.random.default_rng(3), made(a=a)
-    own, common = random(rng, 3, 5), random(rng, 3, 5)
-    module.own_means.copy_(torch.from_numpy(own))
-    module.own_counts.copy_(torch.tensor([4, 0, 1]))
-    module.receive(Message(prototypes=sent(common, [9, 9, 9])))
-    expected = np.stack([a * own[0] + (1 - a) * common[0], common[1], a * own[2] + (1 - a) * common[2]])
-    np.testing.assert_allclose(module.mixed.numpy(), expected, rtol=1e-12)
-    assert module.seen.all()
-
-
 # The net ----------------------------------------------------------------------------------------------------------
 
 
 def net_loss(net: Arrays, x: np.ndarray, y: np.ndarray, mixed: np.ndarray, pulled: set[int], how: str) -> Any:
     """CE and λ·R (eqs. 9 and 11), and the gradient of their sum, by hand."""
-    z = features_of(net, x)
-    scores = z @ net[2].T + net[3]
-    p = softmax(scores)
-    ce = -np.log(p[np.arange(len(y)), y]).mean()
-    p[np.arange(len(y)), y] -= 1
-    p /= len(y)
-    back, pull = p @ net[2], 0.0
-    classes = sorted(pulled & set(y.tolist()))
+    x = x.reshape(len(x), -1)
+    z, pull = by_hand.features(net, x), 0.0
+    back, classes = np.zeros_like(z), sorted(pulled & set(y.tolist()))
     for j in classes:
         d = z[y == j].mean(0) - mixed[j]
         size = math.sqrt((d**2).sum())
         pull += LAM * ((d**2).mean() if how == "mse" else size) / len(classes)
-        slope = 2 * d / len(d) if how == "mse" else d / size
-        back[y == j] += LAM * slope / len(classes) / (y == j).sum()
-    back = back * (z > 0)
-    return ce, pull, [back.T @ x.reshape(len(x), -1), back.sum(0), p.T @ z, p.sum(0)]
+        by = 2 * d / len(d) if how == "mse" else d / size
+        back[y == j] += LAM * by / len(classes) / (y == j).sum()
+    logits = by_hand.scores(net, x)
+    return by_hand.losses(logits, y).mean(), pull, by_hand.backward(net, x, by_hand.slope(logits, y), back)
 
 
 @pytest.mark.parametrize("how", ["mse", "l2"])
@@ -204,15 +183,6 @@ def test_what_has_no_mixed_features_is_not_pulled(distance: str) -> None:
         assert float(terms["align"].detach()) == 0
         gradients = torch.autograd.grad(terms["align"], [module.get_parameter(NET[0])])
         assert torch.equal(gradients[0], torch.zeros_like(gradients[0])), "and no NaN in the gradient"
-
-
-def test_class_means_of_a_batch() -> None:
-    rng = np.random.default_rng(6)
-    z, y = random(rng, 6, 5), np.array([3, 1, 3, 3, 1, 0])
-    means, counts = batch_means(torch.from_numpy(z), torch.from_numpy(y), 4)
-    assert counts.tolist() == [1, 2, 0, 3]
-    for j in (0, 1, 3):
-        np.testing.assert_allclose(means[j].numpy(), z[y == j].mean(0), rtol=1e-12)
 
 
 # The relation module ------------------------------------------------------------------------------------------------
@@ -275,7 +245,7 @@ def test_relation_step_on_flat_features(counts: list[int]) -> None:
     common, seen = random(rng, 3, 5), np.array(counts) > 0
     module.receive(Message(prototypes=sent(common, counts)))
     x, y, tensors = batch_of(rng, [0, 2, 1, 2, 0])
-    z = features_of(net, x)
+    z = by_hand.features(net, x.reshape(len(x), -1))
 
     def scores() -> np.ndarray:
         """0 for a class without features, which does not enter the normalisation either."""

@@ -86,6 +86,9 @@ TABLE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 OF_SEVERAL_SHAPES = {"fedfcd", "fedgh", "fedproto", "fedtgp", "lg_fedavg", "local", "pfedpm", "r_pfedpm"}
 """Methods for clients with models of their own."""
+NO_GLOBAL = {"fedfcd", "fedfomo", "fedgh", "fedproto", "fedtgp", "fesem", "gpfl", "heurpfedla", "ifca", "local"}
+NO_GLOBAL |= {"pfedhn", "pfedla", "pfedpm", "r_pfedpm"}
+"""Methods without a model for all clients."""
 
 
 @cache
@@ -117,6 +120,7 @@ def test_what_is_reported_and_what_travels(method: str) -> None:
     messages = [executor.downlink(sent.downlinks[c]) for c in ALL]
     assert {contents(m) for m in messages} == {down} or method == "heurpfedla"  # each client keeps a unit of its own
     assert {contents(m) for m in executor.uplinks(handle)} == {up}
+    assert (executor.evaluate(EvalRequest("global", "received", (0,), ("test",), 2)) == []) == (method in NO_GLOBAL)
 
 
 @pytest.mark.parametrize("method", METHODS)

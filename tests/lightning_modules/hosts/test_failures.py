@@ -11,7 +11,7 @@ import pytest
 import torch
 from failing_clients import ALWAYS, Endangered, EndangeredServer, set_trap
 from failure_runs import SIZES, agree, on_ray, outcome, take_log
-from support import World, dropout_mlp, plan, same, world
+from support import World, dropout_mlp, same, world
 
 from lightning_modules.hosts.client_host import Reply
 from lightning_modules.hosts.failures import Failure, nonfinite, run_groups
@@ -212,11 +212,6 @@ def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_pa
     whole = [{report.client: report.steps for report in reports} for reports in full[3]]
     assert steps[0] == {**{c: whole[0][c] for c in (0, 3, 4)}, 2: -(-whole[0][2] // 2)}
     assert steps[1][3] == -(-whole[1][3] // 2) and steps[2] == {}
-
-
-def test_a_plan_without_faults_has_none() -> None:
-    drawn = plan(3, 2)
-    assert [drawn.absent(t) + drawn.slow(t) for t in (1, 2)] == [(), ()]
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from support import World, dataset, partition, same, world
+from support import World, same, world
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
 from lightning_modules.hosts import devices
 from lightning_modules.hosts.client_host import ClientHost, Reply
-from lightning_modules.hosts.server_host import ServerHost, identity
+from lightning_modules.hosts.server_host import ServerHost
 from lightning_modules.methods.fedavg import FedAvg as FedAvgClient
 from lightning_modules.methods.fedprox import FedProx
 from lightning_modules.nets.net import Net
@@ -31,7 +31,6 @@ from pflsim.types import Tensors
 
 ALL = (0, 1, 2, 3)
 PERSONAL = EvalRequest("personal", "trained", ALL, ("test", "val"))
-RECEIVED = EvalRequest("personal", "received", ALL, ("test",))
 GLOBAL = EvalRequest("global", "received", ALL, ("test",))
 
 
@@ -99,16 +98,6 @@ def test_clients_on_one_host_are_clients_on_hosts_of_their_own() -> None:
         assert same(copy(private_states(alone)), {client: snapshot(private_states(together)[client])})
 
 
-def test_a_host_trains_the_clients_it_is_asked_to() -> None:
-    made = make()
-    home = host(made)
-    before = copy(private_states(home))
-    train(home, made, [1, 2])
-    after = copy(private_states(home))
-    assert same({c: before[c] for c in (0, 3)}, {c: after[c] for c in (0, 3)})
-    assert not any(torch.equal(before[c]["net.head.weight"], after[c]["net.head.weight"]) for c in (1, 2))
-
-
 class Attentive(FedAvgClient):
     """Puts its class counts into the head's bias when it receives; doubles all before it is evaluated."""
 
@@ -134,59 +123,6 @@ def test_what_was_received_meets_the_data_and_a_copy_is_adapted() -> None:
         plain.states[client] = {k: v * 2 if k in dict(home.module.named_parameters()) else v for k, v in state.items()}
     assert evaluate(home, PERSONAL) == evaluate(plain, PERSONAL)
     assert same(before, copy(private_states(home)))
-
-
-def evaluate_all(home: ClientHost, made: World) -> list[Any]:
-    down = Message(weights=made.federation.initial)
-    return [
-        evaluate(home, PERSONAL),
-        evaluate(home, RECEIVED, ALL, down),
-        evaluate(home, GLOBAL, ALL, down),
-    ]
-
-
-@pytest.mark.parametrize("buffers", ["aggregate", "local", "recalibrate"])
-def test_evaluation_changes_nothing(buffers: Any) -> None:
-    """Neither states nor messages nor generators nor what training does next; and it repeats itself."""
-    made = make(training=Training(lr=0.1, batch_size=5, buffers=buffers))
-    reported, other = host(made), host(made)
-    for home in (reported, other):
-        train(home, made, ALL)
-    before, sent, drawn = copy(private_states(reported)), snapshot(made.federation.initial), torch.get_rng_state()
-    threads = torch.get_num_threads()
-    first = evaluate_all(reported, made)
-    torch.rand(5)  # recalibration runs through dropout, which may not hang on this
-    assert first == evaluate_all(reported, made)
-    assert same(before, copy(private_states(reported)))
-    assert same({0: sent}, {0: dict(made.federation.initial)})
-    torch.set_rng_state(drawn)
-    evaluate_all(reported, made)
-    assert torch.equal(torch.get_rng_state(), drawn) and torch.get_num_threads() == threads
-    for home in (reported, other):
-        run(home, 3, ALL, Message(weights=made.federation.initial))
-    assert same(copy(private_states(reported)), copy(private_states(other)))
-
-
-def test_rows_are_counts_of_the_evaluated_model() -> None:
-    """Against a forward pass by hand; evaluation batches do not matter, an empty split is a row of zeros."""
-    made = make(eval_batch_size=2)
-    home = host(made)
-    train(home, made, ALL)
-    rows = evaluate(home, PERSONAL, (2,))
-    module = made.factory.build()
-    module.load_state_dict(dict(private_states(home)[2]))
-    x, y = shard(made.dataset, made.partition, 2).test.batch(slice(None))
-    with torch.no_grad():
-        scores = module.eval().predict(x)
-    assert [(row.split, row.total) for row in rows] == [("test", 5), ("val", 2)]
-    assert rows[0].correct == int((scores.argmax(1) == y).sum())
-    assert rows[0].loss == pytest.approx(float(-scores.log_softmax(1)[torch.arange(5), y].sum()), rel=1e-5)
-    rows_of = partition(made.dataset, (4,) * 4)
-    empty = ClientHost(
-        made.factory, made.dataset, type(rows_of)(rows_of.train, (rows_of.val[0][:0],) * 4, rows_of.test), ALL
-    )
-    row = evaluate(empty, EvalRequest("personal", "trained", ALL, ("val",)), (0,))[0]
-    assert (row.correct, row.total, row.loss) == (0, 0, 0.0)
 
 
 class Twofold(FedAvgClient):
@@ -262,15 +198,6 @@ def test_statistics_that_are_not_aggregated_do_not_travel(setting: Any) -> None:
     assert distance < 0.05 if setting == "recalibrate" else 0.9**4 * 0.8 < distance < 0.9**4 * 1.2
 
 
-def test_recalibration_measures_with_the_received_weights() -> None:
-    """The global model is evaluated with statistics of the client's own training data."""
-    made = make(training=Training(buffers="recalibrate"))
-    home = host(made)
-    evaluate(home, GLOBAL, (1,), Message(weights=made.federation.initial))
-    x, _ = shard(made.dataset, made.partition, 1).train.batch(slice(None))
-    torch.testing.assert_close(home.module.state_dict()[MEAN], x.flatten(1).mean(0))
-
-
 # Initial values
 
 
@@ -340,6 +267,7 @@ def test_messages_arrive_where_the_module_is() -> None:
     tensors = [moved.weights["w"], moved.prototypes.means, moved.prototypes.counts, moved.extra["e"]]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert message.to(torch.device("cpu")) is message
+    assert message.to(torch.device("meta"), extra=False).extra["e"] is message.extra["e"]
 
 
 # The server's home
@@ -371,37 +299,12 @@ def test_a_fusion_that_cannot_be_looked_at_leaves_the_state_as_it_was(monkeypatc
     assert home.state is before
 
 
-def test_a_message_for_all_is_known_as_one() -> None:
-    home = ServerHost(FedAvg(), make().federation)
-    messages = home.downlinks(ALL)
-    assert len({identity(message) for message in messages.values()}) == 1
-    other = Message(weights=dict(messages[0].weights))
-    assert identity(other) != identity(messages[0])
-    assert identity(Message()) == identity(Message())
-
-
-def test_the_data_set_is_not_a_hosts_to_change() -> None:
-    made = make(data=dataset(seed=4))
-    own: Shard = host(made).shards[1]
-    own.train.x.zero_()
-    assert made.dataset.x[made.partition.train[1]].any()
-
-
 def test_a_model_that_has_diverged_is_credited_with_nothing() -> None:
     made = make()
     one = host(made)
     one.states = {c: {k: torch.full_like(v, float("nan")) if v.is_floating_point() else v for k, v in s.items()}
                   for c, s in private_states(one).items()}  # fmt: skip
     assert all(row.correct == 0 and row.total > 0 for row in evaluate(one, PERSONAL))
-
-
-def test_extra_tensors_of_a_downlink_stay_where_they_are_for_a_method_that_asks_for_it() -> None:
-    """All others go to the device; here one that stores nothing."""
-    tensors = {"a": torch.ones(2)}
-    message, device = Message(weights=tensors, extra=tensors), torch.device("meta")
-    moved, left = message.to(device), message.to(device, extra=False)
-    assert moved.weights["a"].is_meta and moved.extra["a"].is_meta and left.weights["a"].is_meta
-    assert left.extra["a"] is tensors["a"]
 
 
 def test_functions_are_called_by_one_thread_before_several(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import FxProgram
 from torch import Tensor, nn
 
 from lightning_modules.base import Batch, Terms
-from lightning_modules.lockstep import compiler
 from lightning_modules.lockstep.program import Program
 from lightning_modules.lockstep.tracing import TracedStep
 
@@ -88,23 +86,6 @@ def test_equal_to_autograd(toys: list[Toy], n: int, plain: bool) -> None:
     assert values["count"].tolist() == [3] * n
 
 
-@pytest.mark.parametrize("plain", [True, False])
-@pytest.mark.parametrize("n", [1, N])
-def test_equal_by_torch_fx(toys: list[Toy], n: int, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The generated code and torch.fx run the same operations: equal to the bit."""
-    batches = [(torch.rand(n, B, 4).double(), torch.randint(3, (n, B))) for _ in range(3)]
-    found = []
-    for kind in (Program, FxProgram):
-        monkeypatch.setattr(compiler, "Program", kind)
-        values = stacked(toys[:n])
-        step = TracedStep(toys[0], "objective", TRAINABLE, values, batches[0], plain)
-        assert isinstance(step.program, kind)
-        bound = step.bind(values)
-        results = [result.clone() for batch in batches for part in bound(batch, 0.1) for result in part]
-        found.append([*results, *values.values()])
-    assert len(found[0]) == len(found[1]) and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_products_are_added_without_storing_a_gradient(toys: list[Toy]) -> None:
     values = stacked(toys)
     step = TracedStep(
@@ -112,23 +93,6 @@ def test_products_are_added_without_storing_a_gradient(toys: list[Toy]) -> None:
     )
     assert isinstance(step.program, Program)
     assert list(step.program.constants.values()).count(torch.ops.aten.baddbmm_.default._op) == 2
-
-
-def test_random_numbers_differ_between_clients_and_steps() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.drop = nn.Parameter(torch.ones(50)), nn.Dropout(0.5)
-
-        def objective(self, batch: Batch) -> Terms:
-            return {"sum": (self.drop(self.weight) * batch[0].sum()).sum()}
-
-    module, batch = Noisy(), (torch.ones(2, B, 1), torch.zeros(2, B).long())
-    values = {"weight": torch.ones(2, 50)}
-    step = TracedStep(module, "objective", ("weight",), values, batch, False)
-    bound = step.bind(values)
-    first, second = (bound(batch, 0.1)[0][0].clone() for _ in range(2))
-    assert not torch.equal(first[0], first[1]) and not torch.equal(first, second)
 
 
 def test_what_is_written_to_is_made_anew_every_time() -> None:
