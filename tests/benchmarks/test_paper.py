@@ -18,7 +18,7 @@ from pflsim.records.environment import write_environment
 from pflsim.records.folder import write_config
 from pflsim.records.summary import RunMeta
 from pflsim.records.tracker import Tracker
-from pflsim.types import EvalRow, ModelKind, RoundRecord
+from pflsim.types import EvalPhase, EvalRow, ModelKind, RoundRecord
 
 NAME = "pfedcfr_table2_mnist"
 ROUNDS = (((8, 10), (2, 4)), ((9, 10), (4, 4)), ((8, 10), (4, 4)))
