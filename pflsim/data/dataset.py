@@ -70,7 +70,6 @@ class Loader(Protocol):
 
     def __call__(self) -> Dataset:
         """Return the data set."""
-        ...
 
 
 def check_dataset(dataset: object, source: str) -> None:

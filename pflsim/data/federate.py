@@ -33,7 +33,6 @@ class PartitionRule(Protocol):
         /,
     ) -> list[np.ndarray]:
         """Return one array of row numbers per client, disjoint."""
-        ...
 
 
 class ExplicitPartition(Protocol):
@@ -41,7 +40,6 @@ class ExplicitPartition(Protocol):
 
     def __call__(self, dataset: Dataset, clients: int, /) -> Partition:
         """Return the rows of all clients. If `test` is (), the split rule draws test and validation rows."""
-        ...
 
 
 class SplitRule(Protocol):
@@ -49,7 +47,6 @@ class SplitRule(Protocol):
 
     def __call__(self, dataset: Dataset, assign: Assign, rng: np.random.Generator, /) -> Partition:
         """Return the training, validation and test rows of all clients."""
-        ...
 
 
 class ShiftRule(Protocol):
@@ -57,7 +54,6 @@ class ShiftRule(Protocol):
 
     def __call__(self, dataset: Dataset, clients: int, rng: np.random.Generator, /) -> Shift:
         """Return how the examples of each client are shifted."""
-        ...
 
 
 def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
