@@ -70,6 +70,7 @@ class Loader(Protocol):
 
     def __call__(self) -> Dataset:
         """Return the data set."""
+        ...
 
 
 def check_dataset(dataset: object, source: str) -> None:

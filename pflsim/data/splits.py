@@ -116,16 +116,12 @@ def counts(
     at_least_one("split.train", train)
     at_least_one("split.test", test)
     trains, tests = [], []
-    pool = assign(content_order(dataset))
-    short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
-    if short:
-        smallest = min(len(rows) for rows in pool)
-        raise SettingsError(
-            f"split=counts needs train + test = {train + test} examples per client, but client {short[0]} has "
-            f"{len(pool[short[0]])} ({len(short)} of {len(pool)} clients have too few, the smallest has {smallest}); "
-            "use fewer clients, or smaller split.train and split.test"
-        )
-    for rows in pool:
+    for client, rows in enumerate(assign(content_order(dataset))):
+        if len(rows) < train + test:
+            raise SettingsError(
+                f"split=counts needs train + test = {train + test} examples per client, but client {client} has "
+                f"{len(rows)}; use fewer clients, or smaller split.train and split.test"
+            )
         kept = rows[_stratified(dataset, rows, train + test, rng)]
         chosen = _stratified(dataset, kept, test, rng)
         trains.append(kept[~chosen])
@@ -140,17 +136,15 @@ def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
         raise SettingsError("split.test_by=writers needs a data set with writers (data=femnist); use test_by=labels")
     owner: dict[int, int] = {}
     for client, rows in enumerate(pool):
-        for writer in np.unique(writers[rows]):
-            owner.setdefault(int(writer), client)
-    owners = np.array([owner.get(int(w), -1) for w in writers[tests]])
-    found = [tests[owners == client] for client in range(len(pool))]
-    for client, rows in enumerate(found):
-        if not len(rows):
+        owner = dict.fromkeys(writers[rows].tolist(), client) | owner
+    owners = np.array([owner.get(writer, -1) for writer in writers[tests].tolist()])
+    for client in range(len(pool)):
+        if client not in owners:
             raise SettingsError(
                 f"split.test_by=writers: the writers of client {client} have no example in the official test part; "
                 "use split=merged"
             )
-    return found
+    return [tests[owners == client] for client in range(len(pool))]
 
 
 def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -125,7 +125,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
 
     Args:
         labels: [n] int.
-        counts: [N, C] int, column sums at most the class sizes.
+        counts: [N, C] int; the sum of a column is at most the size of the class.
         rng: shuffles each class.
 
     Returns:
@@ -137,6 +137,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
         bounds = np.cumsum(counts[:, c])
         if len(bounds) and bounds[-1] > len(rows):
             raise ValueError(f"class {c}: {bounds[-1]} rows asked of {len(rows)}")
+
         for client in np.flatnonzero(counts[:, c]):
             per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
     empty = np.empty(0, dtype=np.int64)

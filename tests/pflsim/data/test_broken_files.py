@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pflsim.config import validate
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import femnist, image_folder, npz
 from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, mnist
@@ -203,20 +202,6 @@ def test_npz_number_of_classes(tmp_path: Path, classes: int) -> None:
     )
 
 
-@pytest.fixture
-def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 KiB free."""
-    monkeypatch.setattr(validate.psutil, "virtual_memory", lambda: type("Free", (), {"available": 1024}))
-
-
-@pytest.mark.usefixtures("little_memory")
-def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    (tmp_path / "big.npz").write_bytes(npz_bytes(x_train=np.zeros((6, 30, 40), np.uint8)))
-    refuses("big.npz: x_train, .* GiB of memory", npz.load, path=str(tmp_path / "big.npz"))
-    root = folder_root(tmp_path / "folder", "more.png", image_bytes("png"))
-    refuses("data.size=32 with 3 images would need", image_folder.load, root=root)
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -248,12 +233,9 @@ def test_image_folders(tmp_path: Path) -> None:
     refuses("empty.png cannot be read", image_folder.load, root=root)
     (tmp_path / "a" / "cat" / "empty.png").unlink()
     (tmp_path / "a" / "emu").mkdir()
-    refuses(r"emu has no images: .*\(empty: 1 of 3 classes\)", image_folder.load, root=root)
-    (tmp_path / "a" / "emu" / "folder.png").mkdir()
-    refuses("folder.png cannot be read", image_folder.load, root=root)
-    (tmp_path / "a" / "emu" / "folder.png").rmdir()
+    refuses("data.root=.*classes emu", image_folder.load, root=root)
     refuses("data.size=1000000000: expected a number >= 1 and <= 4096", image_folder.load, root=root, size=10**9)
-    refuses("good.png: no such folder", image_folder.load, root=str(tmp_path / "a" / "cat" / "good.png"))
+    refuses("data.root=.*good.png", image_folder.load, root=str(tmp_path / "a" / "cat" / "good.png"))
 
 
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
@@ -271,7 +253,7 @@ LOADERS = (cifar10, cifar100, emnist, femnist.load, image_folder.load, mnist)
 @pytest.mark.parametrize("load", LOADERS)
 def test_a_file_in_place_of_the_folder(tmp_path: Path, load: Callable[..., Dataset]) -> None:
     (tmp_path / "file").write_text("hello")
-    assert "file" in refuses("not found|no such folder", load, root=str(tmp_path / "file"))
+    assert "file" in refuses("not found|data.root=.* cannot be read", load, root=str(tmp_path / "file"))
 
 
 def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
@@ -299,5 +281,4 @@ def test_files_that_may_not_be_read(tmp_path: Path, request: pytest.FixtureReque
     request.getfixturevalue("locked")
     with pytest.raises(PermissionError):
         femnist.load(root=leaf_root)
-    with pytest.raises(PermissionError):
-        image_folder.load(root=folder)
+    refuses("Permission denied", image_folder.load, root=folder)

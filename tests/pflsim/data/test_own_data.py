@@ -96,8 +96,8 @@ def test_both_parts_number_their_labels_alike() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: as_dataset([(X[0], 0), (X[1, :2], 1)]), ["row 1", "[2, 7]", "[5, 7]"]),
-        (lambda: as_dataset([(X[0], 0), X[1]]), ["row 1", "(x, y)"]),
+        (lambda: as_dataset([(X[0], 0), (X[1, :2], 1)]), ["training", "one shape"]),
+        (lambda: as_dataset([(X[0], 0), X[1]]), ["training", "(x, y)"]),
         (lambda: as_dataset((X, Y), (X[:, :2], Y)), ["test", "1, 2, 7]"]),
         (lambda: as_dataset((X, Y[:3])), ["training", "[3]", "6 integers"]),
         (lambda: as_dataset((X.astype(int), Y)), ["int64", "uint8"]),
@@ -106,7 +106,7 @@ def test_both_parts_number_their_labels_alike() -> None:
         (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
         (lambda: as_dataset(frame(a=["red", "blue"], label=[0, 1])), ["red"]),
         (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
-        (lambda: as_dataset(Columns()), ["no examples"]),
+        (lambda: as_dataset(Columns()), ["training", "(x, y)"]),
         (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
     ],
 )
