@@ -120,7 +120,7 @@ def test_what_is_right(changes: dict[str, Any]) -> None:
         ({"checkpoint__keep": -1}, "checkpoint.keep=-1"),
         ({"placement__clients_per_actor": "many"}, "placement.clients_per_actor='many': expected auto or"),
         ({"placement__clients_per_actor": 0}, "placement.clients_per_actor=0"),
-        ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors=2 .*clients_per_actor=2"),
+        ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
         ({"placement__actors": 11}, "placement.actors=11 is more than clients=10"),
         ({"placement__actors": 0}, "placement.actors=0"),
         ({"placement__threads": 0}, "placement.threads=0"),
