@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -65,32 +64,22 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     Raises:
         SettingsError: a component does not exist, the data cannot be read, or they cannot be partitioned or shifted so.
     """
-    load = bind(settings.data, field="data", kind=Loader)
-    partition = _bind_partition(settings)
+    load, clients, rule = bind(settings.data, field="data", kind=Loader), settings.clients, None
+    try:
+        explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
+    except SettingsError:
+        explicit, rule = None, bind(settings.partition, field="partition", kind=PartitionRule)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     dataset = load()
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    shift = shift_rule(dataset, settings.clients, numpy_generator(settings.seed, "shift"))
-    return dataset, replace(partition(dataset, split_rule), shift=shift)
-
-
-def _bind_partition(settings: Settings) -> Callable[[Dataset, SplitRule], Partition]:
-    """Return a function that partitions a data set as the component `partition` says."""
-    clients, seed = settings.clients, settings.seed
-    try:
-        explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
-    except SettingsError:
-        rule = bind(settings.partition, field="partition", kind=PartitionRule)
-        return lambda dataset, split_rule: federate(dataset, rule, split_rule, clients, seed)
-
-    def partition(dataset: Dataset, split_rule: SplitRule) -> Partition:
-        given = explicit(dataset, clients)
-        if given.test:
-            return _check_partition(given, clients, len(dataset.y))
-        return federate(dataset, lambda *_: list(given.train), split_rule, clients, seed)
-
-    return partition
+    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
+    given = explicit(dataset, clients) if explicit else Partition((), (), ())
+    if given.test:
+        partition = _check_partition(given, clients, len(dataset.y))
+    else:
+        partition = federate(dataset, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+    return dataset, replace(partition, shift=shift)
 
 
 def federate(

@@ -187,7 +187,4 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
         for client, c in np.argwhere(held > 0):
             colour = "white" if held[client, c] > top**0.6 else "black"
             axes.text(client, c, str(held[client, c]), ha="center", va="center", fontsize=7, color=colour)
-    bar = figure.colorbar(image, cax=bar_axes)
-    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000) if t <= top]
-    bar.set_ticks(ticks, labels=[f"{t:,}" for t in ticks])
-    bar.minorticks_off()
+    figure.colorbar(image, cax=bar_axes, format="%d").minorticks_off()

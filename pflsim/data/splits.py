@@ -47,7 +47,6 @@ def official(
         With partition=by_writer, test_by=labels ignores writers, so most test examples are from other writers.
         Use test_by=writers or split=merged instead.
     """
-    chance("split.validation", validation)
     pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
@@ -75,7 +74,6 @@ def merged(
         SettingsError: a setting is out of range, or a client has a single example.
     """
     Bounds(above=0, below=1)("split.fraction", fraction)
-    chance("split.validation", validation)
     train, test = [], []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
@@ -112,7 +110,6 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    chance("split.validation", validation)
     at_least_one("split.train", train)
     at_least_one("split.test", test)
     trains, tests = [], []
@@ -160,6 +157,7 @@ def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
     """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
+    chance("split.validation", validation)
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
