@@ -167,7 +167,7 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
     return RunMeta(
         method=component_name(settings, "method"),
         data=_data_name(settings, dataset),
-        partition=", ".join(filter(None, (names["partition_name"], names["shift_name"]))),
+        partition=", ".join(filter(None, (names["partition"], names["shift"]))),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),
         clients=settings.clients,

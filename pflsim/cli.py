@@ -171,7 +171,7 @@ def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
     for warning in dataset_warnings(dataset):
         print(f"warning: {warning}", file=sys.stderr)
     try:
-        write_partition(folder, dataset, partition, **record_names(settings))
+        write_partition(folder, dataset, partition, record_names(settings))
     except OSError as error:
         raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
     print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")

@@ -334,4 +334,4 @@ def _write_errors(what: str) -> Iterator[None]:
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:
-    write_partition(folder, prepared.dataset, prepared.partition, **record_names(prepared.settings))
+    write_partition(folder, prepared.dataset, prepared.partition, record_names(prepared.settings))

@@ -226,7 +226,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
             {"_target_": "pflsim.data.partitions.n_way_k_shot", "std": -1e-9},
             "partition.std=-1e-09: expected a number >= 0",
         ),
-        ("lr_decay", 1e300, "lr_decay=1e.300: .* round 2"),
+        ("lr_decay", 1e300, "lr_decay=1e.300"),
         ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
         ("data.num_classes", 10**18, "data.num_classes=1000000000000000000: expected"),
         ("model.variants", [{"hidden": [0]}], "model.hidden=0: expected"),

@@ -20,7 +20,7 @@ from pflsim.records.summary import Choice
 from pflsim.types import ModelKind
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.accuracy.AccuracyStats` among the figures of a row."""
@@ -90,11 +90,9 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
     scope = group.runs[0].reported if model is None else group.runs[0].scope(model)
     found, metrics = list[dict[str, float]](), list[str]()
     for run in group.runs:
-        seconds = sum(line.total_seconds for line in run.history)
-        own = _bytes(
-            run.history[-1].traffic_total if run.history else Traffic(), "up_total", "down_total", "bytes_total"
-        )
-        own["seconds_total"] = max(run.summary["seconds"], seconds)
+        traffic = run.history[-1].traffic_total if run.history else Traffic()
+        own = _bytes(traffic, "up_total", "down_total", "bytes_total")
+        own["seconds_total"] = max(run.summary["seconds"], sum(line.total_seconds for line in run.history))
         if line := run.at(choice, model):
             values, metrics = line.accuracy[scope].values(), list(line.accuracy[scope].metrics)
             own |= {name: values[name] for name in (*STATS, *metrics)} | {"round": line.round}
@@ -186,36 +184,26 @@ def find_reference(groups: Sequence[Group], name: str | None) -> Group:
 
 def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> list[Difference]:
     """Compare every other group with the reference, each at its own chosen round."""
-    found = [_difference(group, reference, choice) for group in groups if group is not reference]
+    found = []
+    for group in groups:
+        if group is not reference:
+            values = client_differences(group, reference, choice)
+            better, worse = int((values > 0).sum()), int((values < 0).sum())
+            mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
+            p = wilcoxon(values)
+            found.append(Difference(group, len(values), mean, *interval(values), better, equal, worse, p))
     adjusted = iter(holm([d.p for d in found if d.p is not None]))
     return [replace(d, p_holm=None if d.p is None else next(adjusted)) for d in found]
 
 
-def _difference(group: Group, reference: Group, choice: Choice) -> Difference:
-    values = client_differences(group, reference, choice)
-    low, high = interval(values)
-    better, worse = int((values > 0).sum()), int((values < 0).sum())
-    mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
-    return Difference(group, len(values), mean, low, high, better, equal, worse, wilcoxon(values))
-
-
 def client_differences(group: Group, reference: Group, choice: Choice) -> np.ndarray:
     """Return the difference in test accuracy for every client and every seed that both groups have."""
-    others = {run.seed: run for run in reference.runs}
-    pairs = [(_counts(run, choice), _counts(others[run.seed], choice)) for run in group.runs if run.seed in others]
-    found = [((ours["correct"] - theirs["correct"]) / ours["total"]).dropna() for ours, theirs in pairs]
+    others, found = {run.seed: run for run in reference.runs}, []
+    for pair in ((run, others[run.seed]) for run in group.runs if run.seed in others):
+        lines = [run.at(choice) for run in pair]
+        ours, theirs = (run.counts(line.round if line else -1) for run, line in zip(pair, lines, strict=True))
+        found.append(((ours["correct"] - theirs["correct"]) / ours["total"]).dropna())
     return np.concatenate(found or [[]])
-
-
-def _counts(run: Run, choice: Choice) -> DataFrame:
-    line = run.at(choice)
-    if line is None:
-        return run.counts(-1)
-    found, expected = run.counts(line.round), line.accuracy[run.reported].clients
-    if len(found) != expected:
-        counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
-        raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
-    return found
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
@@ -289,10 +277,7 @@ class Comparison:
 
 
 def compare(
-    groups: Sequence[Group],
-    choice: Choice | None = None,
-    target: float | None = None,
-    reference: str | None = None,
+    groups: Sequence[Group], choice: Choice | None = None, target: float | None = None, reference: str | None = None
 ) -> Comparison:
     """Compare groups; client by client only if they have the same examples and the same evaluation.
 

@@ -70,7 +70,8 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
     kept: dict[int, Run] = {}
     for run in runs:
         other = kept.setdefault(run.seed, run)
-        if not _same_results(run, other):
+        rounds = min(len(run.history), len(other.history))
+        if _results(run, rounds) != _results(other, rounds):
             both = f"{other.folder} and {run.folder} are both {label} with seed {run.seed}"
             raise SettingsError(f"{both}, and their results differ; leave one of them out")
         if len(run.history) > len(other.history) or (run.complete and not other.complete):
@@ -78,13 +79,8 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
     return tuple(kept[seed] for seed in sorted(kept)), tuple(run for run in runs if kept[run.seed] is not run)
 
 
-def _same_results(a: Run, b: Run) -> bool:
-    """Return whether two runs have the same partition, accuracy, and traffic in the rounds that both finished."""
-    rounds = min(len(a.history), len(b.history))
-    return _results(a, rounds) == _results(b, rounds)
-
-
 def _results(run: Run, rounds: int) -> list[Any]:
+    """Return the partition, and the accuracy and traffic of the first rounds."""
     lines = [(line.round, line.traffic, line.accuracy.get(run.reported)) for line in run.history[:rounds]]
     figures = [(number, sent, s and (s.clients, s.mean, s.weighted_mean)) for number, sent, s in lines]
     return [run.partition_hash, run.reported, figures]
@@ -97,12 +93,21 @@ def check_comparable(groups: Sequence[Group]) -> list[str]:
     seeds and the same evaluation (`PROTOCOL`). Other settings may differ, because the labels show them, and so may the
     reported model, which belongs to the method.
     """
-    return [*check_evaluation(groups), *_seeds(groups)]
+    objections, found = check_evaluation(groups), dict.fromkeys(group.seeds for group in groups)
+    if len(found) > 1:
+        seen = (f"{written(seeds)} ({_labels([g for g in groups if g.seeds == seeds])})" for seeds in found)
+        objections.append(f"the seeds differ: {', '.join(seen)}")
+    return objections
 
 
 def check_evaluation(groups: Sequence[Group]) -> list[str]:
     """Return the differences between groups in the clients' examples or in the evaluation."""
-    return [*_examples(groups), *_protocol(groups)]
+    objections = [*_examples(groups)]
+    objections += [f"the evaluation differs: {_values(key, groups)}" for key in _differing(groups, PROTOCOL)]
+    on_participants = any(run_settings(run)["eval.on"] == "participants" for group in groups for run in group.runs)
+    if on_participants and _differing(groups, ["fraction"]):
+        objections.append(f"eval.on=participants evaluates different clients: {_values('fraction', groups)}")
+    return objections
 
 
 def _examples(groups: Sequence[Group]) -> Iterator[str]:
@@ -120,21 +125,6 @@ def _examples(groups: Sequence[Group]) -> Iterator[str]:
         yield f"the partition hash differs for seed {seed}, although the settings are equal: {seen}"
     elif different and any(set(a.seeds).isdisjoint(b.seeds) for a in groups for b in groups):
         yield f"the settings of the partition differ, and the groups have no seed in common: {', '.join(different)}"
-
-
-def _protocol(groups: Sequence[Group]) -> Iterator[str]:
-    for key in _differing(groups, PROTOCOL):
-        yield f"the evaluation differs: {_values(key, groups)}"
-    on_participants = any(run_settings(run)["eval.on"] == "participants" for group in groups for run in group.runs)
-    if on_participants and any(_differing(groups, ["fraction"])):
-        yield f"eval.on=participants evaluates different clients: {_values('fraction', groups)}"
-
-
-def _seeds(groups: Sequence[Group]) -> Iterator[str]:
-    found = dict.fromkeys(group.seeds for group in groups)
-    if len(found) > 1:
-        seen = (f"{written(seeds)} ({_labels([g for g in groups if g.seeds == seeds])})" for seeds in found)
-        yield f"the seeds differ: {', '.join(seen)}"
 
 
 def _differing(groups: Sequence[Group], prefixes: Sequence[str]) -> list[str]:

@@ -57,18 +57,12 @@ def find_runs(arguments: Sequence[str]) -> list[Path]:
         if is_url(argument):
             raise SettingsError(f"{argument}: expected a local folder; copy the run to this machine first")
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
-        runs = [run for path in paths for run in _runs(path)]
+        runs = [p for path in paths for p in ([path] if (path / CONFIG).is_file() else sorted(path.glob("*")))]
+        runs = [path for path in runs if (path / CONFIG).is_file()]
         if not runs:
-            missing = "no folder has this name or matches this pattern"
-            raise SettingsError(f"{argument}: {'neither a run folder nor a folder of runs' if paths else missing}")
+            raise SettingsError(f"{argument}: expected a run folder, a folder of runs, or a pattern of these")
         found += runs
     return list({path.resolve(): path for path in found}.values())
-
-
-def _runs(path: Path) -> list[Path]:
-    if (path / CONFIG).is_file():
-        return [path]
-    return sorted(inner.parent for inner in path.glob(f"*/{CONFIG}")) if path.is_dir() else []
 
 
 @dataclass(frozen=True, repr=False)
@@ -256,8 +250,6 @@ def read_run(folder: Path) -> Run:
     """
     import yaml
 
-    if not folder.is_dir():
-        raise SettingsError(f"{folder}: no such folder")
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
     environment = read_environment(folder)

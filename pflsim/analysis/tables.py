@@ -85,8 +85,8 @@ def figures(comparison: Comparison) -> Table:
 
 def paired(comparison: Comparison) -> Table:
     """Return a table with one line per difference."""
-    several = sum(d.p is not None for d in comparison.differences) > 1
-    p = "p (Holm)" if several else "p"
+    several = sum(d.p is not None for d in comparison.differences)
+    p = "p (Holm)" if several > 1 else "p"
     headers = ("method", "pairs", "difference", "95% interval", "better", "equal", "worse", p)
     rows = []
     for d in comparison.differences:
@@ -95,7 +95,13 @@ def paired(comparison: Comparison) -> Table:
         mean = NONE if d.mean is None else _signed(d.mean)
         rows.append((d.group.label, str(d.pairs), mean, interval, str(d.better), str(d.equal), str(d.worse), p))
     about = f"Differences to {comparison.reference.label}, client by client"
-    return Table(about, headers, tuple(rows), tuple(paired_notes(comparison)))
+    tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
+    notes = (
+        f"difference: mean over pairs (client, seed) of accuracy minus that of {comparison.reference.label}",
+        f"95% interval: bootstrap over pairs (BCa); p: Wilcoxon's signed-rank test{tested}",
+        "both treat the clients of a seed as independent, so they understate the variation between seeds",
+    )
+    return Table(about, headers, tuple(rows), notes)
 
 
 def records(comparison: Comparison) -> list[dict[str, Any]]:
@@ -206,15 +212,6 @@ def notes(comparison: Comparison) -> Iterator[str]:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
     for objection in (*comparison.objections, *incomplete(runs)):
         yield f"CAUTION: {objection}"
-
-
-def paired_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the lines below the table of differences."""
-    tested = [d for d in comparison.differences if d.p is not None]
-    holm = f", Holm-corrected for {len(tested)} comparisons" if len(tested) > 1 else ""
-    yield f"difference: mean over pairs (client, seed) of accuracy minus that of {comparison.reference.label}"
-    yield f"95% interval: bootstrap over pairs (BCa); p: Wilcoxon's signed-rank test{holm}"
-    yield "both treat the clients of a seed as independent, so they understate the variation between seeds"
 
 
 def numbers(values: Sequence[int]) -> str:

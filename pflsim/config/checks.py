@@ -73,9 +73,8 @@ def check(settings: Settings) -> None:
     Raises:
         SettingsError: two settings contradict each other; the message is about the first contradiction.
     """
-    for checks in (_training, _exclusive, _placement, _texts, _packages):
-        for problem in checks(settings):
-            raise SettingsError(problem)
+    for problem in _contradictions(settings):
+        raise SettingsError(problem)
 
 
 def check_sweep(runs: Sequence[Settings]) -> None:
@@ -93,8 +92,8 @@ def check_sweep(runs: Sequence[Settings]) -> None:
             )
 
 
-def _training(settings: Settings) -> Iterator[str]:
-    held, clients = settings.eval.holdout_clients, settings.clients
+def _contradictions(settings: Settings) -> Iterator[str]:
+    held, clients, placement = settings.eval.holdout_clients, settings.clients, settings.placement
     if held >= clients:
         yield f"eval.holdout_clients={held} leaves no client to train; with clients={clients} use at most {clients - 1}"
     elif settings.fraction < 1:
@@ -103,38 +102,21 @@ def _training(settings: Settings) -> Iterator[str]:
         cohort_size(clients - held, settings.fraction)
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
-    last = settings.rounds + (held > 0)  # newcomers train after the last round
-    if math.log10(settings.lr) + math.log10(settings.lr_decay) * ((last - 1) // settings.lr_step) > 30:
-        yield (
-            f"lr_decay={settings.lr_decay}: the learning rate lr*lr_decay^(t-1) exceeds 1e30 by round {last}; use a "
-            "value of at most 1"
-        )
-
+    if math.log10(settings.lr_decay) * (settings.rounds // settings.lr_step) > 30:
+        yield f"lr_decay={settings.lr_decay}: the learning rate grows beyond all bounds; use a value of at most 1"
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
-
-
-def _exclusive(settings: Settings) -> Iterator[str]:
-    """Yield pairs of settings of which one must have its default."""
-    placement, other = settings.placement, f"placement.clients_per_actor={settings.placement.clients_per_actor}"
     if settings.local_epochs is not None and settings.local_steps is not None:
         yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
     if placement.clients_per_actor != "auto" and placement.actors is not None:
-        yield f"placement.actors={placement.actors} and {other}: leave one of them out"
-
-
-def _placement(settings: Settings) -> Iterator[str]:
-    placement, clients = settings.placement, settings.clients
+        yield f"placement.actors and placement.clients_per_actor={placement.clients_per_actor}: leave one of them out"
     if placement.actors is not None and placement.actors > clients:
         yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
     if settings.precision == "tf32" and placement.gpus == 0:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
-
-
-def _texts(settings: Settings) -> Iterator[str]:
     OnError.of(settings.on_client_error)
     address, parallel = settings.ray_address, settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
@@ -147,9 +129,6 @@ def _texts(settings: Settings) -> Iterator[str]:
             f"ray_address={shortened(address)}: expected auto or HOST:PORT; to run as a job of another cluster use "
             f"{program()} submit"
         )
-
-
-def _packages(settings: Settings) -> Iterator[str]:
     for name in settings.tracking.loggers:
         found = find_spec(name)
         if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name

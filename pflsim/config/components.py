@@ -133,10 +133,7 @@ def _imported(target: str, key: str) -> Any:
         missing = error.name or ""
         if not f"{module}.".startswith(f"{missing}."):
             raise
-        parent, _, last = missing.rpartition(".")
-        folders = getattr(sys.modules[parent], "__path__", []) if parent else [os.getcwd()]
-        near = nearest(last, [info.name for info in pkgutil.iter_modules(folders)])
-        raise SettingsError(f"{key}={target}: there is no module {missing}; {near}") from None
+        raise SettingsError(f"{key}={target}: there is no module {missing}") from None
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
@@ -225,8 +222,7 @@ def settings_of(
         given: names that have a value. What has no default that a YAML file can contain is not listed unless it has.
 
     Raises:
-        SettingsError: a target does not exist; two targets declare a parameter with different types, or both with a
-            default.
+        SettingsError: a target does not exist, or two targets declare a parameter with a default.
     """
     merged: dict[str, Parameter] = {}
     if component == "model":
@@ -241,8 +237,6 @@ def settings_of(
                 found |= {name: Parameter() for name in given if name not in {TARGET, *found, *merged}}
         for name, new in found.items():
             known = merged.get(name)
-            if known is not None and known.annotation != new.annotation:
-                raise SettingsError(f"{target}: {name!r} is a parameter of client and server with different types")
             if known is not None and not known.required and not new.required:
                 raise SettingsError(f"{target}: client and server both have a default of {name!r}; leave one out")
             if new.required or new.default is not ... or name in given:

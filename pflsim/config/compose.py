@@ -39,18 +39,14 @@ QUICK = "quick"
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The config of one run, and where it comes from.
+    """The config of one run.
 
     Args:
         config: of the files and the command line, without defaults of Python; `${...}` is not resolved.
-        keys: keys that the command line sets.
-        folders: config folders, the first one first.
         search: the space of the method that `pflsim tune` searches, as its file gives it.
     """
 
     config: dict[str, Any]
-    keys: frozenset[str]
-    folders: tuple[Path, ...]
     search: Any = None
 
 
@@ -103,7 +99,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         raise SettingsError(unknown_key("names", []))
     names = {group: choices[group] for group in sorted(choices) if not group.startswith("hydra/") and choices[group]}
     names |= {QUICK: "true"} if is_quick else {}
-    return Composition({**content, "names": names}, frozenset(str(o.key_or_group) for o in asked), (*folders,), search)
+    return Composition({**content, "names": names}, search)
 
 
 def configs(
@@ -125,7 +121,7 @@ def as_yaml(composition: Composition, resolve: bool = False) -> str:
     Raises:
         SettingsError: a setting is wrong; not checked while a required one is missing.
     """
-    with _located(composition):
+    with _omegaconf_errors():
         config = _with_defaults(composition.config)
         if not OmegaConf.missing_keys(config):
             to_settings(composition)
@@ -136,9 +132,9 @@ def to_settings(composition: Composition) -> Settings:
     """Return the settings of a run, checked, with every `${...}` resolved; imports the components.
 
     Raises:
-        SettingsError: see `settings_from`; the message names the file of a setting that is not on the command line.
+        SettingsError: see `settings_from`.
     """
-    with _located(composition):
+    with _omegaconf_errors():
         values = OmegaConf.to_container(_with_defaults(composition.config), resolve=True)
         return checks.settings_from(typing.cast(dict[str, Any], values))
 
@@ -152,14 +148,13 @@ def run_settings(composition: Composition) -> Settings | None:
     Raises:
         SettingsError: see `to_settings`.
     """
-    with _located(composition):
-        components = {key: composition.config.get(key) or {} for key in COMPONENTS}
-        others = {**composition.config, **dict.fromkeys(COMPONENTS)}
-        try:
-            values = OmegaConf.to_container(_with_defaults(others), resolve=True)
-        except OmegaConfBaseException:
-            return None
-        return checks.run_settings({**typing.cast(dict[str, Any], values), **components})
+    components = {key: composition.config.get(key) or {} for key in COMPONENTS}
+    others = {**composition.config, **dict.fromkeys(COMPONENTS)}
+    try:
+        values = OmegaConf.to_container(_with_defaults(others), resolve=True)
+    except OmegaConfBaseException:
+        return None
+    return checks.run_settings({**typing.cast(dict[str, Any], values), **components})
 
 
 def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
@@ -197,8 +192,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         except (OverrideParseException, ValueError, RecursionError) as error:  # also too many digits or brackets
             why = str(getattr(error, "message", error)).partition("\n")[0]
             raise SettingsError(f"{form} ({why})") from error
-        if not override.key_or_group:
-            raise SettingsError(f"{form} (KEY is missing)")
         if override.is_hydra_override():
             raise SettingsError(f"{text}: settings of Hydra itself are not supported")
         found.append(override)
@@ -244,15 +237,13 @@ def _composed_files(groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple
 
 
 def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:
-    """Refuse a deleted setting, and a GROUP=NAME without a file."""
+    """Refuse a GROUP=NAME without a file."""
     for override in overrides:
-        group, line = override.key_or_group, override.input_line
-        if override.is_delete() and group not in groups:
-            raise SettingsError(f"{line}: a setting cannot be deleted; leave it out to use its default")
-        if group not in groups or override.is_sweep_override() or _is_target(override, groups):
+        group, sweep = override.key_or_group, override.is_sweep_override()
+        if group not in groups or sweep or _is_target(override, groups) or override.value() in groups[group]:
             continue
-        if (name := override.value()) not in groups[group]:
-            raise SettingsError(f"{line}: there is no {group} of that name; {nearest(str(name), groups[group])}")
+        near = nearest(str(override.value()), groups[group])
+        raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 
 
 def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
@@ -276,22 +267,12 @@ def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
 
 
 @contextmanager
-def _located(composition: Composition) -> Iterator[None]:
-    """Name the config file before an error inside the block about a setting that is not on the command line."""
+def _omegaconf_errors() -> Iterator[None]:
+    """Raise an error of OmegaConf inside the block as a `SettingsError`."""
     try:
         yield
     except OmegaConfBaseException as error:
         raise SettingsError(f"{error.full_key}: {_message(error)}") from error
-    except SettingsError as error:
-        key = typing.cast(re.Match[str], re.match(r"[\w.]*", str(error)))[0]
-        name = key.rpartition(".")[2]
-        options = composition.config["names"].items()
-        chosen = [f"{g}/{option}.yaml" for g, option in options if g not in COMPONENTS or key.startswith(f"{g}.")]
-        files = [file for folder in composition.folders for path in chosen if (file := folder / path).is_file()]
-        found = [file for file in files if re.search(rf"\b{name}\b\W*:", file.read_text(encoding="utf-8"))]
-        if not key or key in composition.keys or not found:
-            raise
-        raise SettingsError(f"{found[0]}: {error}") from error
 
 
 def _message(error: Exception) -> str:

@@ -67,17 +67,13 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """Return the valid names most similar to a name, best first; [] if there are none.
 
-    A dotted name is also similar to one with the same end: `alpha` to `method.alpha`.
+    Their last parts are compared, so `alpha` is similar to `method.alpha`.
     """
-    names = sorted(set(valid))
-    ends: dict[str, list[str]] = {}
-    for known in names:
+    last, ends = name.rpartition(".")[2], dict[str, list[str]]()
+    for known in sorted(set(valid), key=lambda known: (known.partition(".")[0] != name.partition(".")[0], known)):
         ends.setdefault(known.rpartition(".")[2], []).append(known)
-    last = name.rpartition(".")[2]
-    level = [known for known in names if ("." in known) == ("." in name)]
-    spelled = get_close_matches(name, level, n=count, cutoff=0.85 if "." in name else 0.6)
-    alike = [known for end in get_close_matches(last, ends, n=count, cutoff=0.7) for known in ends[end]]
-    return list(dict.fromkeys([*ends.get(last, []), *spelled, *alike]))[:count]
+    near = dict.fromkeys([last, *get_close_matches(last, ends, n=count)])
+    return [known for end in near for known in ends.get(end, [])][:count]
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

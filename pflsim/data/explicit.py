@@ -65,10 +65,7 @@ def explicit(
         if not isinstance(lists, list | tuple):
             raise SettingsError(f'{where}: "{name}" is no list; expected {FORM}')
         if len(lists) != clients:
-            raise SettingsError(
-                f'{where}: "{name}" lists the rows of {len(lists)} clients, but clients={clients}; set '
-                f"clients={len(lists)}"
-            )
+            raise SettingsError(f'{where}: "{name}" has the rows of clients={len(lists)}, but clients={clients} is set')
         part = range(len(dataset.y))
         if numbering == "parts":
             part = part[dataset.train_size :] if name == "test" else part[: dataset.train_size]
@@ -76,7 +73,9 @@ def explicit(
         found[name] = tuple(
             _rows(f"{where}: {name} rows of client {i}", each, part, least) for i, each in enumerate(lists)
         )
-    _check_once(where, found, {"test": dataset.train_size} if numbering == "parts" else {})
+    rows_of_all, times = np.unique(np.concatenate([rows for name in found for rows in found[name]]), return_counts=True)
+    if twice := rows_of_all[times > 1].tolist():
+        raise SettingsError(f"{where}: row {twice[0]} of all examples is listed twice; expected every row once")
     none = (np.empty(0, np.int64),) * clients
     partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
     if "hash" in given and given.get("unshifted_hash", given["hash"]) != partition_hash(dataset, partition):
@@ -96,31 +95,16 @@ def _read(path: str | None) -> Mapping[str, Any]:
 
 def _rows(where: str, given: Any, part: range, least: int) -> np.ndarray:
     """Return row numbers inside a part, at least so many, as ascending row numbers of the data set."""
-    if not isinstance(given, list | tuple | np.ndarray) or any(
-        type(row) is not int and not isinstance(row, np.integer) for row in given
-    ):
+    with reading(where, "a list of integers"):
+        rows = np.sort(given)
+    if len(rows) and rows.dtype.kind not in "iu":
         raise SettingsError(f"{where}: expected a list of integers")
-    rows = np.sort(np.asarray(given, dtype=np.int64))
     for row in rows[[0, -1]] if len(rows) else ():
         if not 0 <= row < len(part):
             raise SettingsError(f"{where}: row {row} does not exist; expected 0..{len(part) - 1}")
     if len(rows) < least:
         raise SettingsError(f"{where}: found none; expected at least one")
-    return rows + part.start
-
-
-def _check_once(where: str, found: Mapping[Split, tuple[np.ndarray, ...]], starts: Mapping[Split, int]) -> None:
-    """Refuse a row that is listed twice. The rows of a split count from its `starts`, or from 0."""
-    owner: dict[int, str] = {}
-    for name, clients in found.items():
-        for client, rows in enumerate(clients):
-            for row in rows.tolist():
-                if row in owner:
-                    raise SettingsError(
-                        f"{where}: row {row - starts.get(name, 0)} is in {owner[row]} and in {name} of client "
-                        f"{client}; expected every row once"
-                    )
-                owner[row] = f"{name} of client {client}"
+    return rows.astype(np.int64) + part.start
 
 
 def from_flwr(partitioner: Any, dataset: Any) -> dict[str, list[list[int]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,7 +10,6 @@ import numpy as np
 from pflsim.config.components import bind, component_name
 from pflsim.config.names import shortened
 from pflsim.config.settings import Settings
-from pflsim.config.validate import at_least_one, check_room
 from pflsim.data.dataset import Dataset, Loader, check_dataset
 from pflsim.data.federated import Partition
 from pflsim.data.shifts import Shift
@@ -66,32 +64,22 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     Raises:
         SettingsError: a component does not exist, the data cannot be read, or they cannot be partitioned or shifted so.
     """
-    load = bind(settings.data, field="data", kind=Loader)
-    partition = _bind_partition(settings)
+    load, clients, rule = bind(settings.data, field="data", kind=Loader), settings.clients, None
+    try:
+        explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
+    except SettingsError:
+        explicit, rule = None, bind(settings.partition, field="partition", kind=PartitionRule)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     dataset = load()
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    shift = shift_rule(dataset, settings.clients, numpy_generator(settings.seed, "shift"))
-    return dataset, replace(partition(dataset, split_rule), shift=shift)
-
-
-def _bind_partition(settings: Settings) -> Callable[[Dataset, SplitRule], Partition]:
-    """Return a function that partitions a data set as the component `partition` says."""
-    clients, seed = settings.clients, settings.seed
-    try:
-        explicit = bind(settings.partition, field="partition", kind=ExplicitPartition)
-    except SettingsError:
-        rule = bind(settings.partition, field="partition", kind=PartitionRule)
-        return lambda dataset, split_rule: federate(dataset, rule, split_rule, clients, seed)
-
-    def partition(dataset: Dataset, split_rule: SplitRule) -> Partition:
-        given = explicit(dataset, clients)
-        if given.test:
-            return _check_partition(given, clients, len(dataset.y))
-        return federate(dataset, lambda *_: list(given.train), split_rule, clients, seed)
-
-    return partition
+    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
+    given = explicit(dataset, clients) if explicit else Partition((), (), ())
+    if given.test:
+        partition = _check_partition(given, clients, len(dataset.y))
+    else:
+        partition = federate(dataset, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+    return dataset, replace(partition, shift=shift)
 
 
 def federate(
@@ -107,11 +95,9 @@ def federate(
         seed: the run's seed. Partition and split use separate random streams.
 
     Raises:
-        SettingsError: clients is below 1 or above the number of examples, or a rule rejects its settings or returns
+        SettingsError: clients is above the number of examples, or a rule rejects its settings or returns
             an invalid result.
     """
-    at_least_one("clients", clients)
-
     marked = getattr(getattr(partition_rule, "func", partition_rule), "in_content_order", False)
 
     def assign(rows: np.ndarray) -> list[np.ndarray]:
@@ -120,26 +106,19 @@ def federate(
                 f"clients={clients} exceeds the {len(rows)} examples of {dataset.name}; "
                 f"set clients to at most {len(rows)}"
             )
-        what = f"class counts of clients={clients} and {dataset.num_classes} classes"
-        check_room(what, 3 * 8 * clients * dataset.num_classes, "use fewer clients")
-        rng, rows = numpy_generator(seed, "partition"), rows if marked else np.sort(rows)
+        rows = rows if marked else np.sort(rows)
         writers = None if dataset.writers is None else dataset.writers[rows]
-        arguments = dataset.y[rows], dataset.num_classes, clients
-        if marked:
-            parts = partition_rule(*arguments, rng, writers)
-        else:
-            streams = [numpy_generator(seed, "partition") for _ in range(2)]
-            parts, again = (_own(partition_rule, *arguments, stream, writers) for stream in streams)
-            if not np.array_equal(np.concatenate([*parts, []]), np.concatenate([*again, []])):
-                raise SettingsError("the partition rule returns other rows each time; use rng for random numbers only")
-        return [rows[np.sort(part)] for part in _check_assignment(parts, clients, len(rows))]
+        arguments, streams = (dataset.y[rows], dataset.num_classes, clients), range(1 if marked else 2)
+        with own_errors("the partition rule"):
+            parts, *again = (partition_rule(*arguments, numpy_generator(seed, "partition"), writers) for _ in streams)
+        _check_rows(parts, clients, len(rows), "the partition rule returned invalid rows", 1)
+        if again and not all(map(np.array_equal, parts, again[0])):
+            raise SettingsError("the partition rule returns other rows each time; use rng for random numbers only")
+        if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
+            raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
+        return [rows[np.sort(part)] for part in parts]
 
     return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
-
-
-def _own(rule: PartitionRule, *arguments: Any) -> list[np.ndarray]:
-    with own_errors("the partition rule"):
-        return _check_assignment(rule(*arguments), arguments[2], len(arguments[0]))
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:
@@ -149,15 +128,6 @@ def _check_partition(partition: Partition, clients: int, examples: int) -> Parti
     for name, least in (("train", 1), ("val", 0), ("test", 0)):
         _check_rows(getattr(partition, name), clients, examples, f"the split rule returned invalid {name} rows", least)
     return partition
-
-
-def _check_assignment(rows_by_client: list[np.ndarray], clients: int, examples: int) -> list[np.ndarray]:
-    """Return a partition rule's result if it has N non-empty, disjoint arrays of valid row numbers."""
-    _check_rows(rows_by_client, clients, examples, "the partition rule returned invalid rows", 1)
-    assigned = np.concatenate(rows_by_client)
-    if len(np.unique(assigned)) != len(assigned):
-        raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
-    return rows_by_client
 
 
 def _check_rows(given: Any, clients: int, examples: int, what: str, least: int) -> None:

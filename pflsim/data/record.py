@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tabulate import tabulate
 
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
@@ -21,15 +22,7 @@ from pflsim.types import SPLITS, Split
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
 
 
-def write_partition(
-    folder: Path,
-    dataset: Dataset,
-    partition: Partition,
-    *,
-    partition_name: str = "",
-    split_name: str = "",
-    shift_name: str = "",
-) -> str:
+def write_partition(folder: Path, dataset: Dataset, partition: Partition, names: Mapping[str, str]) -> str:
     """Write partition.json (hash, names, sizes, inputs, class counts and rows per client, its shift) and partition.png.
 
     The rows count through the training part and then the test part, so partition.json is a file for
@@ -39,9 +32,7 @@ def write_partition(
         folder: the output folder; created if missing.
         dataset: the data set.
         partition: its partition.
-        partition_name: the partition rule with its settings, e.g. "dirichlet(alpha=0.1)".
-        split_name: the split rule with its settings.
-        shift_name: the shift rule with its settings; "" if there is none.
+        names: `partition`, `split` and `shift` with their settings, see `record_names`.
 
     Returns:
         The partition's hash.
@@ -53,12 +44,15 @@ def write_partition(
     head = {
         "hash": digest,
         "data": dataset.name,
-        "partition": partition_name,
-        "split": split_name,
+        "partition": names["partition"],
+        "split": names["split"],
         "clients": len(clients),
         "classes": dataset.num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
-        "per_client": {name: _size_summary(c.sum(axis=1)) for name, c in counts.items()},
+        "per_client": {
+            name: {"min": int(size.min()), "median": float(np.median(size)), "max": int(size.max())}
+            for name, size in ((name, c.sum(axis=1)) for name, c in counts.items())
+        },
         "numbering": "all",
         "inputs": {
             "shape": dataset.input_shape,
@@ -67,13 +61,13 @@ def write_partition(
         },
     }
     if partition.shift.groups:
-        head["shift"] = {"name": shift_name, **partition.shift.record()}
+        head["shift"] = {"name": names["shift"], **partition.shift.record()}
         head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))
     head["class_counts"] = [{"client": i} | {name: c[i].tolist() for name, c in counts.items()} for i in clients]
     head |= {name: [rows.tolist() for rows in getattr(partition, name)] for name in SPLITS}
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
-    title = ", ".join(part for part in (dataset.name, partition_name, split_name, shift_name) if part)
+    title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
     partition_figure(counts, title, partition.shift.groups).savefig(folder / "partition.png", dpi=100)
     return digest
 
@@ -83,30 +77,25 @@ def sizes(dataset: Dataset, partition: Partition) -> str:
     counts = {name: class_counts(dataset, partition, name) for name in SPLITS}
     columns = {f"{name} examples": c.sum(axis=1) for name, c in counts.items()}
     columns["classes"] = ((counts["train"] + counts["val"]) > 0).sum(axis=1)
-    lines = [f"{f'{partition.clients} clients':<16}{'min':>8}{'median':>8}{'max':>8}{'sum':>9}"]
-    for name, each in columns.items():
-        total = "" if name == "classes" else each.sum()
-        lines.append(f"{name:<16}{each.min():>8}{np.median(each):>8g}{each.max():>8}{total:>9}")
-    return "\n".join([*lines, f"hash {partition_hash(dataset, partition)}"])
-
-
-def _size_summary(sizes: np.ndarray) -> dict[str, float]:
-    return {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())}
-
-
-def describe(settings: Settings, group: str) -> str:
-    """Return a component with its settings: `dirichlet(alpha=0.1)`."""
-    node: Mapping[str, Any] = getattr(settings, group)
-    chosen = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
-    name = component_name(settings, group)
-    return f"{name}({chosen})" if chosen else name
+    lines = [[name, each.min(), np.median(each), each.max(), each.sum()] for name, each in columns.items()]
+    table = tabulate(lines, (f"{partition.clients} clients", "min", "median", "max", "sum"), "plain")
+    return f"{table}\nhash {partition_hash(dataset, partition)}"
 
 
 def record_names(settings: Settings) -> dict[str, str]:
-    """Return the names of partition, split and shift for partition.json; given rows need no split."""
-    split = "" if component_name(settings, "partition") == "explicit" else describe(settings, "split")
-    shift = "" if component_name(settings, "shift") == "none" else describe(settings, "shift")
-    return {"partition_name": describe(settings, "partition"), "split_name": split, "shift_name": shift}
+    """Return partition, split and shift with their settings: `dirichlet(alpha=0.1)`.
+
+    Given rows need no split, so its name is "", as that of no shift.
+    """
+    names = {group: component_name(settings, group) for group in ("partition", "split", "shift")}
+    if names["partition"] == "explicit":
+        names["split"] = ""
+    if names["shift"] == "none":
+        names["shift"] = ""
+    for group, name in names.items():
+        chosen = ", ".join(f"{k}={value}" for k, value in getattr(settings, group).items() if not k.startswith("_"))
+        names[group] = f"{name}({chosen})" if name and chosen else name
+    return names
 
 
 def _line_by_line(value: object) -> str:
@@ -198,7 +187,4 @@ def _draw_tiles(figure: Any, axes: Any, bar_axes: Any, held: np.ndarray) -> None
         for client, c in np.argwhere(held > 0):
             colour = "white" if held[client, c] > top**0.6 else "black"
             axes.text(client, c, str(held[client, c]), ha="center", va="center", fontsize=7, color=colour)
-    bar = figure.colorbar(image, cax=bar_axes)
-    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000) if t <= top]
-    bar.set_ticks(ticks, labels=[f"{t:,}" for t in ticks])
-    bar.minorticks_off()
+    figure.colorbar(image, cax=bar_axes, format="%d").minorticks_off()

@@ -47,7 +47,6 @@ def official(
         With partition=by_writer, test_by=labels ignores writers, so most test examples are from other writers.
         Use test_by=writers or split=merged instead.
     """
-    chance("split.validation", validation)
     pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
     if test_by == "writers":
@@ -75,7 +74,6 @@ def merged(
         SettingsError: a setting is out of range, or a client has a single example.
     """
     Bounds(above=0, below=1)("split.fraction", fraction)
-    chance("split.validation", validation)
     train, test = [], []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
@@ -112,20 +110,15 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    chance("split.validation", validation)
     at_least_one("split.train", train)
     at_least_one("split.test", test)
     trains, tests = [], []
-    pool = assign(content_order(dataset))
-    short = [client for client, rows in enumerate(pool) if len(rows) < train + test]
-    if short:
-        smallest = min(len(rows) for rows in pool)
-        raise SettingsError(
-            f"split=counts needs train + test = {train + test} examples per client, but client {short[0]} has "
-            f"{len(pool[short[0]])} ({len(short)} of {len(pool)} clients have too few, the smallest has {smallest}); "
-            "use fewer clients, or smaller split.train and split.test"
-        )
-    for rows in pool:
+    for client, rows in enumerate(assign(content_order(dataset))):
+        if len(rows) < train + test:
+            raise SettingsError(
+                f"split=counts needs train + test = {train + test} examples per client, but client {client} has "
+                f"{len(rows)}; use fewer clients, or smaller split.train and split.test"
+            )
         kept = rows[_stratified(dataset, rows, train + test, rng)]
         chosen = _stratified(dataset, kept, test, rng)
         trains.append(kept[~chosen])
@@ -140,17 +133,15 @@ def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
         raise SettingsError("split.test_by=writers needs a data set with writers (data=femnist); use test_by=labels")
     owner: dict[int, int] = {}
     for client, rows in enumerate(pool):
-        for writer in np.unique(writers[rows]):
-            owner.setdefault(int(writer), client)
-    owners = np.array([owner.get(int(w), -1) for w in writers[tests]])
-    found = [tests[owners == client] for client in range(len(pool))]
-    for client, rows in enumerate(found):
-        if not len(rows):
+        owner = dict.fromkeys(writers[rows].tolist(), client) | owner
+    owners = np.array([owner.get(writer, -1) for writer in writers[tests].tolist()])
+    for client in range(len(pool)):
+        if client not in owners:
             raise SettingsError(
                 f"split.test_by=writers: the writers of client {client} have no example in the official test part; "
                 "use split=merged"
             )
-    return found
+    return [tests[owners == client] for client in range(len(pool))]
 
 
 def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -166,6 +157,7 @@ def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
     """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
+    chance("split.validation", validation)
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0

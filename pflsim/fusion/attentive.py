@@ -44,9 +44,7 @@ def squared_distances(flat: Float[Tensor, " N P"] | Sequence[Float[Tensor, " P"]
     return upper + upper.T
 
 
-def attention_weights(
-    distances: Float[Tensor, " N N"], *, alpha: float, sigma: float, clamp: bool = False
-) -> Float64[Tensor, " N N"]:
+def attention_weights(distances: Float[Tensor, " N N"], *, alpha: float, sigma: float) -> Float64[Tensor, " N N"]:
     """Return the weight of each client (column) for each receiver (row) from their squared distances.
 
     pFedCFR eq 10 with `A(x) = 1 − e^{−x/σ}`; FedAMP's message passing if the unit is the whole model.
@@ -57,22 +55,15 @@ def attention_weights(
         distances: [N, N] squared distances; the diagonal is ignored.
         alpha: α ≥ 0, the step size of the mixing.
         sigma: σ > 0, the squared distance over which attention falls by a factor e.
-        clamp: set negative self weights to zero and divide the rows by their sums instead of raising an error.
 
     Returns:
-        [N, N] float64, non-negative, with row sums 1.
-
-    Raises:
-        SettingsError: a self weight is negative without `clamp`, or α or σ is out of range.
+        [N, N] float64, non-negative, with row sums 1. A negative self weight is set to zero and its row divided by its
+        sum; `check_self_weight` excludes that unless the setting `clamp` permits it.
     """
-    _check_scales(len(distances), alpha, sigma)
     zeta = (alpha / sigma) * torch.exp(distances.double() / -sigma)
     zeta = zeta.fill_diagonal_(0.0)
     own = 1.0 - zeta.sum(1)
-    lowest = float(own.min()) if len(own) else 0.0
-    if lowest < -SELF_WEIGHT_TOLERANCE and not clamp:
-        advice = _advice(len(own), alpha, sigma)
-        raise SettingsError(f"the self weight of attentive mixing is negative ({lowest:.4g}). {advice}")
+
     zeta = zeta + torch.diag(own.clamp(min=0.0))
     return torch.where((own < 0)[:, None], zeta / zeta.sum(1, keepdim=True), zeta)
 
@@ -91,9 +82,17 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
     Raises:
         SettingsError: the bound is exceeded without `clamp`, or α or σ is out of range.
     """
-    _check_scales(clients, alpha, sigma)
-    if not clamp and (clients - 1) * alpha / sigma > 1.0 + SELF_WEIGHT_TOLERANCE:
-        raise SettingsError(f"attentive mixing would give negative self weights. {_advice(clients, alpha, sigma)}")
+    non_negative("method.alpha", alpha)
+    positive("method.sigma", sigma)
+    if not math.isfinite(clients * (alpha / sigma)):
+        raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
+    bound = (clients - 1) * alpha / sigma
+    if not clamp and bound > 1.0 + SELF_WEIGHT_TOLERANCE:
+        raise SettingsError(
+            "attentive mixing would give negative self weights: expected (N-1)*alpha/sigma <= 1; "
+            f"N={clients}, alpha={alpha:g}, sigma={sigma:g} give {bound:.4g}. Use method.alpha <= "
+            f"{sigma / max(clients - 1, 1):g}, a larger method.sigma, or method.clamp=true"
+        )
 
 
 def mix(
@@ -114,10 +113,8 @@ def mix(
         Accumulates in float64. Only one block of columns is held in float64.
     """
     rows = [tensor.reshape(-1) for tensor in stack]
-    mixed, device = (
-        [torch.empty_like(stack[0], memory_format=torch.contiguous_format) for _ in weights],
-        products_device(rows),
-    )
+    mixed = [torch.empty_like(stack[0], memory_format=torch.contiguous_format) for _ in weights]
+    device = products_device(rows)
     zeta, outputs, start = weights.to(device, torch.float64), [tensor.view(-1) for tensor in mixed], 0
     products = Workspace(len(mixed), len(rows[0]), torch.float64, device)
     for block in blocks(rows, device):
@@ -126,16 +123,3 @@ def mix(
             output[start : start + width] = row
         start += width
     return mixed
-
-
-def _check_scales(clients: int, alpha: float, sigma: float) -> None:
-    non_negative("method.alpha", alpha)
-    positive("method.sigma", sigma)
-    if not math.isfinite(clients * (alpha / sigma)):
-        raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
-
-
-def _advice(clients: int, alpha: float, sigma: float) -> str:
-    bound = (clients - 1) * alpha / sigma
-    found = f"expected (N-1)*alpha/sigma <= 1; N={clients}, alpha={alpha:g}, sigma={sigma:g} give {bound:.4g}"
-    return f"{found}. Use method.alpha <= {sigma / max(clients - 1, 1):g}, a larger method.sigma, or method.clamp=true"

@@ -63,7 +63,7 @@ def mix_unit(weights: Sequence[Tensors], unit: Unit, zeta: Float[Tensor, " R N"]
 
 
 def collaborate(
-    weights: Sequence[Tensors], units: Sequence[Unit], *, alpha: float, sigma: float, clamp: bool = False
+    weights: Sequence[Tensors], units: Sequence[Unit], *, alpha: float, sigma: float
 ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
     """Mix each client's units with the same units of all others.
 
@@ -72,7 +72,6 @@ def collaborate(
         units: the units to mix; distances are computed per unit over its parameters.
         alpha: α ≥ 0 of the mixing weights ζ (pFedCFR eq. 10; FedAMP eq. 5), see `attention_weights`.
         sigma: σ > 0.
-        clamp: set negative self weights to 0 and renormalise the rows instead of raising an error.
 
     Returns:
         N mixtures with the units' keys, and ζ [N, N] float64 by unit name, receivers as rows.
@@ -83,7 +82,7 @@ def collaborate(
         distances = torch.zeros(len(weights), len(weights), dtype=torch.float64)
         for key in unit.parameters:
             distances += squared_distances(flat_rows(weights, key))
-        zetas[unit.name] = attention_weights(distances, alpha=alpha, sigma=sigma, clamp=clamp)
+        zetas[unit.name] = attention_weights(distances, alpha=alpha, sigma=sigma)
         for mixture, part in zip(mixtures, mix_unit(weights, unit, zetas[unit.name]), strict=True):
             mixture.update(part)
     return mixtures, zetas

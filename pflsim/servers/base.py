@@ -55,7 +55,6 @@ class ServerRule(ABC, Generic[State]):
 
     def full_participation(self, round_number: int, rounds: int) -> bool:
         """Return whether all clients take part in this round, whatever `fraction` is. Must not depend on the state."""
-        del round_number, rounds
         return False
 
     @abstractmethod
@@ -99,17 +98,14 @@ class ServerRule(ABC, Generic[State]):
 
     def global_weights(self, state: State) -> Tensors | None:
         """Return the global model, or None if the method has none."""
-        del state
         return None
 
     def numbers(self, state: State) -> Tensors:
         """Return the rule's internal values after a fusion for the trace, e.g. `zeta/<unit>` to a tensor."""
-        del state
         return {}
 
     def diagnostics(self, state: State) -> Sequence[Matrix]:
         """Return matrices to display after a fusion, such as mixing weights between clients."""
-        del state
         return ()
 
 

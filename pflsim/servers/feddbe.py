@@ -46,7 +46,6 @@ class FedDBE(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the global model and the global mean of features."""
-        del client
         return Message(weights=state.weights, extra=state.extra)
 
     def join(self, state: State, client: int) -> Message:

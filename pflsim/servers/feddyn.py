@@ -52,7 +52,6 @@ class FedDyn(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send θ."""
-        del client
         return Message(weights=state.weights)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pflsim.config.validate import positive
 from pflsim.errors import SettingsError
@@ -84,13 +83,23 @@ class FedFCD(ServerRule[State]):
         """Return the state with the initial head and no global means."""
         head = {key: value for key, value in federation.initial.items() if key.startswith(self.prefix)}
         if self.decision_fusion:
-            self.architecture = deepcopy(federation.head)
-            check_head(self.architecture, federation.feature_width, federation.num_classes)
+            if federation.head is None:
+                raise SettingsError("the server trains a head, but the model has none; choose a model with a head")
+            self.architecture = deepcopy(federation.head).eval()
+            flat, scores = torch.zeros(2, federation.feature_width), (2, federation.num_classes)
+            try:
+                found = tuple(self.architecture(flat).shape)
+            except RuntimeError as error:
+                found = error
+            if found != scores:
+                raise SettingsError(
+                    f"the server trains the head on flat class means [n, {federation.feature_width}]: expected scores "
+                    f"{scores}, got {found}; choose a model whose head flattens its features itself"
+                )
         return State(head, None, 0, federation.seed, torch.zeros(self.epochs, 0, dtype=torch.int64))
 
     def downlink(self, state: State, client: int) -> Message:
         """Send φ_g and the global class means."""
-        del client
         return Message(weights=state.head, prototypes=state.means if self.feature_alignment else None)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
@@ -105,7 +114,9 @@ class FedFCD(ServerRule[State]):
             return replace(updated, means=means)
         generator = torch_generator(state.seed, "global_head", round_number=state.fusions)
         orders = passes(count, self.epochs, generator)
-        head = self._train(self.architecture, state.head, sent, orders)
+        own = {key.removeprefix(self.prefix): value for key, value in state.head.items()}
+        trained = train_head(self.architecture, own, *labelled(sent), lr=self.lr, orders=orders, batch_size=self.batch)
+        head = {self.prefix + name: value for name, value in trained.items()}
         return replace(updated, head=head, means=means, orders=orders)
 
     def numbers(self, state: State) -> Tensors:
@@ -116,31 +127,3 @@ class FedFCD(ServerRule[State]):
         if state.means is not None:
             found |= {"gfr": state.means.means, "gfr_counts": state.means.counts}
         return found
-
-    def _train(self, net: nn.Module, head: Tensors, sent: Sequence[Prototypes], orders: Tensor) -> Tensors:
-        own = {key.removeprefix(self.prefix): value for key, value in head.items()}
-        trained = train_head(net, own, *labelled(sent), lr=self.lr, orders=orders, batch_size=self.batch)
-        return {self.prefix + name: value for name, value in trained.items()}
-
-
-def check_head(head: nn.Module | None, width: int, classes: int) -> None:
-    """Check that a head maps flat features [n, width] to logits [n, classes].
-
-    Args:
-        head: the classifier, or None if the client's module has none.
-        width: D.
-        classes: C.
-
-    Raises:
-        SettingsError: there is no head, or its input or output has another shape.
-    """
-    if head is None:
-        raise SettingsError("the server trains a head, but the model has none; choose a model with a head")
-    head.eval()
-    try:
-        shape = tuple(functional_call(head, dict(head.named_parameters()), (torch.zeros(2, width),)).shape)
-    except RuntimeError as error:
-        shape = str(error).partition("\n")[0]
-    if shape != (2, classes):
-        expected = f"the server trains the head on flat class means: expected [n, {width}] to give [n, {classes}]"
-        raise SettingsError(f"{expected}, got {shape}; choose a model whose head flattens its features itself")

@@ -88,7 +88,6 @@ class FedTGP(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the global prototypes."""
-        del client
         return Message(prototypes=state.prototypes)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
@@ -100,30 +99,19 @@ class FedTGP(ServerRule[State]):
         points, labels = labelled(sent)
         margin = adaptive_margin(fuse_prototypes(sent, "uniform"), self.max_margin)
         orders = passes(len(labels), self.epochs, torch_generator(state.seed, "global_prototypes", -1, state.fusions))
-        net = self._train(state.net, points, labels, margin, orders)
+        net = dict(state.net)
+        for index in (index for order in orders for index in order.split(self.batch)):
+            net = {name: value.detach().requires_grad_() for name, value in net.items()}
+            loss = margin_loss(points[index], labels[index], generated(net), margin)
+            slopes = torch.autograd.grad(loss, list(net.values()))
+            pairs = zip(net.items(), slopes, strict=True)
+            net = {name: value.detach() - self.lr * slope for (name, value), slope in pairs}
         counts = keep_missing(fuse_prototypes(sent), state.prototypes).counts
         return replace(updated, net=net, prototypes=Prototypes(generated(net), counts), margin=margin)
 
     def numbers(self, state: State) -> Tensors:
         """Return `gfr` [C, D] and `gfr_counts` [C], the prototypes, and `margin`."""
         return {"gfr": state.prototypes.means, "gfr_counts": state.prototypes.counts, "margin": state.margin}
-
-    def _train(
-        self,
-        net: Tensors,
-        points: Float[Tensor, "P D"],
-        labels: Int[Tensor, " P"],
-        margin: Float[Tensor, ""],
-        orders: Int[Tensor, "E P"],
-    ) -> dict[str, Tensor]:
-        trained = dict(net)
-        for index in (index for order in orders for index in order.split(self.batch)):
-            trained = {name: value.detach().requires_grad_() for name, value in trained.items()}
-            loss = margin_loss(points[index], labels[index], generated(trained), margin)
-            slopes = torch.autograd.grad(loss, list(trained.values()))
-            pairs = zip(trained.items(), slopes, strict=True)
-            trained = {name: value.detach() - self.lr * slope for (name, value), slope in pairs}
-        return trained
 
 
 def generated(net: Tensors) -> Float[Tensor, "C D"]:

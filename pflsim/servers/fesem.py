@@ -73,7 +73,6 @@ class FeSEM(ServerRule[State]):
 
     def join(self, state: State, client: int) -> Message:
         """Send all centres as `centre/<k>/<key>`; the client selects one."""
-        del client
         return Message(extra=packed(dict(enumerate(state.centres)), CENTRE))
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:

@@ -14,4 +14,3 @@ class GPFL(FedAvg):
 
     def global_weights(self, state: State) -> None:
         """Return None."""
-        del state

@@ -59,7 +59,6 @@ class IFCA(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send all models as `model/<j>/<key>`."""
-        del client
         return Message(extra=packed(dict(enumerate(state.models)), MODEL))
 
     def downlinks(self, state: State, clients: Sequence[int]) -> dict[int, Message]:

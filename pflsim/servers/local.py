@@ -19,15 +19,12 @@ class Local(ServerRule[State]):
 
     def init(self, federation: Federation) -> State:
         """Return the empty state."""
-        del federation
         return State()
 
     def downlink(self, state: State, client: int) -> Message:
         """Send an empty message."""
-        del state, client
         return Message()
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:
         """Return the state unchanged."""
-        del uplinks
         return state

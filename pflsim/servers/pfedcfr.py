@@ -97,7 +97,7 @@ class PFedCFR(ServerRule[State]):
             return state
         table = dict(sorted({**state.table, **{u.client: snapshot(u.weights) for u in uplinks}}.items()))
         weights = list(table.values())
-        mixtures, zeta = collaborate(weights, state.mixed, alpha=self.alpha, sigma=self.sigma, clamp=self.clamp)
+        mixtures, zeta = collaborate(weights, state.mixed, alpha=self.alpha, sigma=self.sigma)
         mean = {key: uniform_mean(column(weights, key)) for unit in state.common for key in unit.keys}
         by_client = dict(zip(table, mixtures, strict=True))
         return State(state.clients, state.initial, state.mixed, state.common, table, by_client, mean, zeta)

@@ -100,7 +100,6 @@ class PFedHN(ServerRule[State]):
 
     def join(self, state: State, client: int) -> Message:
         """Send the weights generated from the mean embedding."""
-        del client
         (weights,) = generated(state, state.nets.embeddings.mean(0, keepdim=True))
         return Message(weights={**weights, **state.statistics})
 

@@ -114,7 +114,6 @@ class PFedLA(ServerRule[State]):
 
     def join(self, state: State, client: int) -> Message:
         """Send the mean of the last parameters of the clients that have reported."""
-        del client
         rows = [state.table[c] for c in state.reported or state.table]
         return Message(weights={key: uniform_mean(column(rows, key)) for unit in state.units for key in unit.keys})
 

@@ -48,7 +48,6 @@ class PFedMe(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the global model."""
-        del client
         return Message(weights=state.weights)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:

@@ -36,7 +36,6 @@ class PFedPM(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send the global features."""
-        del client
         return Message(prototypes=state.features)
 
     def fuse(self, state: State, uplinks: Sequence[Uplink]) -> State:

@@ -53,7 +53,6 @@ class Scaffold(ServerRule[State]):
 
     def downlink(self, state: State, client: int) -> Message:
         """Send x and c."""
-        del client
         return Message(weights=state.weights, extra=state.control)
 
     def join(self, state: State, client: int) -> Message:

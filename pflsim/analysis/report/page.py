@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from pflsim.analysis.comparison import STATS, TOLERANCE, Comparison, Row, Spread
 from pflsim.analysis.curves import BAND
 from pflsim.analysis.groups import Group, check_evaluation
 from pflsim.analysis.report import charts, facts
-from pflsim.analysis.report.grid import Grid, grid_of
+from pflsim.analysis.report.grid import grid_of
 from pflsim.analysis.report.svg import PALETTE
 from pflsim.analysis.runs import incomplete, read_run
 from pflsim.analysis.tables import title
@@ -38,23 +39,13 @@ def page(folders: Sequence[Path]) -> str:
     for run in runs:
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: this run has no evaluated round yet")
-    return _render([_section(comparison) for comparison in compare_sets(runs)])
+    return _render([_context(comparison) for comparison in compare_sets(runs)])
 
 
-def _section(comparison: Comparison) -> dict[str, Any]:
-    """Return the values of the template for one set of runs."""
-    grid = None if check_evaluation(comparison.groups) else grid_of(comparison.groups, comparison.choice)
-    return _context(compare(grid.shown, comparison.choice) if grid else comparison, comparison, grid)
-
-
-def _context(comparison: Comparison, whole: Comparison, grid: Grid | None) -> dict[str, Any]:
-    """Return the values of the template.
-
-    Args:
-        comparison: the groups to show in detail.
-        whole: all groups.
-        grid: their grid, if only the best of each method are shown.
-    """
+def _context(whole: Comparison) -> dict[str, Any]:
+    """Return the values of the template for one set of runs; in a grid, only each method's best is shown in detail."""
+    grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
+    comparison = compare(grid.shown, whole.choice) if grid else whole
     groups, runs, choice = comparison.groups, whole.runs, comparison.choice
     return {
         "grid": grid,
@@ -88,7 +79,7 @@ def _context(comparison: Comparison, whole: Comparison, grid: Grid | None) -> di
         "newcomers": [(g, run) for g in groups for run in g.runs if run.summary.get("newcomers")],
         "incidents": facts.incidents(runs),
         "settings": facts.settings_table(groups),
-        "configs": [(group.label, _yaml(group.runs[0].config), group.runs[0].name) for group in groups],
+        "configs": [(group.label, dict(group.runs[0].config), group.runs[0].name) for group in groups],
         "environments": facts.environments(runs),
         "commands": facts.commands(runs),
     }
@@ -125,19 +116,16 @@ def _others(groups: Sequence[Group], choices: Sequence[Choice], reported: bool) 
     return [(name, each) for name, each in found if each.rounds]
 
 
-def _yaml(config: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-
-
 def _render(contexts: Sequence[Mapping[str, Any]]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
+    from yaml import safe_dump
 
     loader = PackageLoader("pflsim.analysis.report", "templates")
     env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {"rate": _rate, "size": _size, "duration": _duration, "plural": plural, "p": _p}
+    env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p}
+    env.filters["duration"] = lambda value: format_seconds(value.mean)
+    env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
     env.globals |= {"WHEN": WHEN, "shade": lambda number: f"var(--c{number % len(PALETTE) + 1})"}
     env.globals["settings_of"] = lambda group: " ".join(f"{key}={written(v)}" for key, v in group.settings.items())
     titles = list(dict.fromkeys(context["title"] for context in contexts))
@@ -167,10 +155,6 @@ def _p(value: float | None) -> str:
 def _size(value: Spread | float | None) -> str:
     count = value.mean if isinstance(value, Spread) else value
     return "—" if count is None else format_bytes(count)
-
-
-def _duration(value: Spread) -> str:
-    return format_seconds(value.mean)
 
 
 def sentences(comparison: Comparison) -> list[str]:

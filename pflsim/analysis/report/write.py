@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflsim.analysis.runs import find_runs
-from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
 from pflsim.terminal.exit_status import command_parser, exit_status
 
@@ -35,14 +34,10 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         out: the file; None: report.html in the folder of a single run, else in the current folder.
 
     Raises:
-        SettingsError: a folder cannot be read, or the file cannot be written.
+        SettingsError: a folder cannot be read.
     """
     from pflsim.analysis.report.page import page
 
     out = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
-    text = page(folders)
-    try:
-        write_atomically(out, text)
-    except OSError as error:
-        raise SettingsError(f"{out} cannot be written: {error.strerror}") from error
+    write_atomically(out, page(folders))
     return out

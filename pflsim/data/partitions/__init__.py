@@ -1,8 +1,8 @@
 """Partition rules: assign examples to clients.
 
 A rule is `rule(labels, num_classes, clients, rng, writers, *, settings)` and returns one array of row numbers per
-client, disjoint. The rules here are marked with `in_content_order`, so that their results do not depend on the stored
-order of rows; a rule without this mark gets the labels in stored order.
+client, disjoint. The rules here get labels in content order (`pflsim.data.partitions.deal.partition_rule`), so their
+results do not depend on the stored order of rows; others get them in stored order.
 """
 
 from pflsim.data.partitions.basic import (
@@ -15,16 +15,3 @@ from pflsim.data.partitions.basic import (
 )
 from pflsim.data.partitions.dirichlet_rule import dirichlet, dirichlet_by_client
 from pflsim.data.partitions.lognormal import label_lognormal, n_way_k_shot
-
-__all__ = [
-    "by_writer",
-    "classes_per_client",
-    "dirichlet",
-    "dirichlet_by_client",
-    "dominant_classes",
-    "iid",
-    "label_lognormal",
-    "listed_classes",
-    "n_way_k_shot",
-    "one_class",
-]

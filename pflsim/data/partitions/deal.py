@@ -6,23 +6,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from pflsim.errors import SettingsError
-
-Rule = TypeVar("Rule", bound=Callable[..., Any])
-
-
-def in_content_order(rule: Rule) -> Rule:
-    """Mark a partition rule: it gets labels and writers in content order (see `pflsim.data.content`).
-
-    The partition then does not depend on the stored order of rows. Rules without the mark get the stored order, so that
-    the numbers they return are the user's row numbers.
-    """
-    vars(rule)["in_content_order"] = True
-    return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,9 @@ class Pool:
 def partition_rule(rule: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
     """Make `rule(pool, *, settings)` a partition rule, `rule(labels, num_classes, clients, rng, writers, *, settings)`.
 
-    It gets labels and writers in content order.
+    It gets labels and writers in content order (see `pflsim.data.content`), so the partition does not depend on the
+    stored order of rows. Rules without this decorator get the stored order, so that the numbers they return are the
+    user's row numbers.
     """
 
     @wraps(rule)
@@ -84,7 +74,8 @@ def partition_rule(rule: Callable[..., list[np.ndarray]]) -> Callable[..., list[
     signature, shared = inspect.signature(rule, eval_str=True), inspect.signature(Pool, eval_str=True)
     settings = [*signature.parameters.values()][1:]
     vars(call)["__signature__"] = signature.replace(parameters=[*shared.parameters.values(), *settings])
-    return in_content_order(call)
+    vars(call)["in_content_order"] = True
+    return call
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -125,7 +116,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
 
     Args:
         labels: [n] int.
-        counts: [N, C] int, column sums at most the class sizes.
+        counts: [N, C] int; the sum of a column is at most the size of the class.
         rng: shuffles each class.
 
     Returns:
@@ -137,6 +128,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
         bounds = np.cumsum(counts[:, c])
         if len(bounds) and bounds[-1] > len(rows):
             raise ValueError(f"class {c}: {bounds[-1]} rows asked of {len(rows)}")
+
         for client in np.flatnonzero(counts[:, c]):
             per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
     empty = np.empty(0, dtype=np.int64)

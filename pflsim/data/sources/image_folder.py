@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflsim.config.validate import Bounds, check_room
+from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, joined, reading
 from pflsim.errors import SettingsError
@@ -32,55 +32,39 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
         x [n, 3 or 1, size, size] uint8. The name is the folder's.
 
     Raises:
-        SettingsError: the folder does not exist, an image cannot be read, or a class has no training images.
+        SettingsError: the folder does not exist, an image cannot be read, a class has no training images, or only the
+            test part has it.
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
     Bounds(1, MAX_SIZE)("data.size", size)
-    folder = Path(root)
-    if not folder.is_dir():
-        raise SettingsError(f"data.root={root}: no such folder (looked for {folder.absolute()})")
-    parts = [folder / "train", folder / "test"]
+    from torchvision.datasets.folder import make_dataset
+
+    parts = [Path(root, "train"), Path(root, "test")]
     if not all(map(Path.is_dir, parts)):
-        parts = [folder]
-    classes, tested = _class_names(parts[0]), _class_names(parts[-1])
-    if extra := sorted({*tested} - {*classes}):
-        raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
-    files = [_images(part, classes) for part in parts]
-    found = {label for _, label in files[0]}
-    if empty := [name for label, name in enumerate(classes) if label not in found]:
-        raise SettingsError(
-            f"{parts[0] / empty[0]} has no images: looked for {', '.join(SUFFIXES)}; put some there, or take "
-            f"the folder out (empty: {len(empty)} of {len(classes)} classes)"
-        )
-    name = Path(os.path.abspath(folder)).name
+        parts = [Path(root)]
+    with reading(f"data.root={root}", f"folders CLASS with images of each class: {', '.join(SUFFIXES)}"):
+        names = [[entry.name for entry in entries(part) if entry.is_dir()] for part in parts]
+        classes = {name: label for label, name in enumerate(names[0])}
+        if extra := sorted({*names[-1]} - {*classes}):
+            raise SettingsError(f"{parts[1]} has classes that {parts[0]} lacks: {', '.join(extra)}")
+        files = [
+            make_dataset(part, classes, is_valid_file=_is_image, allow_empty=part is not parts[0]) for part in parts
+        ]
+    name = Path(os.path.abspath(root)).name
     dataset = joined(name, [_read(part, size, grayscale) for part in files], len(classes))
     return finished(dataset if len(parts) == 2 else fixed_split(dataset), standardize)
 
 
-def _class_names(folder: Path) -> list[str]:
-    names = [entry.name for entry in entries(folder) if entry.is_dir()]
-    if not names:
-        raise SettingsError(f"{folder} has no class folders: expected {folder}/CLASS/* with images of each class")
-    return names
+def _is_image(path: str) -> bool:
+    return Path(path).suffix.lower() in SUFFIXES and not Path(path).name.startswith(".")
 
 
-def _images(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
-    """Return the images of a part with their labels, sorted by class and file name."""
-    return [
-        (file, label)
-        for label, name in enumerate(classes)
-        for file in (entries(folder / name) if (folder / name).is_dir() else [])
-        if file.suffix.lower() in SUFFIXES
-    ]
-
-
-def _read(files: list[tuple[Path, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [n, channels, size, size] uint8 and labels [n] int64."""
+def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Read images [n, channels, size, size] uint8 and labels [n] int64, sorted by class and file name."""
     from PIL import Image
 
     channels = 1 if grayscale else 3
-    check_room(f"data.size={size} with {len(files)} images", len(files) * channels * size**2, "use a smaller size")
     x = np.empty((len(files), size, size, channels), dtype=np.uint8)
     for row, (path, _) in enumerate(files):
         with reading(path, "an image; repair it or take it out"), Image.open(path) as image:

@@ -100,23 +100,13 @@ def _image_column(where: str, columns: list[str]) -> str:
 def _stacked(where: str, items: Iterable[Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, Layout]:
     """Return the inputs and labels of items (x, y), and the layout of the inputs."""
     xs, ys = list[np.ndarray](), list[Any]()
-    for row, item in enumerate(items):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise SettingsError(
-                f"{where}: row {row} is a {type(item).__name__}, not a pair (x, y): data=((x, y), (x_test, y_test))"
-            )
-        x, y = item
-        if not row and layout == "auto":
-            layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
-        xs.append(_array(x))
-        ys.append(y.item() if hasattr(y, "item") else y)
-        if (xs[row].shape, xs[row].dtype) != (xs[0].shape, xs[0].dtype):
-            raise SettingsError(
-                f"{where}: row {row} is {described(xs[row])}, but row 0 is {described(xs[0])}; expected equal shapes"
-            )
-    if not xs:
-        raise SettingsError(f"{where} has no examples")
-    return np.stack(xs), np.asarray(ys), layout
+    with reading(where, "pairs (x, y), with inputs of one shape: data=((x, y), (x_test, y_test))"):
+        for x, y in items:
+            if not xs and layout == "auto":
+                layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
+            xs.append(_array(x))
+            ys.append(y.item() if hasattr(y, "item") else y)
+        return np.stack(xs), np.asarray(ys), layout
 
 
 def _numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

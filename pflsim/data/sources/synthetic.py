@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflsim.config.validate import at_least_one, check_room, non_negative
+from pflsim.config.validate import at_least_one, non_negative
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.seeding import numpy_generator
 
 FEATURES, CLASSES = 60, 10
-MEAN_EXAMPLES = 450
-"""Mean number of examples of a client: exp(4 + 2²/2) + 50."""
 
 
 def load(
@@ -35,7 +33,7 @@ def load(
         x [n, 60] float32, 10 classes, and `writers` [n], the client of each example.
 
     Raises:
-        SettingsError: a setting is out of range, or the data do not fit into memory.
+        SettingsError: a setting is out of range.
 
     Notes:
         The paper writes N(0, alpha) and N(0, beta). The authors' program (`generate_synthetic.py` of litian96/FedProx)
@@ -45,7 +43,7 @@ def load(
     non_negative("data.alpha", alpha)
     non_negative("data.beta", beta)
     at_least_one("data.clients", clients)
-    check_room("synthetic data", 3 * 4 * FEATURES * MEAN_EXAMPLES * clients, "use fewer clients")
+
     drawn = [_client(alpha, beta, numpy_generator(seed, "synthetic", k)) for k in range(clients)]
     sizes = [len(y) for _, y in drawn]
     train = np.concatenate([np.arange(n) < int(0.9 * n) for n in sizes])

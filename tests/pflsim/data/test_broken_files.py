@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pflsim.config import validate
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import femnist, image_folder, npz
 from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, mnist
@@ -142,16 +141,6 @@ def test_wrong_files_are_named(
     with pytest.raises(SettingsError) as caught:
         load(tmp_path, content)
     assert key in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(validate.psutil, "virtual_memory", lambda: type("Free", (), {"available": 10}))
-    with pytest.raises(SettingsError, match="x_train, .* memory"):
-        load_npz(tmp_path, npz_bytes(x_train=np.zeros((6, 30, 40), np.uint8)))
-    with pytest.raises(SettingsError, match="data.size"):
-        load_images(tmp_path, image_bytes("png"))
 
 
 @pytest.mark.parametrize("load", [cifar10, cifar100, emnist, femnist.load, image_folder.load, mnist])

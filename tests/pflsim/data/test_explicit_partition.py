@@ -54,8 +54,10 @@ def test_rows_count_in_each_part_or_through_both(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"train": [[0], [1], [2]]}, ["clients=3"]),
-        ({"train": [[0, 5], [5]]}, ["row 5", "train of client 0", "train of client 1"]),
-        ({"val": [[7], [8]]}, ["row 7", "train of client 1", "val of client 0"]),
+        ({"train": [[0, 5], [5]]}, ["row 5"]),
+        ({"train": [[0, 0], [5]]}, ["row 0"]),
+        ({"val": [[7], [8]]}, ["row 7"]),
+        ({"test": [[3], [3]]}, ["row 33"]),
         ({"train": [[0], [-1]]}, ["client 1", "row -1", "0..29"]),
         ({"test": [[1], [10]]}, ["client 1", "row 10", "0..9"]),
         ({"numbering": "all", "test": [[40], [39]]}, ["client 0", "row 40", "0..39"]),
@@ -111,7 +113,7 @@ def test_the_split_draws_test_rows_only_if_none_are_given(tmp_path: Path) -> Non
 def test_a_record_reproduces_its_partition(tmp_path: Path, split: Any) -> None:
     data = made()
     partition = federate(data, partitions.iid, split, 3, 5)
-    write_partition(tmp_path, data, partition)
+    write_partition(tmp_path, data, partition, {"partition": "iid", "split": "", "shift": ""})
     again = explicit(data, 3, path=str(tmp_path / "partition.json"))
     assert all(lists(getattr(again, s)) == lists(getattr(partition, s)) for s in ("train", "val", "test"))
     assert partition_hash(data, again) == partition_hash(data, partition)

@@ -25,8 +25,8 @@ def made(n=600, classes=10):
 def test_record_says_who_holds_what(tmp_path):
     data = made()
     partition = federate(data, partitions.classes_per_client, splits.official, 6, 0)
-    names = {"partition_name": "classes_per_client", "split_name": "official"}
-    digest = write_partition(tmp_path / "run", data, partition, **names)
+    names = {"partition": "classes_per_client", "split": "official", "shift": ""}
+    digest = write_partition(tmp_path / "run", data, partition, names)
     text = (tmp_path / "run" / "partition.json").read_text()
     record = json.loads(text)
     assert record["hash"] == digest == partition_hash(data, partition)

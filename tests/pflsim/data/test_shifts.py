@@ -152,7 +152,10 @@ def test_the_record_has_the_groups_and_serves_as_a_partition(tmp_path: Path) -> 
     rows = federate(SQUARE, partitions.iid, splits.official, 4, 0)
     shift = shift_of(shifts.rotation, SQUARE)
     shifted = replace(rows, shift=shift)
-    digests = [write_partition(tmp_path / name, SQUARE, p, shift_name=name) for name, p in (("", rows), ("r", shifted))]
+    digests = [
+        write_partition(tmp_path / name, SQUARE, p, {"partition": "", "split": "", "shift": name})
+        for name, p in (("", rows), ("r", shifted))
+    ]
     without, record = (json.loads((tmp_path / name / "partition.json").read_text()) for name in ("", "r"))
     assert record["shift"] == {
         "name": "r", "groups": list(shift.groups), "changes": [{"angle": 90.0 * g} for g in range(4)]

@@ -143,16 +143,20 @@ def test_image_folder_errors(tmp_path):
         with pytest.raises(SettingsError, match=says):
             image_folder.load(**options)
 
-    root = tmp_path / "d"
-    refuses("data.root=")
-    refuses("no such folder", root=str(root))
-    (root / "cat").mkdir(parents=True)
-    refuses("cat has no images", root=str(root))
-    refuses("data.size=0", root=str(root), size=0)
-    refuses("data.size=1000000000", root=str(root), size=10**9)
-    paint(root / "train" / "cat" / "1.png", (1, 2, 3))
-    paint(root / "test" / "dog" / "1.png", (1, 2, 3))
-    refuses("dog", root=str(root))
+    root = str(tmp_path / "d")
+    refuses("needs data.root=DIR")
+    refuses("data.root=.*CLASS", root=root)
+    (tmp_path / "d").mkdir()
+    refuses("data.root=.*CLASS", root=root)
+    (tmp_path / "d" / "cat").mkdir()
+    (tmp_path / "d" / "cat" / ".hidden.png").write_bytes(b"not a picture")
+    refuses("data.root=.*cat.*.png", root=root)
+    refuses("data.size=0", root=root, size=0)
+    (tmp_path / "d" / "cat" / "x.png").write_bytes(b"not a picture")
+    refuses("x.png cannot be read", root=root)
+    paint(tmp_path / "e" / "train" / "cat" / "1.png", (1, 2, 3))
+    paint(tmp_path / "e" / "test" / "dog" / "1.png", (1, 2, 3))
+    refuses("has classes that .*train lacks: dog", root=str(tmp_path / "e"))
 
 
 def leaf(users):
