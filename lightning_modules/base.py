@@ -100,6 +100,11 @@ class ClientModule(LightningModule):
     extra_on_cpu: ClassVar[bool] = False
     """Whether the `extra` tensors of a downlink stay on the CPU, for messages too large for the device."""
 
+    base_attributes: ClassVar[frozenset[str]] = frozenset(vars(LightningModule())) | {
+        "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors"
+    }  # fmt: skip
+    """Attributes that Lightning or the simulator may change."""
+
     def __init__(self, net: Net, training: Training):
         super().__init__()
         self.automatic_optimization = False  # several optimisers may step on one batch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from lightning_modules.hosts.client_factory import ClientFactory
-from lightning_modules.hosts.failure_policy import FailurePolicy
+from lightning_modules.hosts.failures import FailurePolicy
 from pflsim.config.settings import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FaultRecorder, Sent, Trained

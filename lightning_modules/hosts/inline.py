@@ -10,7 +10,7 @@ from typing import Any
 from lightning_modules.hosts.base_executor import BaseExecutor
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost, Reply
-from lightning_modules.hosts.failures import Failure, run_groups
+from lightning_modules.hosts.failures import Failure
 from lightning_modules.hosts.server_host import ServerHost
 from pflsim.config.settings import OnError
 from pflsim.data.dataset import Dataset
@@ -87,7 +87,7 @@ class InlineExecutor(BaseExecutor[Messages]):
         pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
         while pending:
             group, tries, before = pending.pop(0)
-            found = run_groups(self.host, task, [group], messages)
+            found = self.host.run_groups(task, [group], messages)
             succeeded = {client: result for client, result in found.items() if not isinstance(result, Failure)}
             results.update(succeeded)
             self.clients_done(len(succeeded))

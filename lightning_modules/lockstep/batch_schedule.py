@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch
-from lightning_modules.lockstep.client_training import ClientTraining
 from lightning_modules.loop import epoch_orders
 from lightning_modules.phases import Stage
+
+if TYPE_CHECKING:
+    from lightning_modules.lockstep.training import ClientTraining
 
 PREFETCH_BYTES = {"cpu": 2**20, "cuda": 2**26}
 """Maximum size of the batches that are gathered at once, by device; at least one batch is."""
