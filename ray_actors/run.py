@@ -36,7 +36,7 @@ from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
-    from ray_actors.cluster import JoinedRay, LocalRay, StartedRay
+    from ray_actors.cluster import JoinedRay, LocalRay
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +45,13 @@ class Runner:
     """Context manager that runs one run after another; Ray and its actors keep running in between.
 
     Args:
-        early: is starting already.
+        early: Ray that is starting already.
     """
 
-    def __init__(self, early: StartedRay | None = None) -> None:
-        self.interrupts, self._early = Interrupts(), early
-        self._open = ExitStack()
-        self._ray: LocalRay | JoinedRay | None = None
+    _ray: LocalRay | JoinedRay | None
+
+    def __init__(self, early: LocalRay | None = None) -> None:
+        self.interrupts, self._ray = Interrupts(), early
 
     def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.
@@ -202,9 +202,14 @@ class Runner:
 
     def _end_actors(self, error: type[BaseException] | None, *details: object) -> None:
         """End all actors after an error; their current work is not needed any more."""
-        if error is not None and self._ray is not None:
-            with self.interrupts.signals_blocked():
+        if error is not None:
+            self._close_ray()
+
+    def _close_ray(self) -> None:
+        with self.interrupts.signals_blocked():  # another signal would leave processes behind
+            if self._ray is not None:
                 self._ray.close()
+            self._ray = None
 
     def _executor(self, prepared: PreparedRun) -> Callable[[], Executor]:
         """Return a function that makes the executor, after checking that the placement is possible.
@@ -236,14 +241,14 @@ class Runner:
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
         """Return Ray: started here, or a cluster that is joined."""
+        import ray
+
         from ray_actors.cluster import JoinedRay, LocalRay
 
         if self._ray is None:
             address = settings.ray_address
-            made = JoinedRay(address) if address else LocalRay(self._early)
-            self._early = None
+            self._ray = JoinedRay(address) if address or ray.is_initialized() else LocalRay()
             self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
-            self._ray = self._open.enter_context(made)
         return self._ray
 
     def __enter__(self) -> Runner:
@@ -251,10 +256,7 @@ class Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self.interrupts.signals_blocked():  # another signal would leave processes behind
-            if self._early is not None:
-                self._early.close()
-            self._open.close()
+        self._close_ray()
         self.interrupts.release()
 
 
