@@ -400,14 +400,3 @@ class ClientModule(LightningModule):
                 return [replace(s, optimizer=o) for s, o in zip(steps, optimizers, strict=True)]
             seen, first = seen - length, first + len(steps)
         return []
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of the reported model."""
-        inputs, labels = batch
-        scores = self.predict(inputs)
-        self.log("val/loss", cross_entropy(scores, labels), batch_size=len(labels))
-        self.log("val/accuracy", (scores.argmax(1) == labels).float().mean(), batch_size=len(labels))
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return scores [B, C] of a batch."""
-        return self.predict(batch[0])

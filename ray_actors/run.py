@@ -64,22 +64,22 @@ class Runner:
             SettingsError: the settings cannot be run; no actor was started.
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
-        with self._stoppable(), self.interrupts.abandonable():
-            called = Callbacks(callbacks)
-            remote = new_remote_folder(settings.run_dir)
-            settings = with_server_device(settings)
-            prepared = prepare(settings)
-            make_executor = self._executor(prepared)
-            run_dir = None if remote else settings.run_dir
-            names = prepared.meta.method, prepared.meta.data
-            folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
-        with run_lock(folder), run_log(folder):
-            with _write_errors("this run"):
+        with self._stoppable():
+            with self.interrupts.abandonable():
+                called = Callbacks(callbacks)
+                remote = new_remote_folder(settings.run_dir)
+                settings = with_server_device(settings)
+                prepared = prepare(settings)
+                make_executor = self._executor(prepared)
+                run_dir = None if remote else settings.run_dir
+                names = prepared.meta.method, prepared.meta.data
+                folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
+            with run_lock(folder), run_log(folder):
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
-            copy = None if remote is None else RemoteCopy(remote, folder)
-            self._run_session(prepared, folder, make_executor, copy, called)
+                copy = None if remote is None else RemoteCopy(remote, folder)
+                self._run_session(prepared, folder, make_executor, copy, called)
         return folder
 
     def resume(self, folder: Path, settings: Settings, callbacks: Iterable[Any] = ()) -> Summary:
@@ -144,16 +144,15 @@ class Runner:
         # Runs that work side by side would wait for each other's threads in every operation of the driver.
         with torch_threads(settings.placement.threads), closing(console), ExitStack() as stack:
             console.start(folder, done, remote_copy.url if remote_copy else None)
-            with _write_errors("this run"):
-                names = {**settings.names, "data": prepared.meta.data}
-                tracker = Tracker(
-                    folder,
-                    prepared.meta,
-                    resume_after=resume_after,
-                    hyperparameters=hyperparameters(fixed_settings(settings), names),
-                    per_client=settings.tracking.per_client,
-                    loggers=logger_makers(settings.tracking.loggers, folder),
-                )
+            names = {**settings.names, "data": prepared.meta.data}
+            tracker = Tracker(
+                folder,
+                prepared.meta,
+                resume_after=resume_after,
+                hyperparameters=hyperparameters(fixed_settings(settings), names),
+                per_client=settings.tracking.per_client,
+                loggers=logger_makers(settings.tracking.loggers, folder),
+            )
             for warning in prepared.warnings:
                 tracker.warn(warning)
             if remote_copy:
@@ -187,13 +186,15 @@ class Runner:
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray."""
+        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray or a file."""
         try:
             yield
         except KeyboardInterrupt:
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
             raise Stopped(self.interrupts.requested) from None
+        except OSError as error:
+            raise RunError(f"reading or writing failed: {error}") from error
         except Exception as error:
             if type(error).__module__.partition(".")[0] != "ray":
                 raise
@@ -264,8 +265,7 @@ def _close(
     folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True, stopped: str = ""
 ) -> Summary:
     """Write and print the summary."""
-    with _write_errors("this run"):
-        summary = tracker.close(complete, states_saved, stopped)
+    summary = tracker.close(complete, states_saved, stopped)
     console.end(summary, folder, tracker.rates)
     return summary
 
@@ -301,8 +301,7 @@ class _Listener:
         self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
 
     def round(self, record: RoundRecord) -> None:
-        with _write_errors(f"round {record.round}"):
-            metrics = self.tracker.round(record)
+        metrics = self.tracker.round(record)
         self.console.round(metrics, self.tracker.memory.last_mb)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
@@ -319,17 +318,7 @@ class _Listener:
             self.remote_copy.checkpoint_saved()
 
     def newcomers(self, record: NewcomerRecord) -> None:
-        with _write_errors("the newcomers"):
-            self.tracker.newcomers(record)
-
-
-@contextmanager
-def _write_errors(what: str) -> Iterator[None]:
-    """Raise an `OSError` inside the block as a `RunError`."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
+        self.tracker.newcomers(record)
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:
