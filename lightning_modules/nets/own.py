@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modules.nets.net import Net
-from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
+from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, returned_type, variants_of
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global
@@ -150,4 +152,17 @@ def _bind(node: Mapping[str, Any], kind: Any) -> partial[Net]:
     if not is_own_model(target):
         return bind(node, "model", kind)
     made = bind(node, "model")
+    returned = returned_type(made.func)
+    is_module = isinstance(returned, type) and issubclass(returned, nn.Module)
+    if not is_module and (isinstance(made.func, type) or returned is not None or _is_installed(made.func)):
+        raise SettingsError(
+            f"model={target}: expected a torch.nn.Module class, or a function that makes one: def "
+            f"{target.rpartition('.')[2]}(...) -> nn.Module"
+        )
     return partial(own_net, made.func, node.get("head"), **made.keywords)
+
+
+def _is_installed(function: Callable[..., Any]) -> bool:
+    """Return whether a function is of an installed package, where only a return type tells what it does."""
+    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
+    return file.startswith((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))

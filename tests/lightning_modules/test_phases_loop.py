@@ -122,12 +122,6 @@ def test_passes_are_drawn_as_they_always_were() -> None:
     assert drawn == [part for p in permutations for part in (p[:2], p[2:4], p[4:])]
 
 
-@pytest.mark.parametrize("work", [0.0, -0.5, 1.01, float("nan")])
-def test_shares_that_are_refused(work: float) -> None:
-    with pytest.raises(ValueError, match=r"work=.*\(0, 1\]"):
-        train(Client(), examples(), generator(), work)
-
-
 # Schedules
 
 A, B = Phase("a"), Phase("b")
