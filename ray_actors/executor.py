@@ -144,7 +144,8 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self.states = {}
         self.server.state = ServerState(0)
         environments = self._prepare()
-        mine, reported = environment(), set[str]()
+        mine = environment()
+        gpu = environments[0].processor if self.layout.gpus else mine.processor  # the driver may have none
         for number, theirs in enumerate(environments):
             self._processes[f"client actor {number}"] = theirs.process
             if self._pool.joined and theirs.versions != mine.versions:
@@ -152,13 +153,11 @@ class RayExecutor(BaseExecutor[ObjectRef]):
                     f"client actor {number}, {theirs.process}, runs other software than the driver: {theirs.versions} "
                     f"there, {mine.versions} here; install the same on every node"
                 )
-            gpu = environments[0].processor if self.layout.gpus else mine.processor  # the driver may have none
-            if theirs.processor != gpu and theirs.processor not in reported:
-                reported.add(theirs.processor)
-                logger.warning(
-                    f"client actor {number}, {theirs.process}, computes with {theirs.processor}, others with {gpu}: "
-                    "the last bits of results may depend on which clients are on which node"
-                )
+        for theirs in {one.processor: one for one in environments if one.processor != gpu}.values():
+            logger.warning(
+                f"a client actor, {theirs.process}, computes with {theirs.processor}, others with {gpu}: the last bits "
+                "of results may depend on which clients are on which node"
+            )
         if self._pool.joined:
             self._log_places(environments)
 

@@ -176,7 +176,8 @@ class ClientHost:
     def _train_in_lockstep(self, task: TrainTask, messages: Mapping[int, Message | None]) -> dict[int, Reply]:
         """Train clients of one stack together."""
         start, clients = time.perf_counter(), tuple(messages)
-        first = clients[0]
+        first, others = clients[0], ", ".join(map(str, clients[1:]))
+        phase = f"local training in lockstep with clients {others}" if others else task.name
         trainings: dict[int, ClientTraining] = {}
         replies: dict[int, Reply] = {}
         for client in clients:
@@ -188,7 +189,7 @@ class ClientHost:
                     len(own.train), self._order(task, client), self.module.stages(), work=work,
                 )  # fmt: skip
         with (
-            client_errors(first, task.round_number, _lockstep_phase(clients), clients),
+            client_errors(first, task.round_number, phase, clients),
             torch_threads(self.factory.threads),
             seeded_global(self.factory.seed, "lockstep", first, task.round_number),
             self._unchanged_attributes(first, task.round_number, buffers=False),  # lockstep replaces buffers
@@ -346,11 +347,6 @@ class ClientHost:
 
     def _gpu_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-
-def _lockstep_phase(clients: Sequence[int]) -> str:
-    others = ", ".join(map(str, clients[1:]))
-    return f"local training in lockstep with clients {others}" if others else "local training"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lightning_modules.hosts.base_executor import BaseExecutor
 from lightning_modules.hosts.client_host import ClientHost, Reply
@@ -82,13 +82,11 @@ class InlineExecutor(BaseExecutor[Messages]):
 
     def downlink(self, handle: Messages) -> Message:
         """Return the message itself."""
-        assert isinstance(handle, Message)
-        return handle
+        return cast(Message, handle)
 
     def uplinks(self, handle: Messages) -> Sequence[Uplink]:
         """Return the uplinks themselves."""
-        assert not isinstance(handle, Message)
-        return handle
+        return cast(Sequence[Uplink], handle)
 
     def server_numbers(self) -> Tensors:
         """Return the server rule's own numbers."""
