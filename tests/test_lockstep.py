@@ -20,8 +20,9 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts import client_host
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep import compiler
+from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.program import Program
-from lightning_modules.lockstep.training import ClientTraining, Stack
+from lightning_modules.lockstep.training import Stack
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.federated import Examples

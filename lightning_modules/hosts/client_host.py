@@ -17,8 +17,9 @@ from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
 from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
+from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
-from lightning_modules.lockstep.training import ClientTraining, Lockstep
+from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.lockstep.batch_schedule import StepGroup, batches, padded, schedule_batches, step_groups
+from lightning_modules.lockstep.batch_schedule import (
+    ClientTraining,
+    StepGroup,
+    batches,
+    padded,
+    schedule_batches,
+    step_groups,
+)
 from lightning_modules.lockstep.replay import CHUNK, ReplayedStep
 from lightning_modules.lockstep.tracing import BoundStep, TracedStep, bind_state
 from lightning_modules.lockstep.updates import Update
 from lightning_modules.phases import Stage
-from pflsim.data.federated import Examples
 from pflsim.types import Tensors
 
 KEPT_MEMORIES = 8
@@ -26,43 +32,6 @@ FLUSH_STEPS = 64
 """Steps whose loss terms are kept before they are summed, in one operation instead of one per step."""
 MAX_TRACES = 100
 """Number of traces at which a cache of them is cleared."""
-
-
-@dataclass(slots=True)
-class ClientTraining:
-    """A client's state, data and schedule for one round, and the results of its training.
-
-    Args:
-        values: all parameters and buffers by name, including anchors; training replaces the values.
-        pool: examples of several clients, on the module's device.
-        first, count: this client's examples are the rows first .. first + count − 1 of the pool.
-        generator: draws the order of its examples.
-        stages: its schedule.
-        work: train only this share of each stage's batches, in (0, 1]; see `loop.epoch_orders`.
-        taken: number of mini-batches so far.
-        sums, counts: sum and number of values of each named loss term so far.
-    """
-
-    values: dict[str, Tensor]
-    pool: Examples
-    first: int
-    count: int
-    generator: torch.Generator
-    stages: tuple[Stage, ...]
-    work: float = 1.0
-    taken: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def stack_key(self) -> object:
-        """Clients with equal keys can be stacked: they have the same stages, shapes and dtypes."""
-        return self.stages, tuple((name, value.shape, value.dtype) for name, value in self.values.items())
-
-    @property
-    def losses(self) -> dict[str, float]:
-        """Mean of each named loss term over the mini-batches."""
-        return {name: float(total) / self.counts[name] for name, total in self.sums.items()}
 
 
 class LossMeter:
