@@ -100,6 +100,11 @@ class ClientModule(LightningModule):
     extra_on_cpu: ClassVar[bool] = False
     """Whether the `extra` tensors of a downlink stay on the CPU, for messages too large for the device."""
 
+    base_attributes: ClassVar[frozenset[str]] = frozenset(vars(LightningModule())) | {
+        "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors"
+    }  # fmt: skip
+    """Attributes that Lightning or the simulator may change."""
+
     def __init__(self, net: Net, training: Training):
         super().__init__()
         self.automatic_optimization = False  # several optimisers may step on one batch
@@ -395,14 +400,3 @@ class ClientModule(LightningModule):
                 return [replace(s, optimizer=o) for s, o in zip(steps, optimizers, strict=True)]
             seen, first = seen - length, first + len(steps)
         return []
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy of the reported model."""
-        inputs, labels = batch
-        scores = self.predict(inputs)
-        self.log("val/loss", cross_entropy(scores, labels), batch_size=len(labels))
-        self.log("val/accuracy", (scores.argmax(1) == labels).float().mean(), batch_size=len(labels))
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return scores [B, C] of a batch."""
-        return self.predict(batch[0])

@@ -26,9 +26,6 @@ def epoch_orders(
             permutations do not depend on it.
         smallest: a last batch with fewer examples is left out.
         work: train only the first ⌈work · batches⌉ batches of the stage; in (0, 1].
-
-    Raises:
-        ValueError: `work` is not in (0, 1].
     """
     rest = n % batch_size
     used = n if rest == 0 or rest >= smallest else n - rest
@@ -37,21 +34,11 @@ def epoch_orders(
         return
     limits = stage.steps, None if stage.epochs is None else stage.epochs * per_epoch
     planned = min(limit for limit in limits if limit is not None)
-    if not 0 < work <= 1:
-        raise ValueError(f"work={work} must be in (0, 1]: it is the share of the mini-batches that a client trains")
     trained = math.ceil(work * planned)
     for first in range(0, planned, per_epoch):
         order = torch.randperm(n, generator=generator)
         if first < trained:
             yield order[: min(used, (trained - first) * batch_size)]
-
-
-def batch_indices(
-    n: int, stage: Stage, batch_size: int, generator: torch.Generator, smallest: int = 1, work: float = 1.0
-) -> Iterator[Tensor]:
-    """Yield the row numbers of each mini-batch of a stage; see `epoch_orders` for the arguments."""
-    for order in epoch_orders(n, stage, batch_size, generator, smallest, work):
-        yield from order.split(batch_size)
 
 
 def train(

@@ -38,8 +38,19 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
     """Return models, with the vocabulary filled in if the data are token sequences.
 
     Raises:
-        SettingsError: a model does not take the data's kind of inputs, or its vocabulary is too small.
+        SettingsError: a model or `augment` does not take the data's kind of inputs, a vocabulary is too small, or
+            there are more variants than clients.
     """
+    if settings.augment != "none" and dataset.kind != "images":
+        raise SettingsError(
+            f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
+            "leave augment out"
+        )
+    if len(models) > settings.clients:
+        raise SettingsError(
+            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
+            "fewer variants or more clients"
+        )
     found = []
     for model in models:
         kinds = getattr(model.func, "inputs", Net.inputs)

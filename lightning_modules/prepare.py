@@ -82,7 +82,6 @@ def prepare(settings: Settings) -> PreparedRun:
     models = bind_models(settings.model, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
-    _check_inputs(settings, dataset, models)
     factory = _factory(settings, make_client, models, dataset)
     check_sizes(factory, settings)
     with torch_threads(factory.threads):
@@ -92,14 +91,15 @@ def prepare(settings: Settings) -> PreparedRun:
     check_phases(method, variants)
     check_batches(module, partition, settings.batch_size)
     check_validation(method, module, partition)
+    sizes = [len(rows) for rows in partition.train]
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
-        federation = module.federation([len(rows) for rows in partition.train[: _training_clients(settings)]])
+        federation = module.federation(sizes[: _training_clients(settings)])
         rule.init(federation)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
-    meta = _meta(settings, dataset, partition, module)
-    sizes = [len(rows) for rows in partition.train]
+    meta = _meta(settings, dataset, partition, module, factory.metrics)
+    local = factory.training
     found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
     factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     return PreparedRun(
@@ -111,22 +111,9 @@ def prepare(settings: Settings) -> PreparedRun:
         federation,
         _plan(settings, partition, module, meta, rule),
         meta,
-        tuple(_batches(factory.training, examples) for examples in sizes),
+        tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
         (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
     )
-
-
-def _check_inputs(settings: Settings, dataset: Dataset, models: Sequence[MakesNet]) -> None:
-    if settings.augment != "none" and dataset.kind != "images":
-        raise SettingsError(
-            f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
-            "leave augment out"
-        )
-    if len(models) > settings.clients:
-        raise SettingsError(
-            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
-            "fewer variants or more clients"
-        )
 
 
 def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet], dataset: Dataset) -> ClientFactory:
@@ -142,19 +129,9 @@ def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet]
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
         augment=settings.augment,
-        metrics=_metrics(settings),
+        metrics=tuple(dict.fromkeys(settings.eval.metrics)),
         on_nonfinite=cast(Any, settings.on_nonfinite),
     )
-
-
-def _batches(training: Training, examples: int) -> int:
-    """Return the mini-batches per round of a client."""
-    return training.local_steps or training.local_epochs * -(-examples // training.batch_size)
-
-
-def _metrics(settings: Settings) -> tuple[str, ...]:
-    """Return the metrics besides accuracy, each once."""
-    return tuple(dict.fromkeys(settings.eval.metrics))
 
 
 def _training_clients(settings: Settings) -> int:
@@ -162,11 +139,13 @@ def _training_clients(settings: Settings) -> int:
     return settings.clients - settings.eval.holdout_clients
 
 
-def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule) -> RunMeta:
-    names = record_names(settings)
+def _meta(
+    settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule, metrics: tuple[str, ...]
+) -> RunMeta:
+    names, data = record_names(settings), component_name(settings, "data")
     return RunMeta(
         method=component_name(settings, "method"),
-        data=_data_name(settings, dataset),
+        data=dataset.name if data in ("npz", "image_folder") else data,  # these formats hold any data
         partition=", ".join(filter(None, (names["partition"], names["shift"]))),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),
@@ -176,7 +155,7 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
         reported_model=module.reported_model,
         reported_phase=module.reported_phase,
         evaluated_on=cast(Any, settings.eval.on),
-        metrics=_metrics(settings),
+        metrics=metrics,
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
         classes=module.net.num_classes,
@@ -185,28 +164,26 @@ def _meta(settings: Settings, dataset: Dataset, partition: Partition, module: Cl
     )
 
 
-def _data_name(settings: Settings, dataset: Dataset) -> str:
-    """Return the name of the data set in records: of the file or folder, for formats that hold any data."""
-    name = component_name(settings, "data")
-    return dataset.name if name in ("npz", "image_folder") else name
-
-
 def _plan(
     settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]
 ) -> RunPlan:
-    splits: tuple[Split, ...] = ("test", "val") if any(len(rows) for rows in partition.val) else ("test",)
-    if settings.stop.patience is not None and not any(
-        len(rows) for rows in partition.val[: _training_clients(settings)]
-    ):
+    splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
+    clients = _training_clients(settings)
+    if settings.stop.patience is not None and not any(map(len, partition.val[:clients])):
         raise SettingsError(
             f"stop.patience={settings.stop.patience} needs validation examples, and no client has any: set "
             "split.validation above 0"
         )
-    cohorts = tuple(_cohort(settings, t, rule) for t in range(1, settings.rounds + 1))
+    cohorts = tuple(
+        tuple(range(clients))
+        if rule.full_participation(t, settings.rounds)
+        else cohort(settings.seed, t, clients, settings.fraction)
+        for t in range(1, settings.rounds + 1)
+    )
     return RunPlan(
         meta=meta,
         cohorts=cohorts,
-        clients=_training_clients(settings),
+        clients=clients,
         settings=settings,
         splits=splits,
         header={
@@ -218,7 +195,7 @@ def _plan(
         },
         initial_round=rule.initial_round,
         units=tuple(u.name for u in module.layout(rule.unit)),
-        newcomers=tuple(range(_training_clients(settings), settings.clients)),
+        newcomers=tuple(range(clients, settings.clients)),
         absentees=_sample_faults(settings, "dropout", settings.faults.dropout, cohorts),
         stragglers=_sample_faults(settings, "straggler", settings.faults.straggler, cohorts),
         adapts=module.adapts(module.reported_model),
@@ -231,9 +208,3 @@ def _sample_faults(
     """Return the clients with a fault in each round; empty if faults are off."""
     rounds = enumerate(cohorts, start=1)
     return tuple(sample_faults(settings.seed, kind, t, clients, p) for t, clients in rounds) if p > 0 else ()
-
-
-def _cohort(settings: Settings, round_number: int, rule: ServerRule[Any]) -> tuple[int, ...]:
-    if rule.full_participation(round_number, settings.rounds):
-        return tuple(range(_training_clients(settings)))
-    return cohort(settings.seed, round_number, _training_clients(settings), settings.fraction)

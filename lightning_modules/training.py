@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Literal
 
 from lightning_modules.optimizers import OptimizerChoice
@@ -71,8 +71,7 @@ class Training:
     @classmethod
     def of(cls, settings: Settings) -> Training:
         """Return the local training settings of a run."""
-        same = ("lr", "lr_schedule", "lr_decay", "lr_step", "lr_warmup", "momentum", "weight_decay", "clip_grad_norm",
-                "precision", "local_steps", "batch_size", "buffers", "seed", "rounds")  # fmt: skip
+        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs", "last_round"}
         return cls(
             **{name: getattr(settings, name) for name in same},
             optimizer=OptimizerChoice(**asdict(settings.optimizer)),

@@ -138,7 +138,6 @@ class ClientActor:
             new states.
         """
         from lightning_modules.hosts.client_host import Reply
-        from lightning_modules.hosts.failures import run_groups
         from ray_actors.zero_copy import ZeroCopyMessage
 
         self._build(setup)
@@ -147,7 +146,7 @@ class ClientActor:
         self.host.states.update((c, state) for c, state in zip(clients, states, strict=True) if state is not None)
         try:
             received = {client: messages[at] for client, at in zip(clients, positions, strict=True)}
-            results = run_groups(self.host, task, groups, received)
+            results = self.host.run_groups(task, groups, received)
         finally:
             for client in clients:
                 self.host.states.pop(client, None)

@@ -8,21 +8,19 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
-from ray.job_config import JobConfig
 
-from pflsim.config.names import FOLDER, program
+from pflsim.config.names import program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import usable_cpus
@@ -38,8 +36,6 @@ MAX_PATH_LENGTH = 28
 FILES, LOCK = "r", "lock"
 """In the folder, which only this user can open: Ray's folder, and a file that this process locks as long as it lives.
 Ray's own folder is open to all users."""
-UNLOCKED_S = 60
-"""The age of a folder without a lock file, in seconds, from which its process was killed before it could lock it."""
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""
 _locks: dict[Path, int] = {}
@@ -78,7 +74,6 @@ def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
             object_store_memory=store_mb and store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
-            job_config=_SafePathConfig(),
             _temp_dir=str(folder / FILES),  # RAY_TMPDIR would set it for later runs, too
         )
     except BaseException as error:
@@ -109,26 +104,10 @@ def stop(folder: Path) -> None:
         os.close(lock)
 
 
-class _SafePathConfig(JobConfig):
-    """A job whose processes do not search the working directory for modules, unless pflsim is there.
-
-    A file numpy.py there would replace a library.
-    """
-
-    def _serialize(self) -> str:
-        here = {str(Path.cwd())} - {str(FOLDER)}
-        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder not in here]
-        return super()._serialize()
-
-
 def _silence_notices() -> None:
     """Keep `ray.init` from logging that token authentication is enabled, and that a thread cannot set a handler."""
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    logging.getLogger("ray._private.worker").addFilter(_is_to_log)
-
-
-def _is_to_log(record: logging.LogRecord) -> bool:
-    return "SIGTERM handler is not set" not in record.getMessage()
+    for name in ("authentication", "worker"):
+        logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
 
 
 def _create_folder() -> Path:
@@ -137,7 +116,8 @@ def _create_folder() -> Path:
     if len(parent) > MAX_PATH_LENGTH - len(PREFIX):
         parent = "/tmp"
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-    if (lock := _lock(folder / LOCK, os.O_CREAT)) is not None:
+    (folder / LOCK).touch()
+    if (lock := _lock(folder / LOCK)) is not None:
         _locks[folder] = lock
     (folder / FILES).mkdir()
     return folder
@@ -148,18 +128,15 @@ def remove_leftovers() -> None:
     for parent in {Path(tempfile.gettempdir()), Path("/tmp")}:
         for folder in parent.glob(f"{PREFIX}*"):
             with suppress(OSError):
-                found = folder.lstat()
-                create = os.O_CREAT if time.time() > found.st_mtime + UNLOCKED_S else 0
-                ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-                if ours and (lock := _lock(folder / LOCK, create)) is not None:
+                if (lock := _lock(folder / LOCK)) is not None:
                     _kill_users(folder)
                     shutil.rmtree(folder, ignore_errors=True)
                     os.close(lock)
 
 
-def _lock(path: Path, flags: int = 0) -> int | None:
+def _lock(path: Path) -> int | None:
     """Lock a file until this process ends; return None if another process, in whatever container, holds the lock."""
-    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -252,18 +229,8 @@ def watch() -> Callable[[], None]:
     return check
 
 
-def start_early(settings: Settings) -> StartedRay | None:
-    """Start Ray for a run on this machine; None if this process is connected to a Ray already."""
-    if ray.is_initialized():
-        return None
-    started_for = size(settings.placement)
-    return StartedRay(started_for, settings.placement.actors or min(settings.clients, started_for[0]))
-
-
-class LocalRay(AbstractContextManager["LocalRay"]):
+class LocalRay:
     """Starts Ray and its actors, and keeps them for the next run if it needs the same.
-
-    If this process is connected to Ray already, that Ray is used and left running.
 
     Args:
         early: is starting already.
@@ -271,56 +238,52 @@ class LocalRay(AbstractContextManager["LocalRay"]):
 
     def __init__(self, early: StartedRay | None = None):
         self._started = early
-        self._external = ActorPool() if early is None and ray.is_initialized() else None
 
     def nodes(self, placement: Placement) -> list[Node]:
         """Return the resources of this machine for a run; the memory of running actors counts as free."""
-        pool = self._external or (self._started.pool if self._started else ActorPool())
-        free_mb = psutil.virtual_memory().available / 2**20 + len(pool.actors) * ACTOR_MB
+        actors = self._started.pool.actors if self._started else ()
         cpus, gpus, _ = size(placement)
-        if self._external:
-            found = ray.cluster_resources()
-            cpus, gpus = found.get("CPU", 0.0), found.get("GPU", 0.0)
-        return [Node("this machine", cpus, gpus, free_mb)]
+        return [Node("this machine", cpus, gpus, psutil.virtual_memory().available / 2**20 + len(actors) * ACTOR_MB)]
 
     def pool(self, placement: Placement, layout: Layout) -> ActorPool:
         """Start Ray and the actors of a run, if they do not run yet."""
-        pool = self._external
-        if pool is None:
-            if self._started is None or self._started.size != size(placement):
-                self.close()
-                self._started = StartedRay(size(placement))
-            pool = self._started.wait()
+        if self._started is None or self._started.size != size(placement):
+            self.close()
+            self._started = StartedRay(size(placement))
+        pool = self._started.wait()
         pool.wait_s = placement.wait_s
         pool.start(layout)
         return pool
 
     def close(self) -> None:
         """End the actors, and the Ray that was started here."""
-        if self._external is not None:
-            self._external.close()
-        elif self._started is not None:
+        if self._started is not None:
             self._started.close()
             self._started = None
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+
+def start_early(settings: Settings) -> LocalRay | None:
+    """Start Ray for a run on this machine; None if this process is connected to a Ray already."""
+    if ray.is_initialized():
+        return None
+    started_for = size(settings.placement)
+    return LocalRay(StartedRay(started_for, settings.placement.actors or min(settings.clients, started_for[0])))
 
 
 # A running cluster
 
 
-class JoinedRay(AbstractContextManager["JoinedRay"]):
+class JoinedRay:
     """Starts actors on a running cluster, and ends them after the last run.
 
     Args:
-        address: auto, or HOST:PORT of the head.
+        address: auto, or HOST:PORT of the head; not used if this process is connected to Ray already.
     """
 
-    def __init__(self, address: str):
-        self._pool = ActorPool(joined=True)
-        if not ray.is_initialized():
-            join(address)
+    def __init__(self, address: str | None = None):
+        self._pool, self._joins = ActorPool(joined=True), not ray.is_initialized()
+        if self._joins:
+            join(address or "auto")
 
     def nodes(self, placement: Placement) -> list[Node]:
         """Return the free resources of the nodes; those of this process's actors count as free."""
@@ -333,14 +296,12 @@ class JoinedRay(AbstractContextManager["JoinedRay"]):
         return self._pool
 
     def close(self) -> None:
-        """End all actors."""
-        self._pool.close()
-
-    def __exit__(self, *error: object) -> None:
+        """End all actors, and leave the cluster unless this process was connected to it before."""
         try:
-            self.close()
+            self._pool.close()
         finally:
-            ray.shutdown()
+            if self._joins:
+                ray.shutdown()
 
 
 def join(address: str) -> None:
@@ -349,11 +310,19 @@ def join(address: str) -> None:
     Raises:
         SettingsError: there is no cluster at this address, or this machine is not a node of it.
     """
-    _check_reachable(address)
+    host, _, port = address.rpartition(":")
+    if address != "auto":  # which Ray looks for on this machine
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise SettingsError(
+                f"ray_address={address}: nothing answers there ({error}); expected auto or HOST:PORT of a cluster that "
+                "was started with ray start --head"
+            ) from error
     _silence_notices()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
     try:
-        context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=_SafePathConfig())
+        context: Any = ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         advice = f"run ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."
@@ -364,19 +333,6 @@ def join(address: str) -> None:
         ray.shutdown()
         why = "this Ray belongs to another run and ends with it"
         raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head")
-
-
-def _check_reachable(address: str) -> None:
-    if address == "auto":
-        return  # Ray looks on this machine
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and int(port) < 2**16):
-        raise SettingsError(f"ray_address={address}: expected auto or HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        why = f"nothing answers there ({error.strerror or error})"
-        raise SettingsError(f"ray_address={address}: {why}; start a cluster with ray start --head") from error
 
 
 def plan(prepared: PreparedRun, found: LocalRay | JoinedRay) -> Layout:

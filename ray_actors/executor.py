@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -124,9 +125,8 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         on_error: OnError | None = None,
         server_device: str = "cpu",
     ):
-        on_error = on_error or OnError("retry", 3)
-        super().__init__(factory, on_error)
-        self.layout, self._host_of, self._pool, self._on_error = layout, layout.host_of(), pool, on_error
+        super().__init__(factory, dataset, partition, rule, federation, on_error, server_device)
+        self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
         server = ray.put((rule, federation, factory.threads, server_device))
         self.server = RayServer(pool.server(), Setup(tuple(sys.path), (server,)))
         self._versions = count(1)
@@ -140,12 +140,12 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self.states: dict[int, ObjectRef] = {}
 
     def start(self) -> None:
-        """Build the server and the hosts on their actors, and wait until they are ready."""
+        """Build the hosts on their actors, and wait until they are ready; the server is built by its first call."""
         self.states = {}
         self.server.state = ServerState(0)
         environments = self._prepare()
-        self._call_server("prepare")
-        mine, reported = environment(), set[str]()
+        mine = environment()
+        gpu = environments[0].processor if self.layout.gpus else mine.processor  # the driver may have none
         for number, theirs in enumerate(environments):
             self._processes[f"client actor {number}"] = theirs.process
             if self._pool.joined and theirs.versions != mine.versions:
@@ -153,13 +153,11 @@ class RayExecutor(BaseExecutor[ObjectRef]):
                     f"client actor {number}, {theirs.process}, runs other software than the driver: {theirs.versions} "
                     f"there, {mine.versions} here; install the same on every node"
                 )
-            gpu = environments[0].processor if self.layout.gpus else mine.processor  # the driver may have none
-            if theirs.processor != gpu and theirs.processor not in reported:
-                reported.add(theirs.processor)
-                logger.warning(
-                    f"client actor {number}, {theirs.process}, computes with {theirs.processor}, others with {gpu}: "
-                    "the last bits of results may depend on which clients are on which node"
-                )
+        for theirs in {one.processor: one for one in environments if one.processor != gpu}.values():
+            logger.warning(
+                f"a client actor, {theirs.process}, computes with {theirs.processor}, others with {gpu}: the last bits "
+                "of results may depend on which clients are on which node"
+            )
         if self._pool.joined:
             self._log_places(environments)
 
@@ -169,7 +167,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         Raises:
             RunError: a host cannot be built, or Ray has no room for an actor.
         """
-        retries = self._on_error.tries_without_drop
+        retries = self.on_error.tries_without_drop
         pairs = zip(self.actors, self._setups, strict=True)
         refs = [actor.prepare.options(max_task_retries=retries).remote(setup) for actor, setup in pairs]
         found: list[Environment] = []
@@ -188,8 +186,8 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         return found
 
     def _log_places(self, environments: Sequence[Environment]) -> None:
-        nodes = [one.process.rpartition(" ")[2] for one in environments]
-        places = ", ".join(f"{nodes.count(node)} on {node}" for node in sorted(set(nodes)))
+        nodes = Counter(one.process.rpartition(" ")[2] for one in environments)
+        places = ", ".join(f"{number} on {node}" for node, number in sorted(nodes.items()))
         logger.info(f"client actors: {places}; driver and server on {ray.util.get_node_ip_address()}")
 
     def recover(self) -> bool:
@@ -277,7 +275,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         states = [self.states.get(client) for client in clients]
         method = self.actors[call.host].run.options(
             num_returns=2 + task.changes_state * len(clients),
-            max_task_retries=0 if call.alone or self._on_error.rule != "retry" else self._on_error.tries,
+            max_task_retries=0 if call.alone or self.on_error.rule != "retry" else self.on_error.tries,
         )
         call.refs = method.remote(self._setups[call.host], task, call.groups, positions, *unique, *states)
 
@@ -290,7 +288,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         except RayTaskError as error:  # outside of any client's task
             cause = error.cause if isinstance(error.cause, BaseException) else error
             failure = self._failure(call, task, f"{type(cause).__name__}: {cause}", trace=str(error))
-            if self._on_error.rule == "drop" and len(call.groups) > 1:
+            if self.on_error.rule == "drop" and len(call.groups) > 1:
                 return self._one_by_one(call, failure)
             return call.again(self.failure_policy.retry(failure, call.tries, call.before), failure)
         self._see(f"client actor {call.host}", process)
@@ -315,9 +313,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             raise NodeLost(f"the node of client actor {call.host} left the cluster")
         where = f"client actor {call.host}, {self._processes[f'client actor {call.host}']}"
         failure = self._failure(call, task, f"its actor died, {where}: {how_it_died(death)}", kind="death")
-        if not call.alone and self._on_error.rule != "abort":
+        if not call.alone and self.on_error.rule != "abort":
             return self._one_by_one(call, failure)
-        return call.again(self.failure_policy.retry(failure, self._on_error.tries, None), failure)
+        return call.again(self.failure_policy.retry(failure, self.on_error.tries, None), failure)
 
     def _one_by_one(self, call: HostCall, failure: Failure) -> list[HostCall]:
         self.failure_policy.log(f"{failure.error}; its clients run one at a time", failure.trace)
@@ -352,13 +350,14 @@ class RayExecutor(BaseExecutor[ObjectRef]):
             logger.warning(f"{actor} died ({before}) and was started again ({process})")
             self.faults.count_restart()
 
-    def _call_server(self, method: str, *arguments: Any, returns: int = 0) -> tuple[Any, ...]:
+    def _call_server(self, method: str, *arguments: Any, returns: int = 0, **named: Any) -> tuple[Any, ...]:
         """Call a method of the server actor.
 
         Args:
             method: its name.
-            arguments: of the method.
+            arguments: of the method, in their order.
             returns: how many values it returns besides the first one.
+            named: see `ServerActor.call`.
 
         Returns:
             The first value, and references to the others.
@@ -366,9 +365,9 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         Raises:
             ServerError: the method raised an error, or the actor died too often.
         """
-        server, retries = self.server, self._on_error.tries_without_drop
+        server, retries = self.server, self.on_error.tries_without_drop
         call = server.actor.call.options(max_task_retries=retries, num_returns=1 + returns)
-        made = call.remote(server.setup, server.state, method, *arguments)
+        made = call.remote(server.setup, server.state, method, *arguments, **named)
         first, *others = made if returns else [made]
         where = self._processes.get("the server actor", "starting")
         try:
@@ -385,15 +384,15 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         self._see("the server actor", process)
         return (value, *others)
 
-    def _change_server(self, method: str, *arguments: Any) -> Any:
+    def _change_server(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call a method that changes the server's state; returns its value."""
         version = next(self._versions)
-        value, state = self._call_server(method, version, *arguments, returns=1)
+        value, state = self._call_server(method, *arguments, returns=1, version=version, **named)
         self.server.state = ServerState(version, (state,))
         return value
 
     def _fuse(self, trained: Trained[ObjectRef], matrices: bool) -> RoundDiagnostics:
-        return self._change_server("fuse", matrices, *trained.uplinks)
+        return self._change_server("fuse", *trained.uplinks, matrices=matrices)
 
     def _global_message(self) -> ObjectRef | None:
         exists, message = self._call_server("send_global", returns=1)

@@ -37,7 +37,7 @@ from pflsim.types import NewcomerRecord, RoundRecord
 from ray_actors.resume import has_records, remove_empty_records, resume_point
 
 if TYPE_CHECKING:
-    from ray_actors.cluster import JoinedRay, LocalRay, StartedRay
+    from ray_actors.cluster import JoinedRay, LocalRay
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class Runner:
     """Context manager that runs one run after another; Ray and its actors keep running in between.
 
     Args:
-        early: is starting already.
+        early: Ray that is starting already.
     """
 
-    def __init__(self, early: StartedRay | None = None) -> None:
-        self.interrupts, self._early = Interrupts(), early
-        self._open = ExitStack()
-        self._ray: LocalRay | JoinedRay | None = None
+    _ray: LocalRay | JoinedRay | None
+
+    def __init__(self, early: LocalRay | None = None) -> None:
+        self.interrupts, self._ray = Interrupts(), early
 
     def run(self, settings: Settings, callbacks: Iterable[Any] = ()) -> Path:
         """Run the settings and return the run folder.
@@ -65,23 +65,23 @@ class Runner:
             SettingsError: the settings cannot be run; no actor was started.
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
-        with self._stoppable(), self.interrupts.abandonable():
-            called = Callbacks(callbacks)
-            if url := settings.run_dir if is_url(settings.run_dir) else None:
-                check_new_url(url)
-            settings = with_server_device(settings)
-            prepared = prepare(settings)
-            make_executor = self._executor(prepared)
-            run_dir = None if url else settings.run_dir
-            names = prepared.meta.method, prepared.meta.data
-            folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
-        with run_lock(folder), run_log(folder):
-            with _write_errors("this run"):
+        with self._stoppable():
+            with self.interrupts.abandonable():
+                called = Callbacks(callbacks)
+                if url := settings.run_dir if is_url(settings.run_dir) else None:
+                    check_new_url(url)
+                settings = with_server_device(settings)
+                prepared = prepare(settings)
+                make_executor = self._executor(prepared)
+                run_dir = None if url else settings.run_dir
+                names = prepared.meta.method, prepared.meta.data
+                folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
+            with run_lock(folder), run_log(folder):
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
-            copy = RemoteCopy(url, folder) if url else None
-            self._run_session(prepared, folder, make_executor, copy, called)
+                copy = RemoteCopy(url, folder) if url else None
+                self._run_session(prepared, folder, make_executor, copy, called)
         return folder
 
     def resume(self, folder: Path, settings: Settings, callbacks: Iterable[Any] = ()) -> Summary:
@@ -149,16 +149,15 @@ class Runner:
             console.start(folder, done, remote_copy.url if remote_copy else None)
             if remote_copy:
                 stack.enter_context(remote_copy)
-            with _write_errors("this run"):
-                names = {**settings.names, "data": prepared.meta.data}
-                tracker = Tracker(
-                    folder,
-                    prepared.meta,
-                    resume_after=resume_after,
-                    hyperparameters=hyperparameters(fixed_settings(settings), names),
-                    per_client=settings.tracking.per_client,
-                    loggers=logger_makers(settings.tracking.loggers, folder),
-                )
+            names = {**settings.names, "data": prepared.meta.data}
+            tracker = Tracker(
+                folder,
+                prepared.meta,
+                resume_after=resume_after,
+                hyperparameters=hyperparameters(fixed_settings(settings), names),
+                per_client=settings.tracking.per_client,
+                loggers=logger_makers(settings.tracking.loggers, folder),
+            )
             for warning in prepared.warnings:
                 tracker.warn(warning)
             stack.push(self._end_actors)
@@ -190,13 +189,15 @@ class Runner:
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray."""
+        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray or a file."""
         try:
             yield
         except KeyboardInterrupt:
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
             raise Stopped(self.interrupts.requested) from None
+        except OSError as error:
+            raise RunError(f"reading or writing failed: {error}") from error
         except Exception as error:
             if type(error).__module__.partition(".")[0] != "ray":
                 raise
@@ -205,9 +206,14 @@ class Runner:
 
     def _end_actors(self, error: type[BaseException] | None, *details: object) -> None:
         """End all actors after an error; their current work is not needed any more."""
-        if error is not None and self._ray is not None:
-            with self.interrupts.signals_blocked():
+        if error is not None:
+            self._close_ray()
+
+    def _close_ray(self) -> None:
+        with self.interrupts.signals_blocked():  # another signal would leave processes behind
+            if self._ray is not None:
                 self._ray.close()
+            self._ray = None
 
     def _executor(self, prepared: PreparedRun) -> Callable[[], Executor]:
         """Return a function that makes the executor, after checking that the placement is possible.
@@ -239,14 +245,14 @@ class Runner:
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
         """Return Ray: started here, or a cluster that is joined."""
+        import ray
+
         from ray_actors.cluster import JoinedRay, LocalRay
 
         if self._ray is None:
             address = settings.ray_address
-            made = JoinedRay(address) if address else LocalRay(self._early)
-            self._early = None
+            self._ray = JoinedRay(address) if address or ray.is_initialized() else LocalRay()
             self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
-            self._ray = self._open.enter_context(made)
         return self._ray
 
     def __enter__(self) -> Runner:
@@ -254,10 +260,7 @@ class Runner:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self.interrupts.signals_blocked():  # another signal would leave processes behind
-            if self._early is not None:
-                self._early.close()
-            self._open.close()
+        self._close_ray()
         self.interrupts.release()
 
 
@@ -265,8 +268,7 @@ def _close(
     folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True, stopped: str = ""
 ) -> Summary:
     """Write and print the summary."""
-    with _write_errors("this run"):
-        summary = tracker.close(complete, states_saved, stopped)
+    summary = tracker.close(complete, states_saved, stopped)
     console.end(summary, folder)
     return summary
 
@@ -302,8 +304,7 @@ class _Listener:
         self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
 
     def round(self, record: RoundRecord) -> None:
-        with _write_errors(f"round {record.round}"):
-            metrics = self.tracker.round(record)
+        metrics = self.tracker.round(record)
         self.console.round(metrics, self.tracker.memory.last_mb)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
@@ -320,17 +321,7 @@ class _Listener:
             self.remote_copy.checkpoint_saved()
 
     def newcomers(self, record: NewcomerRecord) -> None:
-        with _write_errors("the newcomers"):
-            self.tracker.newcomers(record)
-
-
-@contextmanager
-def _write_errors(what: str) -> Iterator[None]:
-    """Raise an `OSError` inside the block as a `RunError`."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"the records of {what} could not be written: {error.strerror or error}") from error
+        self.tracker.newcomers(record)
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 from ray import ObjectRef
 
 from ray_actors.client_actor import Setup, process_name
-
-if TYPE_CHECKING:
-    from pflsim.engine.diagnostics import RoundDiagnostics
-    from pflsim.messages import Uplink
-    from pflsim.types import Tensors
-    from ray_actors.zero_copy import ZeroCopyMessage
 
 
 class ServerState(NamedTuple):
@@ -38,15 +32,26 @@ class ServerActor:
 
     def __init__(self) -> None:
         importlib.import_module("lightning_modules.hosts.server_host")
+        self._zero_copy = importlib.import_module("ray_actors.zero_copy").ZeroCopyMessage
         self._setup: Setup | None = None
         self._version: int | None = None
         self._process = process_name()
 
-    def call(self, setup: Setup, state: ServerState, method: str, *arguments: Any) -> Any:
-        """Call a method below with this host and state.
+    def call(
+        self, setup: Setup, state: ServerState, method: str, *arguments: Any, version: int = 0, **named: Any
+    ) -> Any:
+        """Call a method below, or one of `ServerHost`, with this host and state.
+
+        Args:
+            setup: of the host.
+            state: before the call.
+            method: its name.
+            arguments: of the method, in their order.
+            version: of the state after the call, if the method changes it; 0: it does not.
+            named: the method's other arguments.
 
         Returns:
-            The name of the process and the method's value; then what else the method returns.
+            The name of the process and the method's value. Then the new state, or what a method below returns besides.
         """
         from lightning_modules.hosts.server_host import ServerHost
 
@@ -57,40 +62,15 @@ class ServerActor:
             if state.ref:
                 self.host.state = ray.get(state.ref[0])
             self._version = state.version
-        value, *others = getattr(self, method)(*arguments)
-        return ((self._process, value), *others) if others else (self._process, value)
-
-    def prepare(self) -> tuple[None]:
-        """Do nothing: the server is built."""
-        return (None,)
-
-    def fuse(
-        self, version: int, matrices: bool, *uplinks: Sequence[Uplink]
-    ) -> tuple[RoundDiagnostics, ZeroCopyMessage]:
-        """Call `ServerHost.fuse`; returns the diagnostics and the new state, which has this version."""
-        from ray_actors.zero_copy import ZeroCopyMessage
-
-        diagnostics = self.host.fuse(*uplinks, matrices=matrices)
-        self._version = version
-        return diagnostics, ZeroCopyMessage(self.host.state)
-
-    def restore(self, version: int, saved: object) -> tuple[None, ZeroCopyMessage]:
-        """Call `ServerHost.restore`; returns None and the new state, which has this version."""
-        from ray_actors.zero_copy import ZeroCopyMessage
-
-        self.host.restore(saved)
-        self._version = version
-        return None, ZeroCopyMessage(self.host.state)
-
-    def numbers(self) -> tuple[Tensors]:
-        """Call `ServerHost.numbers`."""
-        return (self.host.numbers(),)
-
-    def saved_state(self) -> tuple[ZeroCopyMessage]:
-        """Call `ServerHost.saved_state`."""
-        from ray_actors.zero_copy import ZeroCopyMessage
-
-        return (ZeroCopyMessage(self.host.saved_state()),)
+        others: Sequence[Any] = ()
+        if hasattr(self, method):
+            value, *others = getattr(self, method)(*arguments)
+        else:
+            value = getattr(self.host, method)(*arguments, **named)
+        if version:
+            self._version, others = version, [self._zero_copy(self.host.state)]
+        first = self._zero_copy((self._process, value))
+        return (first, *others) if others else first
 
     def send(self, clients: Sequence[int], joining: bool = False) -> tuple[Any, ...]:
         """Make the downlinks of these clients, or the first ones if they are `joining`.
@@ -101,22 +81,19 @@ class ServerActor:
         """
         from lightning_modules.hosts.server_host import identity
         from pflsim.messages import payload_bytes
-        from ray_actors.zero_copy import ZeroCopyMessage
 
         indices: dict[tuple[int | None, ...], int] = {}
         sent: dict[int, tuple[int, int]] = {}
-        unique: list[ZeroCopyMessage | None] = []
+        unique: list[Any] = []
         for client, message in self.host.downlinks(clients, joining).items():
             key = identity(message)
             if key not in indices:
                 indices[key] = len(unique)
-                unique.append(ZeroCopyMessage(message))
+                unique.append(self._zero_copy(message))
             sent[client] = indices[key], payload_bytes(message)
         return sent, *unique, *[None] * (len(clients) - len(unique))
 
-    def send_global(self) -> tuple[bool, ZeroCopyMessage | None]:
+    def send_global(self) -> tuple[bool, Any]:
         """Return whether the method has a global model, and the model."""
-        from ray_actors.zero_copy import ZeroCopyMessage
-
         message = self.host.global_message()
-        return message is not None, None if message is None else ZeroCopyMessage(message)
+        return message is not None, None if message is None else self._zero_copy(message)

@@ -14,8 +14,7 @@ import torch
 from benchmarks.cases import ROOT
 from benchmarks.gpu_check.runs import NETS, Check, bits, made, outcome, started, train_round
 from lightning_modules.hosts.devices import claim_device
-from lightning_modules.hosts.failure_policy import FailurePolicy
-from lightning_modules.hosts.failures import Failure
+from lightning_modules.hosts.failures import Failure, FailurePolicy
 from lightning_modules.hosts.inline import InlineExecutor
 from pflsim.errors import in_words
 

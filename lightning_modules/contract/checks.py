@@ -21,7 +21,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.hosts.inline import InlineExecutor
-from lightning_modules.loop import batch_indices, train
+from lightning_modules.loop import epoch_orders, train
 from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
@@ -283,7 +283,8 @@ class _Epochs:
     def __init__(self, module: ClientModule, examples: Examples, batch_size: int):
         generator = torch_generator(0, "batches", 0, 1)
         n, smallest = len(examples), module.smallest_batch
-        self.indices = [i for s in module.stages() for i in batch_indices(n, s, batch_size, generator, smallest)]
+        orders = [o for s in module.stages() for o in epoch_orders(n, s, batch_size, generator, smallest)]
+        self.indices = [indices for order in orders for indices in order.split(batch_size)]
         self.module, self.examples, self.length = module, examples, -(-n // batch_size)
 
     def __len__(self) -> int:

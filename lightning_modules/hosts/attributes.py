@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +21,8 @@ if TYPE_CHECKING:
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), Selector)
 PLAIN = (*IMMUTABLE, list, dict, set, Tensor, np.ndarray)
 """Values of a class that are compared; others, such as methods, are not."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch may change."""
 MAX_ARRAY_BYTES = 2**16
 """Larger arrays are compared by identity only."""
 CLIENT_ADVICE = (
@@ -62,7 +61,7 @@ def unchanged_attributes(owner: ClientModule | ServerRule[Any], buffers: bool = 
 
 def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, object]:
     """Return by name a hashable value that is another one after a change of the attribute."""
-    names = vars(owner).keys() - _base_attributes(type(owner))
+    names = vars(owner).keys() - getattr(owner, "base_attributes", MODULE_ATTRIBUTES)
     if _is_library(type(owner)):
         found: dict[str, object] = dict.fromkeys((prefix + name for name in names), True)
     else:
@@ -77,34 +76,14 @@ def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, obje
     return found
 
 
-@cache
-def _base_attributes(owner: type) -> frozenset[str]:
-    """Return the attributes of the base class, which PyTorch, Lightning or the simulator may change."""
-    if not issubclass(owner, nn.Module):
-        return frozenset()
-    if "lightning" not in sys.modules:
-        return frozenset(vars(nn.Module()))
-    from lightning import LightningModule
-
-    if not issubclass(owner, LightningModule):
-        return frozenset(vars(nn.Module()))
-    ours = "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors"
-    return frozenset({*vars(LightningModule()), *ours})
-
-
 def _is_library(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("torch", "torchvision", "lightning", "builtins")
 
 
 def _class_values(owner: type) -> dict[str, object]:
-    """Return the values that a class and its bases below ours define, which instances share."""
-    own = [*takewhile(lambda cls: not (_is_ours(cls) or _is_library(cls)), owner.__mro__)]
-    pairs = [pair for cls in reversed(own) for pair in vars(cls).items()]
+    """Return the values that a class and its bases define, which instances share."""
+    pairs = [pair for cls in reversed(owner.__mro__) if not _is_library(cls) for pair in vars(cls).items()]
     return {name: value for name, value in pairs if isinstance(value, PLAIN) and not name.startswith("__")}
-
-
-def _is_ours(cls: type) -> bool:
-    return cls is ServerRule or cls.__module__ == "lightning_modules.base"  # a server does not need to import Lightning
 
 
 def _fingerprint(value: object) -> object:

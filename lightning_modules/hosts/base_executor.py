@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from lightning_modules.hosts.client_factory import ClientFactory
-from lightning_modules.hosts.failure_policy import FailurePolicy
+from lightning_modules.hosts.failures import FailurePolicy
 from pflsim.config.settings import OnError
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
-from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FaultRecorder, Sent, Trained
+from pflsim.engine.execution import AdaptTask, EvalRequest, Executor, FaultRecorder, Handle, Sent, Trained
+from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
 
-Handle = TypeVar("Handle")
 
-
-class BaseExecutor(ABC, Generic[Handle]):
-    """Implements the parts of `pflsim.engine.execution.Executor` that do not depend on where the hosts run.
+class BaseExecutor(Executor[Handle], ABC):
+    """Implements the parts of `Executor` that do not depend on where the hosts run.
 
     Args:
-        factory: builds the clients.
+        factory, dataset, partition: see `ClientHost`.
+        rule, federation: see `ServerHost`.
         on_error: the setting on_client_error.
+        server_device: see `ServerHost`.
 
     Attributes:
         server: the server, whose attribute `state` is the state after the last fusion.
@@ -31,24 +34,27 @@ class BaseExecutor(ABC, Generic[Handle]):
     server: Any
     states: dict[int, Any]
 
-    def __init__(self, factory: ClientFactory, on_error: OnError):
-        self.factory = factory
+    def __init__(
+        self,
+        factory: ClientFactory,
+        dataset: Dataset,
+        partition: Partition,
+        rule: ServerRule[Any],
+        federation: Federation,
+        on_error: OnError | None = None,
+        server_device: str = "cpu",
+    ):
+        self.factory, self.on_error = factory, on_error or OnError("retry", 3)
+        self.client_arguments, self.server_arguments = (dataset, partition), (rule, federation)
+        self.server_device = server_device
         self.faults = FaultRecorder()
-        self.failure_policy = FailurePolicy(on_error, factory.on_nonfinite, self.faults)
+        self.failure_policy = FailurePolicy(self.on_error, factory.on_nonfinite, self.faults)
         self.clients_done: Callable[[int], None] = lambda clients: None
         self._before: tuple[Any, dict[int, Any]] | None = None
 
     @abstractmethod
-    def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
-        """Have the clients in `sent` do a task."""
-
-    @abstractmethod
     def _fetched(self, states: Mapping[int, Any]) -> Iterator[tuple[int, Tensors]]:
         """Yield each client's id and state."""
-
-    @abstractmethod
-    def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
-        """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
 
     @abstractmethod
     def _fuse(self, trained: Trained[Handle], matrices: bool) -> RoundDiagnostics:
@@ -64,17 +70,15 @@ class BaseExecutor(ABC, Generic[Handle]):
 
     def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the uplinks, and store the clients' new states."""
-        before = self.server.state
+        before = self.server.state, dict(self.states)
         diagnostics = self._fuse(trained, matrices)
-        self._store(before, trained)
+        self.store(trained)
+        self._before = before
         return diagnostics
 
     def store(self, trained: Trained[Handle]) -> None:
         """Store the clients' new states without a fusion."""
-        self._store(self.server.state, trained)
-
-    def _store(self, server: Any, trained: Trained[Handle]) -> None:
-        self._before = server, dict(self.states)
+        self._before = self.server.state, dict(self.states)
         self.states.update(trained.states)
 
     def rollback(self) -> None:

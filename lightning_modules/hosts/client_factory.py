@@ -94,16 +94,14 @@ class ClientFactory:
         module.keep_optimizers()
         return module
 
-    def client_groups(self, clients: Collection[int]) -> list[tuple[int, ...]]:
-        """Return which of these clients train together: those of each stack, then all others alone."""
+    def task_groups(self, task: ClientTask | EvalRequest, clients: Collection[int]) -> list[tuple[int, ...]]:
+        """Return which of these clients do a task together: the clients of a stack train together, others alone."""
+        if not isinstance(task, TrainTask):
+            return [(client,) for client in clients]
         chosen = set(clients)
         stacks = [tuple(client for client in stack if client in chosen) for stack in self.stacks]
         groups = [group for group in stacks if group]
         return groups + [(client,) for client in sorted(chosen.difference(*groups))]
-
-    def task_groups(self, task: ClientTask | EvalRequest, clients: Collection[int]) -> list[tuple[int, ...]]:
-        """Return which of these clients do a task together; only the clients of a stack train together."""
-        return self.client_groups(clients) if isinstance(task, TrainTask) else [(client,) for client in clients]
 
 
 class InitialStates(dict[int, Tensors]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,18 +16,19 @@ from lightning_modules.evaluation import confusion, metrics_of, totals
 from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
-from lightning_modules.lockstep.client_training import ClientTraining
+from lightning_modules.hosts.failures import Failure, free_frames, kind_of, nonfinite
+from lightning_modules.lockstep.batch_schedule import ClientTraining
 from lightning_modules.lockstep.tracing import bind_state, clone_state, restored_state
 from lightning_modules.lockstep.training import Lockstep
 from lightning_modules.loop import train
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import CropFlip, Examples, Partition, Shard, StackedShards, shard, stacked_shards
 from pflsim.engine.execution import AdaptTask, ClientTask, EvalRequest, FinetuneTask, ReplyTask, TrainTask
-from pflsim.errors import client_errors
+from pflsim.errors import ClientError, client_errors
 from pflsim.messages import Message, Uplink, payload_bytes
 from pflsim.params import load, snapshot
 from pflsim.seeding import seeded_global, torch_generator
-from pflsim.types import EvalRow, Split, Tensors, TrainReport
+from pflsim.types import EvalRow, Tensors, TrainReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,54 @@ class ClientHost:
         """The newest message, and its copy on the device."""
         self.locksteps = {variant: Lockstep(module) for variant, module in self.modules.items()}
 
+    def run_groups(
+        self, task: ClientTask | EvalRequest, groups: Sequence[tuple[int, ...]], messages: Mapping[int, Message | None]
+    ) -> dict[int, Any]:
+        """Do a task for client groups in turn; the failure of one group does not end the others.
+
+        Args:
+            task: see `run`.
+            groups: which clients work together.
+            messages: see `run`.
+
+        Returns:
+            By client the result of `run`, or the `Failure` of its group. After an error of the GPU, all groups that are
+            left share one failure.
+        """
+        results: dict[int, Any] = {}
+        for number, group in enumerate(groups):
+            try:
+                found = self.run(task, {client: messages[client] for client in group})
+                results.update({client: self._checked(task, client, result) for client, result in found.items()})
+            except Exception as error:
+                trace = "".join(traceback.format_exception(error.__cause__ or error))
+                if not isinstance(error, ClientError):
+                    reason = f"{type(error).__name__}: {error}"
+                    error = ClientError(
+                        group[0], task.round_number, f"checking the result of {task.name}", reason, group
+                    )
+                failure = Failure(error, group, trace, kind_of(error.__cause__))
+                free_frames(error)
+                if failure.kind == "device":
+                    failure = replace(failure, group=tuple(client for left in groups[number:] for client in left))
+                results.update(dict.fromkeys(failure.group, failure))
+                if failure.kind == "device":
+                    break
+        return results
+
+    def _checked(self, task: ClientTask | EvalRequest, client: int, result: Any) -> Any:
+        """Return the result, or a failure if its losses or its uplink are not finite."""
+        if not isinstance(result, Reply) or result.uplink is None:
+            return result
+        found = nonfinite(result.uplink, result.report.losses)
+        if not found:
+            return result
+        if self.factory.on_nonfinite == "keep":
+            return replace(result, nonfinite=found)
+        return Failure(ClientError(client, task.round_number, task.name, found), (client,), kind="nonfinite")
+
     def run(self, task: ClientTask | EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, Any]:
-        """Do a task for some clients of this host, one client group (see `ClientFactory.client_groups`) after another.
+        """Do a task for some clients of this host; clients of a stack train together.
 
         Args:
             task: what to do.
@@ -103,19 +151,14 @@ class ClientHost:
             ClientError: the task failed for a client; no state has changed.
         """
         self._upload = None  # its values may have changed
-        if isinstance(task, EvalRequest):
-            return self._evaluate(task, messages)
-        if not isinstance(task, TrainTask):
-            do: Any = {ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt}[type(task)]
-            return {client: do(task, client, message) for client, message in messages.items()}
-        replies: dict[int, Reply] = {}
-        for group in self.factory.client_groups(messages):
-            if group[0] in self.stacked_shards:
-                with restored_state(self.modules[self.factory.variant_of(group[0])]):
-                    replies.update(self._train_in_lockstep(task, group, messages))
-            else:
-                replies[group[0]] = self._train(task, group[0], messages[group[0]])
-        return {client: replies[client] for client in messages}
+        if isinstance(task, TrainTask) and (first := next(iter(messages))) in self.stacked_shards:
+            with restored_state(self.modules[self.factory.variant_of(first)]):
+                return self._train_in_lockstep(task, messages)
+        do: Any = {
+            TrainTask: self._train, ReplyTask: self._reply, FinetuneTask: self._finetune, AdaptTask: self._adapt,
+            EvalRequest: self._evaluate,
+        }[type(task)]  # fmt: skip
+        return {client: do(task, client, message) for client, message in messages.items()}
 
     def _train(self, task: TrainTask, client: int, downlink: Message | None) -> Reply:
         start = time.perf_counter()
@@ -131,11 +174,11 @@ class ClientHost:
         report = TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
         return Reply(report, uplink, state)
 
-    def _train_in_lockstep(
-        self, task: TrainTask, clients: Sequence[int], messages: Mapping[int, Message | None]
-    ) -> dict[int, Reply]:
+    def _train_in_lockstep(self, task: TrainTask, messages: Mapping[int, Message | None]) -> dict[int, Reply]:
         """Train clients of one stack together."""
-        start, first = time.perf_counter(), clients[0]
+        start, clients = time.perf_counter(), tuple(messages)
+        first, others = clients[0], ", ".join(map(str, clients[1:]))
+        phase = f"local training in lockstep with clients {others}" if others else task.name
         trainings: dict[int, ClientTraining] = {}
         replies: dict[int, Reply] = {}
         for client in clients:
@@ -147,7 +190,7 @@ class ClientHost:
                     len(own.train), self._order(task, client), self.module.stages(), work=work,
                 )  # fmt: skip
         with (
-            client_errors(first, task.round_number, _lockstep_phase(clients), tuple(clients)),
+            client_errors(first, task.round_number, phase, clients),
             torch_threads(self.factory.threads),
             seeded_global(self.factory.seed, "lockstep", first, task.round_number),
             self._unchanged_attributes(first, task.round_number, buffers=False),  # lockstep replaces buffers
@@ -192,27 +235,25 @@ class ClientHost:
             changed = {k: v for k, v in module.state_dict().items() if not torch.equal(v.cpu(), own[k])}
             return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
 
-    def _evaluate(self, request: EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, list[EvalRow]]:
-        counted: list[tuple[int, Split, torch.Tensor, list[torch.Tensor]]] = []
-        names = self.factory.metrics
-        for client, message in messages.items():
-            with self.module_for(request, client, message) as module, module.autocast():
-                predict = module.predict_global if request.model == "global" else module.predict
-                for split in request.splits:
-                    outcomes: list[torch.Tensor] = []
-                    wanted = outcomes if names or (request.confusion and split == "test") else None
-                    examples = self.shards[client].split(split)
-                    total = totals(predict, examples, self.factory.eval_batch_size, wanted)
-                    counted.append((client, split, total, outcomes))
-        rows: dict[int, list[EvalRow]] = {client: [] for client in messages}
-        found = torch.stack([total for _, _, total, _ in counted]).tolist() if counted else []  # one copy from a GPU
-        for (client, split, _, outcomes), (correct, loss) in zip(counted, found, strict=True):
-            number = len(self.shards[client].split(split))
-            pairs = confusion(outcomes) if request.confusion and split == "test" else ()
-            values = metrics_of(names, outcomes, loss)
-            row = EvalRow(client, split, request.model, request.phase, int(correct), number, loss, pairs, values)
-            rows[client].append(row)
-        return rows
+    def _evaluate(self, request: EvalRequest, client: int, message: Message | None) -> list[EvalRow]:
+        counted: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        names, own = self.factory.metrics, self.shards[client]
+        confused = [request.confusion and split == "test" for split in request.splits]
+        with self.module_for(request, client, message) as module, module.autocast():
+            predict = module.predict_global if request.model == "global" else module.predict
+            for split, confuse in zip(request.splits, confused, strict=True):
+                outcomes: list[torch.Tensor] = []
+                wanted = outcomes if names or confuse else None
+                counted.append((totals(predict, own.split(split), self.factory.eval_batch_size, wanted), outcomes))
+        found = torch.stack([total for total, _ in counted]).tolist()  # one copy from a GPU
+        return [
+            EvalRow(
+                client, split, request.model, request.phase, int(correct), len(own.split(split)), loss,
+                confusion(outcomes) if confuse else (), metrics_of(names, outcomes, loss),
+            )
+            for split, confuse, (_, outcomes), (correct, loss)
+            in zip(request.splits, confused, counted, found, strict=True)
+        ]  # fmt: skip
 
     @contextmanager
     def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:
@@ -307,11 +348,6 @@ class ClientHost:
 
     def _gpu_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-
-def _lockstep_phase(clients: Sequence[int]) -> str:
-    others = ", ".join(map(str, clients[1:]))
-    return f"local training in lockstep with clients {others}" if others else "local training"
 
 
 @contextmanager

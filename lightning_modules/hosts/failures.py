@@ -1,20 +1,23 @@
-"""Tasks of client groups in turn; the failure of one group does not end the others."""
+"""Failures of clients, and what happens after one: another try, a round without the client, or the end of the run."""
 
 from __future__ import annotations
 
+import logging
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from lightning_modules.hosts.attributes import StateError
-from lightning_modules.hosts.client_host import ClientHost, Reply
-from pflsim.engine.execution import ClientTask, EvalRequest
+from pflsim.config.settings import OnError
+from pflsim.engine.execution import FaultRecorder
 from pflsim.errors import ClientError
-from pflsim.messages import Message, Uplink
+from pflsim.messages import Uplink
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +40,7 @@ class Failure:
     where: str = ""
 
 
-def run_groups(
-    host: ClientHost,
-    task: ClientTask | EvalRequest,
-    groups: Sequence[tuple[int, ...]],
-    messages: Mapping[int, Message | None],
-) -> dict[int, Any]:
-    """Do a task for client groups in turn.
-
-    Args:
-        host: holds the clients.
-        task: see `ClientHost.run`.
-        groups: which clients work together.
-        messages: see `ClientHost.run`.
-
-    Returns:
-        By client the result of `ClientHost.run`, or the `Failure` of its group. After an error of the GPU, all groups
-        that are left share one failure.
-    """
-    results: dict[int, Any] = {}
-    for number, group in enumerate(groups):
-        try:
-            found = host.run(task, {client: messages[client] for client in group})
-            results.update({client: _checked(host, task, client, result) for client, result in found.items()})
-        except Exception as error:
-            trace = "".join(traceback.format_exception(error.__cause__ or error))
-            if not isinstance(error, ClientError):
-                reason = f"{type(error).__name__}: {error}"
-                error = ClientError(group[0], task.round_number, f"checking the result of {task.name}", reason, group)
-            failure = Failure(error, group, trace, kind_of(error.__cause__))
-            _free_frames(error)
-            if failure.kind == "device":
-                failure = replace(failure, group=tuple(client for left in groups[number:] for client in left))
-            results.update(dict.fromkeys(failure.group, failure))
-            if failure.kind == "device":
-                break
-    return results
-
-
-def _free_frames(error: BaseException | None) -> None:
+def free_frames(error: BaseException | None) -> None:
     """Free the tensors of the failed attempt: the next one may need the memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -87,18 +52,6 @@ def kind_of(cause: BaseException | None) -> Literal["error", "state", "device"]:
     if isinstance(cause, torch.AcceleratorError) and not isinstance(cause, torch.OutOfMemoryError):
         return "device"
     return "state" if isinstance(cause, StateError) else "error"
-
-
-def _checked(host: ClientHost, task: ClientTask | EvalRequest, client: int, result: Any) -> Any:
-    """Return the result, or a failure if its losses or its uplink are not finite."""
-    if not isinstance(result, Reply) or result.uplink is None:
-        return result
-    found = nonfinite(result.uplink, result.report.losses)
-    if not found:
-        return result
-    if host.factory.on_nonfinite == "keep":
-        return replace(result, nonfinite=found)
-    return Failure(ClientError(client, task.round_number, task.name, found), (client,), kind="nonfinite")
 
 
 def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
@@ -114,3 +67,84 @@ def nonfinite(uplink: Uplink, losses: Mapping[str, float]) -> str:
         if count := int((~torch.isfinite(tensor)).sum()):
             found.append(f"{count} of {tensor.numel()} values of {name} are not finite")
     return "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+@dataclass
+class FailurePolicy:
+    """Applies the settings `on_client_error` and `on_nonfinite`, and logs every failure.
+
+    Args:
+        on_error: the setting on_client_error.
+        on_nonfinite: the setting on_nonfinite: abort, drop or keep.
+        faults: records the clients that failed.
+    """
+
+    on_error: OnError
+    on_nonfinite: str
+    faults: FaultRecorder
+    _logged_traces: set[str] = field(init=False, default_factory=set)
+
+    def retry(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
+        """Return the clients of the group that shall do the task again; the round continues without all others.
+
+        Args:
+            failure: what happened.
+            tries: how often the group's task was retried already.
+            before: the failure of the last try. There is no further try if a client raises the same error again.
+
+        Raises:
+            ClientError: the policy is to end the run.
+        """
+        error, suspects = failure.error, failure.error.suspects
+        text = f"{error} [{failure.where}]" if failure.where else str(error)
+        if failure.kind == "nonfinite":
+            if self.on_nonfinite == "abort":
+                raise _final(failure, "set on_nonfinite=drop to continue without it") from error
+            logger.warning(f"{text}; dropped from this round")
+            self.faults.add(suspects, "nonfinite")
+            return ()
+        if failure.kind == "state":
+            raise error
+        if self.on_error.rule == "drop":
+            self.log(f"{text}; the round goes on without {_clients(suspects)}", failure.trace)
+            self.faults.add(suspects, "error")
+            return tuple(client for client in failure.group if client not in suspects)
+        repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
+        if tries < self.on_error.tries and not repeated:
+            self.log(f"{text}; retry {tries + 1} of {self.on_error.tries}", failure.trace)
+            return failure.group
+        self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
+        raise _final(failure, "set on_client_error=drop to continue without it") from error
+
+    def record_kept(self, nonfinite: Mapping[int, str]) -> None:
+        """Log in one line which clients' values are not finite but were kept.
+
+        Args:
+            nonfinite: by client, which values.
+        """
+        if nonfinite:
+            first = min(nonfinite)
+            logger.warning(
+                f"values that are not finite were fused (on_nonfinite=keep): {_clients(nonfinite)}; client {first}: "
+                f"{nonfinite[first]}"
+            )
+            self.faults.add(nonfinite, "nonfinite")
+
+    def log(self, text: str, trace: str) -> None:
+        """Log a failure, with its traceback unless the same one was logged before."""
+        if trace and trace not in self._logged_traces:
+            self._logged_traces.add(trace)
+            text = f"{text}\n{trace.rstrip()}"
+        logger.warning(text)
+
+
+def _clients(clients: Iterable[int]) -> str:
+    ids = sorted(clients)
+    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+
+
+def _final(failure: Failure, advice: str) -> ClientError:
+    """Return the error that ends the run, with the actor and an advice."""
+    error = failure.error
+    reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
+    return ClientError(error.client, error.round_number, error.phase, f"{reason} ({advice})", error.suspects)

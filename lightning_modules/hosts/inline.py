@@ -5,21 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lightning_modules.hosts.base_executor import BaseExecutor
-from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost, Reply
-from lightning_modules.hosts.failures import Failure, run_groups
+from lightning_modules.hosts.failures import Failure
 from lightning_modules.hosts.server_host import ServerHost
-from pflsim.config.settings import OnError
-from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, Sent, Trained
 from pflsim.errors import ServerError
 from pflsim.messages import Message, Uplink, payload_bytes
-from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
 
 logger = logging.getLogger(__name__)
@@ -27,34 +22,12 @@ Messages = Message | Sequence[Uplink]
 
 
 class InlineExecutor(BaseExecutor[Messages]):
-    """One host with all clients, and the server. A handle is the message itself, or a list of uplinks.
-
-    Args:
-        factory, dataset, partition: see `ClientHost`.
-        rule, federation: see `ServerHost`.
-        on_error: the setting on_client_error.
-        server_device: see `ServerHost`.
-    """
-
-    def __init__(
-        self,
-        factory: ClientFactory,
-        dataset: Dataset,
-        partition: Partition,
-        rule: ServerRule,
-        federation: Federation,
-        on_error: OnError | None = None,
-        server_device: str = "cpu",
-    ):
-        super().__init__(factory, on_error or OnError("abort"))
-        self._arguments = dataset, partition, rule, federation
-        self._server_device = server_device
+    """One host with all clients, and the server. A handle is the message itself, or a list of uplinks."""
 
     def start(self) -> None:
         """Build the server and the host."""
-        dataset, partition, rule, federation = self._arguments
-        self.server = ServerHost(rule, federation, self.factory.threads, self._server_device)
-        self.host = ClientHost(self.factory, dataset, partition, range(partition.clients))
+        self.server = ServerHost(*self.server_arguments, self.factory.threads, self.server_device)
+        self.host = ClientHost(self.factory, *self.client_arguments, range(self.client_arguments[1].clients))
         self.states = self.host.states
         self._before = None
 
@@ -87,7 +60,7 @@ class InlineExecutor(BaseExecutor[Messages]):
         pending: list[tuple[tuple[int, ...], int, Failure | None]] = [(group, 0, None) for group in groups]
         while pending:
             group, tries, before = pending.pop(0)
-            found = run_groups(self.host, task, [group], messages)
+            found = self.host.run_groups(task, [group], messages)
             succeeded = {client: result for client, result in found.items() if not isinstance(result, Failure)}
             results.update(succeeded)
             self.clients_done(len(succeeded))
@@ -109,13 +82,11 @@ class InlineExecutor(BaseExecutor[Messages]):
 
     def downlink(self, handle: Messages) -> Message:
         """Return the message itself."""
-        assert isinstance(handle, Message)
-        return handle
+        return cast(Message, handle)
 
     def uplinks(self, handle: Messages) -> Sequence[Uplink]:
         """Return the uplinks themselves."""
-        assert not isinstance(handle, Message)
-        return handle
+        return cast(Sequence[Uplink], handle)
 
     def server_numbers(self) -> Tensors:
         """Return the server rule's own numbers."""

@@ -17,22 +17,10 @@ from torch.fx import GraphModule
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.lockstep.compiler import compile_step
 from lightning_modules.lockstep.recorder import record
-from lightning_modules.lockstep.updates import is_plain
-from lightning_modules.phases import Phase
 from pflsim.types import Tensors
 
 BoundStep = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
 """Maps a batch and the learning rate to gradients (empty if the step applied them) and loss terms."""
-MAX_TRACES = 100
-"""Number of traces at which a cache of them is cleared."""
-
-
-Gradients = Callable[[Evaluate, Sequence[Tensor], int], Evaluation]
-
-
-def of_the_batch(evaluate: Evaluate, values: Sequence[Tensor], size: int) -> Evaluation:
-    """Return the loss terms and gradients of a mini-batch."""
-    return evaluate(values, slice(size))
 
 
 class TracedStep:
@@ -50,7 +38,7 @@ class TracedStep:
         batch: inputs [n, B, ...] and labels [n, B]. Only their shapes are used.
         plain: whether the optimiser is gradient descent without momentum and weight decay. The step then applies the
             gradients itself; otherwise it returns them.
-        gradients: see `ClientModule.gradients`.
+        gradients: see `ClientModule.gradients`; None: those of the objective.
 
     Raises:
         ValueError: the objective cannot be traced; see `compile_step`.
@@ -64,9 +52,9 @@ class TracedStep:
         values: Tensors,
         batch: Batch,
         plain: bool,
-        gradients: Gradients = of_the_batch,
+        gradients: Callable[[Evaluate, Sequence[Tensor], int], Evaluation] | None = None,
     ):
-        self.gradients = gradients
+        self.gradients = gradients or (lambda evaluate, values, size: evaluate(values, slice(size)))
         self.trainable, self.plain, self.stacked = tuple(trainable), plain, len(batch[1]) > 1
         self.fixed = tuple(name for name in values if name not in self.trainable)
         self.terms: list[str] = []
@@ -129,40 +117,6 @@ class TracedStep:
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices=devices):
             return record(step, [p.requires_grad_(at < count) for at, p in enumerate(arguments)])
-
-
-def traced_step(
-    traces: dict[object, TracedStep],
-    module: ClientModule,
-    phase: Phase,
-    trainable: tuple[str, ...],
-    values: Tensors,
-    batch: Batch,
-) -> TracedStep:
-    """Return a phase's step for values [n, ...] and a batch [n, B, ...] of these shapes and strides.
-
-    Args:
-        traces: the traced steps of the module so far; a new one is added.
-        module: of the clients' architecture.
-        phase: the phase.
-        trainable: names of the parameters that it trains.
-        values: all parameters and buffers by name, stacked.
-        batch: inputs and labels, stacked.
-    """
-    plain = is_plain(module, phase)
-    key = (
-        phase.objective,
-        plain,
-        trainable,
-        tuple((k, v.shape, v.stride()) for k, v in values.items()),
-        batch[0].shape,
-    )
-    if key not in traces:
-        if len(traces) == MAX_TRACES:
-            traces.clear()
-        bind_state(module, {name: value[0] for name, value in values.items()})
-        traces[key] = TracedStep(module, phase.objective, trainable, values, batch, plain, module.gradients)
-    return traces[key]
 
 
 class _Objective(nn.Module):

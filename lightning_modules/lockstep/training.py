@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_modules.base import Batch, ClientModule
-from lightning_modules.lockstep.batch_schedule import StepGroup, batches, padded, schedule_batches, step_groups
-from lightning_modules.lockstep.client_training import ClientTraining, LossMeter
+from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.lockstep.batch_schedule import (
+    ClientTraining,
+    StepGroup,
+    batches,
+    padded,
+    schedule_batches,
+    step_groups,
+)
 from lightning_modules.lockstep.replay import CHUNK, ReplayedStep
-from lightning_modules.lockstep.tracing import BoundStep, TracedStep, bind_state, traced_step
+from lightning_modules.lockstep.tracing import BoundStep, TracedStep, bind_state
 from lightning_modules.lockstep.updates import Update
 from lightning_modules.phases import Stage
 from pflsim.types import Tensors
@@ -22,6 +28,74 @@ KEPT_MEMORIES = 8
 MIN_GROUP = 4
 """Clients whose smaller batches have the same size train them together if they are at least this many. Fewer do not pay
 for the trace. Existing traces do not count: the last bits would depend on earlier rounds."""
+FLUSH_STEPS = 64
+"""Steps whose loss terms are kept before they are summed, in one operation instead of one per step."""
+MAX_TRACES = 100
+"""Number of traces at which a cache of them is cleared."""
+
+
+class LossMeter:
+    """Sums the named loss terms of one phase for each client of a stack.
+
+    Args:
+        prefix: prepended to the names of the terms.
+        clients: number of clients.
+    """
+
+    def __init__(self, prefix: str, clients: int):
+        self.prefix, self.clients = prefix, clients
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, list[int]] = {}
+        self._names: Sequence[str] = ()
+        self._members: tuple[int, ...] = ()
+        self._pending: list[Sequence[Tensor]] = []
+
+    def add_stacked(self, members: tuple[int, ...], names: Sequence[str], terms: Sequence[Tensor]) -> None:
+        """Add a step of some clients.
+
+        Args:
+            members: rows of the clients; the terms of other rows are ignored.
+            names: of the terms.
+            terms: [rows], or scalars if there is one row.
+        """
+        if members != self._members or len(self._pending) == FLUSH_STEPS:
+            self._flush()
+        self._members, self._names = members, names
+        self._pending.append(terms)
+
+    def add_single(self, row: int, terms: Terms) -> None:
+        """Add a step of one client."""
+        for name, value in terms.items():
+            self._add(name, (row,), value[None], 1)
+
+    def add_to(self, client: ClientTraining, row: int) -> None:
+        """Add the sums of row `row` to those of a client's earlier stages."""
+        self._flush()
+        for name, counts in self.counts.items():
+            if counts[row]:
+                before = client.sums.get(self.prefix + name)
+                sums = self.sums[name][row]
+                client.sums[self.prefix + name] = sums if before is None else before + sums
+                client.counts[self.prefix + name] = client.counts.get(self.prefix + name, 0) + counts[row]
+
+    def _flush(self) -> None:
+        for name, values in zip(self._names, zip(*self._pending, strict=True), strict=False):
+            total = torch.stack(values).sum(0).reshape(-1)
+            self._add(name, self._members, total[_index(self._members)], len(values))
+        self._pending = []
+
+    def _add(self, name: str, members: Sequence[int], values: Tensor, count: int) -> None:
+        if name not in self.sums:
+            self.sums[name] = values.new_zeros(self.clients)
+            self.counts[name] = [0] * self.clients
+        self.sums[name][_index(members)] += values
+        for row in members:
+            self.counts[name][row] += count
+
+
+def _index(rows: Sequence[int]) -> list[int] | slice:
+    """Return an index of these ascending rows; a slice for the first ones, which needs no copy to a GPU."""
+    return slice(len(rows)) if rows[-1] == len(rows) - 1 else list(rows)
 
 
 class Lockstep:
@@ -205,9 +279,7 @@ class Stack:
         steps = self.memory.steps
         if (at, width, size) not in steps:
             values = {name: value[:width] for name, value in self.values.items()}
-            traces = self.lockstep.traces
-            with self.module.autocast():
-                traced = traced_step(traces, self.module, self.phases[at], self.trainable[at], values, batch)
+            traced = self._traced(at, values, batch)
             steps[at, width, size] = traced, traced.bind(values)
         traced, step = steps[at, width, size]
         gradients, terms = step(batch, self.updates[at].rate)
@@ -217,6 +289,21 @@ class Stack:
                 gradients = [gradient[None] for gradient in gradients]
             self.updates[at].apply(traced.moved, moved, gradients, lambda name: state[name][:width], stacked=True)
         return traced.terms, terms
+
+    def _traced(self, at: int, values: Tensors, batch: Batch) -> TracedStep:
+        """Return the step of phase number `at` for values [n, ...] and a batch [n, B, ...] of these shapes."""
+        traces, phase, plain = self.lockstep.traces, self.phases[at], self.updates[at].plain
+        strides = tuple((name, value.shape, value.stride()) for name, value in values.items())
+        key = phase.objective, plain, self.trainable[at], strides, batch[0].shape
+        if key not in traces:
+            if len(traces) == MAX_TRACES:
+                traces.clear()
+            bind_state(self.module, {name: value[0] for name, value in values.items()})
+            with self.module.autocast():
+                traces[key] = TracedStep(
+                    self.module, phase.objective, self.trainable[at], values, batch, plain, self.module.gradients
+                )
+        return traces[key]
 
     def _step_alone(self, at: int, row: int, batch: Batch) -> None:
         """Take the step of phase number `at` with one client."""

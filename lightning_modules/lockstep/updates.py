@@ -40,7 +40,7 @@ class Update:
         self.clip = None if phase.plain else settings.clip_grad_norm
         self.counts = self.name != "sgd"
         self.slots: tuple[str, ...] = ("mean", "square") if self.counts else ("momentum",) if self.momentum else ()
-        self.plain = is_plain(module, phase)
+        self.plain = not (self.counts or self.momentum or self.weight_decay or self.clip is not None)
 
     def key(self) -> object:
         """Return what a recorded step depends on."""
@@ -96,13 +96,6 @@ class Update:
         scale = (1 - beta2**steps).sqrt().to(parameter.dtype).view(shape)
         denominator = (square.sqrt() / scale).add_(self.options.get("eps", 1e-8))
         parameter.sub_(size * mean / denominator)
-
-
-def is_plain(module: ClientModule, phase: Phase) -> bool:
-    """Return whether a phase's steps are gradient descent without momentum, weight decay and clipping."""
-    settings = module.training_settings
-    other = settings.optimizer.name != "sgd" or settings.clip_grad_norm is not None
-    return phase.plain or not (other or any(module.momentum_and_decay(phase)))
 
 
 def clipped(gradients: Sequence[Tensor], limit: float, stacked: bool) -> list[Tensor]:

@@ -11,7 +11,7 @@ from pflsim.config.settings import dotted
 from pflsim.data.dataset import Dataset
 from pflsim.data.explicit import explicit
 from pflsim.data.federated import Partition
-from pflsim.data.sources.npz import Layout
+from pflsim.data.sources.npz import ImageLayout
 from pflsim.data.sources.own import as_dataset
 from pflsim.errors import SettingsError
 
@@ -66,7 +66,7 @@ def _loader(data: Any) -> Callable[[], Dataset]:
     def load() -> Dataset:
         return data
 
-    def convert(*, layout: Layout = "auto", standardize: bool = False) -> Dataset:
+    def convert(*, layout: ImageLayout = "auto", standardize: bool = False) -> Dataset:
         parts = data if isinstance(data, tuple) else (data,)
         return as_dataset(*parts, layout=layout, standardize=standardize)
 

@@ -24,9 +24,3 @@ def test_against_numpy(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None
     for j in (0, 2, 4):
         np.testing.assert_allclose(found.means[j].numpy(), features[y == j].mean(0), rtol=1e-5, atol=1e-7)
     assert not found.means.requires_grad
-
-
-def test_no_examples_is_an_error() -> None:
-    empty = Examples(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
-    with pytest.raises(ValueError, match="at least one example"):
-        class_means(lambda v: v, empty, 3)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,9 +38,6 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return self.up
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 3.0, "GPU": 1.0}
-
     def start(self, cpus: int, gpus: int, store_mb: int | None) -> Path:
         assert not self.up
         self.up = True
@@ -58,7 +56,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(cluster, "ray", made)
     monkeypatch.setattr(cluster, "start", made.start)
     monkeypatch.setattr(cluster, "stop", made.stop)
-    pools = lambda: SimpleNamespace(  # noqa: E731
+    pools = lambda joined=False: SimpleNamespace(  # noqa: E731
         actors=[],
         start=lambda layout: made.calls.append(("actors", len(layout.groups), layout.cpus)),
         server=lambda: None,
@@ -69,7 +67,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:
-    with cluster.LocalRay() as local:
+    with closing(cluster.LocalRay()) as local:
         assert local.pool(TWO, SAME) is local.pool(replace(TWO, actors=1), SAME)
         assert fake.calls == [("init", 2, 0, 200), ("actors", 2, 1.0), ("actors", 2, 1.0)]
     assert fake.calls[-1] == "shutdown" and not fake.up
@@ -78,7 +76,7 @@ def test_runs_with_the_same_needs_share_ray_and_actors(fake: FakeRay) -> None:
 @pytest.mark.parametrize("other", [{"cpus": 3}, {"object_store_mb": 300}, {"gpus": 1}])
 def test_other_needs_start_it_anew(fake: FakeRay, other: dict[str, int]) -> None:
     placement = replace(TWO, **other)
-    with cluster.LocalRay(cluster.StartedRay(cluster.size(TWO), 2)) as local:
+    with closing(cluster.LocalRay(cluster.StartedRay(cluster.size(TWO), 2))) as local:
         assert local.pool(TWO, SAME) is not local.pool(placement, SAME)
     size = placement.cpus, placement.gpus, placement.object_store_mb
     assert [call for call in fake.calls if call[0] != "actors"] == [
@@ -88,16 +86,14 @@ def test_other_needs_start_it_anew(fake: FakeRay, other: dict[str, int]) -> None
 
 def test_a_ray_of_someone_else_is_left_running(fake: FakeRay) -> None:
     fake.up = True
-    with cluster.LocalRay() as local:
-        (node,) = local.nodes(TWO)
-        assert (node.cpus, node.gpus) == (3.0, 1.0)
-        local.pool(TWO, SAME)
+    with closing(cluster.JoinedRay()) as joined:
+        joined.pool(TWO, SAME)
     assert fake.up and fake.calls == [("actors", 2, 1.0), "actors end"]
 
 
 def test_memory_of_actors_that_run_counts_as_free(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: SimpleNamespace(available=3000 * 2**20))
-    with cluster.LocalRay() as local:
+    with closing(cluster.LocalRay()) as local:
         assert local.nodes(TWO)[0].memory_mb == 3000
         local.pool(TWO, SAME).actors += [1, 2]  # type: ignore[list-item]
         assert local.nodes(TWO)[0].memory_mb == 3000 + 2 * ACTOR_MB
@@ -110,8 +106,8 @@ def test_ray_starts_early_with_the_actors_that_a_run_probably_needs(
     placement = replace(Placement(cpus=2, object_store_mb=200), **settings.pop("placement", {}))
     early = cluster.start_early(Settings(placement=placement, **settings))
     assert early is not None
-    with cluster.LocalRay(early) as local:
-        assert local.pool(placement, SAME) is early.pool
+    with closing(early) as local:
+        local.pool(placement, SAME)
         assert fake.calls[:2] == [("init", 2, 0, 200), ("actors", actors, 1.0 if actors == 2 else 0.6666)]
     fake.up = True
     assert cluster.start_early(Settings(placement=placement, **settings)) is None  # of someone else
@@ -192,12 +188,11 @@ def test_only_folders_that_nobody_holds_are_removed(tmp_path: Path, monkeypatch:
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    dead, alive, new, old = names = [f"pflsim-ray-{number}-x" for number in range(4)]
+    dead, alive, new = names = [f"pflsim-ray-{number}-x" for number in range(3)]
     for name in (*names, "other"):
         (place / name).mkdir()
     for name in (dead, alive):
         (place / name / "lock").touch()
-    os.utime(place / old, (0, 0))  # killed before it could lock it
     code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
     command = [sys.executable, "-c", code, str(place / alive / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

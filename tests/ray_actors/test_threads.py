@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_modules.hosts import failures
+from lightning_modules.hosts import client_host
 from lightning_modules.hosts.devices import torch_threads
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
@@ -17,13 +17,13 @@ from ray_actors.run import Runner
 def test_the_driver_uses_the_threads_of_the_placement(
     threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen, nonfinite = set[int](), failures.nonfinite
+    seen, nonfinite = set[int](), client_host.nonfinite
 
     def recorded(*arguments: object) -> str:
         seen.add(torch.get_num_threads())
         return nonfinite(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(failures, "nonfinite", recorded)
+    monkeypatch.setattr(client_host, "nonfinite", recorded)
     overrides = ["executor=inline", "rounds=1", "progress=none", f"placement.threads={threads}"]
     with composing([CONFIGS]):
         settings = to_settings(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))

@@ -14,13 +14,13 @@ from pflsim.errors import SettingsError
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CHANNELS = (1, 3, 4)
-Layout = Literal["auto", "hwc", "chw"]
+ImageLayout = Literal["auto", "hwc", "chw"]
 
 
 def load(
     *,
     path: str | None = None,
-    layout: Layout = "auto",
+    layout: ImageLayout = "auto",
     num_classes: int | None = None,
     vocabulary: int | None = None,
     standardize: bool = False,
@@ -55,7 +55,7 @@ def load(
     return finished(replace(dataset, vocabulary=vocabulary), standardize)
 
 
-def inputs(where: str, x: np.ndarray, layout: Layout) -> np.ndarray:
+def inputs(where: str, x: np.ndarray, layout: ImageLayout) -> np.ndarray:
     """Return inputs as [n, channels, height, width], [n, features] or int64 [n, length]."""
     tokens = x.dtype != np.uint8 and x.dtype.kind in "iu"
     if x.dtype.kind not in "iuf" or x.ndim not in ((2,) if tokens else (2, 3, 4)):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pflsim.data.dataset import MAX_NAMED, Dataset, described
 from pflsim.data.sources.common import finished, joined, reading
-from pflsim.data.sources.npz import Layout, inputs
+from pflsim.data.sources.npz import ImageLayout, inputs
 from pflsim.errors import SettingsError
 
 LABEL = "label"
@@ -20,7 +20,7 @@ IMAGES = ("image", "img")
 
 
 def as_dataset(
-    train: Any, test: Any = None, name: str = "data", *, layout: Layout = "auto", standardize: bool = False
+    train: Any, test: Any = None, name: str = "data", *, layout: ImageLayout = "auto", standardize: bool = False
 ) -> Dataset:
     """Return the data of Python objects as a data set. Rows keep their order.
 
@@ -55,7 +55,7 @@ def as_dataset(
     return finished(dataclasses.replace(dataset, notes=notes), standardize)
 
 
-def _arrays(where: str, part: Any, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs [n, ...] uint8, float32 or int64 and labels [n] as given."""
     if hasattr(part, "columns") and hasattr(part, "to_numpy"):
         x, y = _frame(where, part)
@@ -97,7 +97,7 @@ def _image_column(where: str, columns: list[str]) -> str:
     return found[0]
 
 
-def _stacked(where: str, items: Iterable[Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, Layout]:
+def _stacked(where: str, items: Iterable[Any], layout: ImageLayout) -> tuple[np.ndarray, np.ndarray, ImageLayout]:
     """Return the inputs and labels of items (x, y), and the layout of the inputs."""
     xs, ys = list[np.ndarray](), list[Any]()
     with reading(where, "pairs (x, y), with inputs of one shape: data=((x, y), (x_test, y_test))"):

@@ -14,7 +14,7 @@ from failure_runs import SIZES, agree, on_ray, outcome, take_log
 from support import World, dropout_mlp, same, world
 
 from lightning_modules.hosts.client_host import Reply
-from lightning_modules.hosts.failures import Failure, nonfinite, run_groups
+from lightning_modules.hosts.failures import Failure, nonfinite
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.training import Training
 from pflsim.config.settings import OnError
@@ -73,10 +73,10 @@ def test_a_gpu_that_fails_ends_a_run_in_this_process(traps: Path, tmp_path: Path
     set_trap(traps, "gpu_train_2_2")
     with pytest.raises(ClientError, match="client 2 .*device-side assert"):
         outcome(executor, tmp_path)
-    results = run_groups(executor.host, TrainTask(3), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
+    results = executor.host.run_groups(TrainTask(3), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
     assert not any(isinstance(result, Failure) for result in results.values())
     set_trap(traps, "gpu_train_2_4")
-    results = run_groups(executor.host, TrainTask(4), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
+    results = executor.host.run_groups(TrainTask(4), [(1,), (2,), (4,)], executor.send([1, 2, 4]).downlinks)
     assert isinstance(results[1], Reply) and results[2] is results[4] and results[2].group == (2, 4)
 
 
@@ -84,7 +84,7 @@ def test_a_failure_keeps_no_frames(traps: Path) -> None:
     """They would keep the tensors of the failed attempt until the next one has ended."""
     executor = inline(made_with(traps))
     set_trap(traps, "raise_train_2_1")
-    failure = run_groups(executor.host, TrainTask(1), [(2,)], executor.send([2]).downlinks)[2]
+    failure = executor.host.run_groups(TrainTask(1), [(2,)], executor.send([2]).downlinks)[2]
     frames = [frame for frame, _ in traceback.walk_tb(failure.error.__cause__.__traceback__)]
     assert "before_training" in {frame.f_code.co_name for frame in frames}
     assert not any(frame.f_locals for frame in frames if frame.f_code.co_name not in ("run_groups", "<lambda>"))
