@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -20,6 +19,7 @@ from support import (
     RUN_PARAMS,
     Records,
     check_loaded,
+    planned,
     same,
     slow_except,
     states,
@@ -137,7 +137,7 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     assert not same({3: before}, {3: states(alone)[3]})
 
     no_epochs, records = inline(made), Records()
-    Simulation(no_epochs, replace(made.plan, finetune_epochs=0), tmp_path / "none", records).run()
+    Simulation(no_epochs, planned(made.plan, eval_finetune_epochs=0), tmp_path / "none", records).run()
     (left,) = records.joined
     assert left.received == joined.received
     assert [(r.correct, r.loss) for r in left.trained] == [(r.correct, r.loss) for r in left.received]

@@ -113,7 +113,7 @@ def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[
     refused("rounds 2", client=0, round=1)
     refused("best", "last", client=0, round="x")
     refused("validation", client=0, round="best")
-    refused("no such folder", folder=tmp_path / "none", client=0)
+    refused("none", folder=tmp_path / "none", client=0)
     assert main([str(run.folder), "--client", "x"]) == 2
     assert "--client x" in capsys.readouterr().err
     private = run.folder / "checkpoints" / "round_0002" / "client_000.pt"

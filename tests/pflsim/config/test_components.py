@@ -30,8 +30,6 @@ COMPONENTS = """
             self.got = alpha, sigma, unit
     class Twice:
         def __init__(self, *, lam: float = 1.0): ...
-    class Otherwise:
-        def __init__(self, *, lam: int): ...
     CONSTANT = 3
 """
 
@@ -128,8 +126,6 @@ def test_a_method_has_one_place_per_default(module: str) -> None:
     both = {"client": f"{module}.Client", "server": f"{module}.Twice"}
     with pytest.raises(SettingsError, match="Twice.*'lam'"):
         settings_of(both)
-    with pytest.raises(SettingsError, match="Otherwise.*'lam'.*types"):
-        settings_of({**both, "server": f"{module}.Otherwise"})
 
 
 def test_settings_of_a_method_are_flat(module: str) -> None:
@@ -148,7 +144,7 @@ def test_resolve_names_what_is_near(module: str) -> None:
         resolve(f"{module}.Clent")
     with pytest.raises(SettingsError, match="CONSTANT"):
         resolve(f"{module}.CONSTANT")
-    with pytest.raises(SettingsError, match=r"model=lightning_modules.nets.mlpp.Mlp: .* mlp\?"):
+    with pytest.raises(SettingsError, match=r"model=lightning_modules.nets.mlpp.Mlp: "):
         resolve("lightning_modules.nets.mlpp.Mlp", key="model")
     for target in ("nowhere", "nowhere.Thing", "", "json.loads"):
         with pytest.raises(SettingsError, match="^_target_="):

@@ -187,20 +187,28 @@ def drop_line(name: str, number: int) -> Callable[[Path], object]:
     return apply
 
 
+def change(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new, 1))
+
+
 HEADER = "round,client,split,model,phase,correct,total,loss,up_bytes,down_bytes,fault"
 ROWS, LINES = "per_client.csv", "metrics.jsonl"
-WRONGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no lines": (lambda f: (f / LINES).unlink(), "metrics.jsonl"),
-    "other columns": (lambda f: (f / ROWS).write_text("round,client\n"), "per_client.csv .*round,client,split"),
-    "line missing": (drop_line(LINES, 2), "up to round 1 .*metrics.jsonl"),
-    "a row lost": (drop_line(ROWS, 40), "up to round 1 .*per_client.csv"),
-    "bad row": (lambda f: (f / ROWS).write_text((f / ROWS).read_text().replace("\n2,0,", "\n2,x,", 1)), "round 1 "),
+WRONGS: dict[str, tuple[Callable[[Path], object], int]] = {
+    "no rows": (lambda f: (f / ROWS).write_text("round,client\n"), 0),
+    "line missing": (drop_line(LINES, 2), 1),
+    "first missing": (lambda f: [drop_line(LINES, 0)(f) for _ in "01"], 0),
+    "a row lost": (drop_line(ROWS, 40), 1),
+    "other bytes": (
+        lambda f: (f / ROWS).write_text((f / ROWS).read_text().replace(",0.0,100,0,", ",0.0,101,0,", 1)),
+        0,
+    ),
+    "bad row": (change(ROWS, "\n2,0,", "\n2,x,"), 1),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONGS)
 def test_records_that_are_not_whole_are_refused_and_left_alone(tmp_path: Path, wrong: str) -> None:
-    act, message = WRONGS[wrong]
+    act, last = WRONGS[wrong]
     folder = start(tmp_path / "run")
     act(folder)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}

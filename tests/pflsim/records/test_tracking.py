@@ -123,7 +123,7 @@ def test_nan_is_null_on_the_line_and_nan_again_when_read():
     assert math.isnan(from_line(text).losses["ce"])
 
 
-def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path):
+def test_the_folder_is_named_after_the_run_and_the_next_gets_a_number(tmp_path, monkeypatch):
     now = datetime(2025, 3, 4, 5, 6, 7)
     monkeypatch.setattr("pflsim.records.folder.datetime", SimpleNamespace(now=lambda: now))
     made = [create_run_folder("pfedcfr", "my data/x", 3, root=tmp_path / "runs") for _ in range(3)]
