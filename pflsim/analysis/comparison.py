@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from pflsim.records.accuracy import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 from pflsim.types import ModelKind
-
-if TYPE_CHECKING:
-    pass
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.accuracy.AccuracyStats` among the figures of a row."""

@@ -52,7 +52,7 @@ def test_actors_are_reserved_used_again_and_given_back(
     assert sum(made.on_nodes().values()) == 3 and made.free()[0].cpus == pytest.approx(free["CPU"])
     assert not {*made.start(Layout(((0,),), 0.02, 0.0))} & {*actors}
     made.close()
-    until(lambda: reserved_now() == before)
+    until(lambda: reserved_now() == before and ray.available_resources()["CPU"] == pytest.approx(free["CPU"]))
 
 
 @pytest.mark.slow
