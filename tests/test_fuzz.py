@@ -10,7 +10,7 @@ import random
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,8 @@ def own_keys(schema: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 OWN = dict(own_keys(Settings))
 NODES = {part: {p.stem: yaml.safe_load(p.read_text()) for p in (CONFIGS / part).glob("*.yaml")} for part in COMPONENTS}
+for node in NODES["method"].values():
+    node.pop("search", None)  # for `pflsim tune`
 KNOWN = {
     (part, option): {key: p.annotation for key, p in settings_of(targets_of(node, part), part).items()}
     for part, nodes in NODES.items()
@@ -98,7 +100,7 @@ def wild(kind: Any, choose: random.Random) -> Any:
     if outer is typing.Literal or outer in (typing.Union, types.UnionType):
         picked = choose.choice(inner)
         return picked if outer is typing.Literal else wild(picked, choose)
-    if outer in (list, tuple):
+    if outer in (list, tuple, Sequence):
         return [wild(inner[0], choose) for _ in range(choose.choice((0, 1, 1, 2, 4)))]
     if outer is dict:
         names = ("hidden", "norm", "channels", "_target_", "variants", "nope")
@@ -168,7 +170,7 @@ def test_a_value_of_another_type_is_refused_by_name(made_up: str, wanted: type) 
     wrong = {int: [2.5, "a", True, [1], {}], float: ["a", True, [1.0]], str: [3, True, ["a"]], bool: [2, 1.0, "a"]}
     tried = 0
     for part, option, key, kind in EVERY:
-        if kind is not wanted or option in BIG:
+        if kind is not wanted or option in (*BIG, "synthetic"):  # which needs another partition
             continue
         config = config_of({**CHOSEN, **({part: option} if part and option else {})}, made_up)
         for value in wrong[wanted]:
@@ -228,7 +230,7 @@ def test_nonsense_is_run_or_refused(made_up: str, tmp_path_factory: pytest.TempP
         ),
         ("lr_decay", 1e300, "lr_decay=1e.300"),
         ("weight_decay", 1e100, "weight_decay=1e.100: expected a number"),
-        ("data.num_classes", 10**18, "data.num_classes=1000000000000000000: expected"),
+        ("data.num_classes", 10**18, "num_classes=1000000000000000000, expected"),
         ("model.variants", [{"hidden": [0]}], "model.hidden=0: expected"),
         ("model.variants", [{"hidden": 3}], r"model.variants\[0\]: model.hidden=3: expected a list"),
         ("model.variants", [{"_target_": "os.abort"}], r"model.variants\[0\].*_target_=os.abort"),

@@ -77,7 +77,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 def end_session(folder: Path, signum: int, after: int) -> int:
     """Run a study in a process that gets a signal after so many trials; return its exit status."""
-    out = folder.with_suffix(".out")
+    out = folder.with_suffix(f".{signum}.out")
     with out.open("w") as stream:
         command = [sys.executable, "-m", "pflsim", *STUDY, folder.name, "sweep.parallel=1"]
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder.parent, start_new_session=True)

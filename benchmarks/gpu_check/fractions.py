@@ -63,10 +63,11 @@ def client_host(
     factory: Any, dataset: Any, partition: Any, clients: Sequence[int]
 ) -> Callable[[Mapping[int, Message]], dict[str, Tensor]]:
     """Return a function that trains round 1 of a host's clients from their initial states and given messages."""
-    host = ClientHost(factory, dataset, partition, clients)
+    host, task = ClientHost(factory, dataset, partition, clients), TrainTask(1)
 
     def train(messages: Mapping[int, Message]) -> dict[str, Tensor]:
-        states = {client: reply.state or {} for client, reply in host.run(TrainTask(1), messages).items()}
+        replies = host.run_groups(task, factory.task_groups(task, clients), messages)
+        states = {client: reply.state or {} for client, reply in replies.items()}
         return {f"{client}.{name}": value for client, state in states.items() for name, value in state.items()}
 
     return train

@@ -197,7 +197,7 @@ def test_stragglers_and_absentees_of_a_plan(traps: Path, pool: ActorPool, tmp_pa
     settings: dict[str, Any] = {
         "absentees": ((1,), (), (0, 1, 2, 3, 4)),
         "stragglers": ((1, 2), (3,), ()),
-        "straggler_work": 0.5,
+        "faults_straggler_work": 0.5,
     }
     one, other = (outcome(e, tmp_path, **settings) for e in executors(made, pool, "abort"))
     agree(one, other)
