@@ -75,18 +75,18 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     """As a job. Its states are lost with it: those of a checkpoint are used, and the rounds since are repeated."""
     cluster.start(1, 1, 1, 1)
     to = ["--address", cluster.http_address]
-    saved = [*LARGE[:2], "rounds=200", *LARGE[3:], "checkpoint.every=10"]
+    saved = [*LARGE[:2], "rounds=100", *LARGE[3:], "checkpoint.every=10"]
     given = [*saved, "placement.actors=2", "run_dir=run"]
     job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", *given)
     said = the_rest(job)
     assert job.returncode == 0, said
     job = cluster.command(RAY, "job", "logs", "--follow", "survivor", *to)
     folder = cluster.head.home / "pflsim-runs" / "run"
-    before = lines_until(job, "round  13/200")
+    before = lines_until(job, "round  13/100")
     dying = nodes_of(before, cluster)[-1]
     dying.kill()
     said = the_rest(job)
-    assert job.returncode == 0 and "round 200/200" in said, said
+    assert job.returncode == 0 and "round 100/100" in said, said
     assert not [node for node in nodes_of(said.splitlines(), cluster) if node is dying], said
     log = (folder / "run.log").read_text()
     assert re.search(r"round_0\d\d0; rounds \d+ to \d+ are repeated", log), log
