@@ -94,11 +94,15 @@ def _execute(options: argparse.Namespace, partition: bool) -> int:
             print(as_yaml(config, options.resolve), end="")
         return 0
     done: list[Path] = []
+    failure: RunError | None = None
     try:
         run_all(jobs, found, done, own_process=True)
-    finally:
-        if len(done) > 1:
-            importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
+    except RunError as error:
+        failure = error
+    if len(done) > 1:
+        importlib.import_module("pflsim.analysis.compare").print_comparisons(done)
+    if failure:
+        raise failure
     return 0
 
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
+from ray.job_config import JobConfig
 
-from pflsim.config.names import program
+from pflsim.config.names import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
 from pflsim.records.environment import usable_cpus
@@ -74,6 +75,7 @@ def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
             object_store_memory=store_mb and store_mb * 2**20,
             include_dashboard=False,
             logging_level=logging.WARNING,
+            job_config=_SafePathConfig(),
             _temp_dir=str(folder / FILES),  # RAY_TMPDIR would set it for later runs, too
         )
     except BaseException as error:
@@ -102,6 +104,18 @@ def stop(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
+
+
+class _SafePathConfig(JobConfig):
+    """A job whose processes do not search the working directory for modules, unless pflsim is there.
+
+    A file numpy.py there would replace a library.
+    """
+
+    def _serialize(self) -> str:
+        here = {str(Path.cwd())} - {str(FOLDER)}
+        self._py_driver_sys_path = [folder for folder in self._py_driver_sys_path if folder not in here]
+        return super()._serialize()
 
 
 def _silence_notices() -> None:
@@ -322,7 +336,7 @@ def join(address: str) -> None:
     _silence_notices()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself
     try:
-        context: Any = ray.init(address=address, logging_level=logging.WARNING)
+        context: Any = ray.init(address=address, logging_level=logging.WARNING, job_config=_SafePathConfig())
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         advice = f"run ray start --address=HOST:PORT here, or submit the run as a job: {program()} submit ..."

@@ -67,9 +67,8 @@ def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: 
 @pytest.mark.ray
 @pytest.mark.parametrize(("program", "executor"), [(["-m", "pflsim"], "ray"), ([str(LAUNCH)], "inline")])
 def test_only_own_classes_are_found_in_the_working_directory(program: list[str], executor: str, tmp_path: Path) -> None:
-    """Also by Ray's actors. Inline, a file in it is not imported in the place of a library."""
-    hidden = ("numpy", "torch", "yaml", "jinja2", "lightning", "lightning_modules", "ray_actors")
-    for library in hidden if executor == "inline" else ():
+    """Also by Ray's actors: a file in it is not imported in the place of a library."""
+    for library in ("numpy", "torch", "yaml", "jinja2", "lightning", "lightning_modules", "ray_actors"):
         (tmp_path / f"{library}.py").write_text("raise SystemExit('from the working directory')\n")
     (tmp_path / "mine.py").write_text("from lightning_modules.nets.mlp import Mlp as Net\n\nclass Mine(Net): ...\n")
     (tmp_path / "configs" / "model").mkdir(parents=True)

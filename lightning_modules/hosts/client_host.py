@@ -138,7 +138,7 @@ class ClientHost:
         return Failure(ClientError(client, task.round_number, task.name, found), (client,), kind="nonfinite")
 
     def run(self, task: ClientTask | EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, Any]:
-        """Do a task for some clients of this host; clients of a stack train together.
+        """Do a task for one of `ClientFactory.task_groups`, all of whose clients train together if they form a stack.
 
         Args:
             task: what to do.

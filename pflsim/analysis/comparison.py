@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from pflsim.records.accuracy import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 from pflsim.types import ModelKind
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
 """Fields of `pflsim.records.accuracy.AccuracyStats` among the figures of a row."""
@@ -195,12 +198,21 @@ def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> li
 
 def client_differences(group: Group, reference: Group, choice: Choice) -> np.ndarray:
     """Return the difference in test accuracy for every client and every seed that both groups have."""
-    others, found = {run.seed: run for run in reference.runs}, []
-    for pair in ((run, others[run.seed]) for run in group.runs if run.seed in others):
-        lines = [run.at(choice) for run in pair]
-        ours, theirs = (run.counts(line.round if line else -1) for run, line in zip(pair, lines, strict=True))
-        found.append(((ours["correct"] - theirs["correct"]) / ours["total"]).dropna())
+    others = {run.seed: run for run in reference.runs}
+    pairs = [(_counts(run, choice), _counts(others[run.seed], choice)) for run in group.runs if run.seed in others]
+    found = [((ours["correct"] - theirs["correct"]) / ours["total"]).dropna() for ours, theirs in pairs]
     return np.concatenate(found or [[]])
+
+
+def _counts(run: Run, choice: Choice) -> DataFrame:
+    line = run.at(choice)
+    if line is None:
+        return run.counts(-1)
+    found, expected = run.counts(line.round), line.accuracy[run.reported].clients
+    if len(found) != expected:
+        counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
+        raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
+    return found
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:

@@ -113,6 +113,16 @@ def test_a_broken_run(said: Said, folder: Path) -> None:
     assert status == 2 and err.startswith(f"error: {folder}/local-0/metrics.jsonl cannot be read")
 
 
+def test_a_line_that_was_cut_off_is_left_out(said: Said, folder: Path) -> None:
+    path = folder / "local-0/per_client.csv"
+    whole = path.read_text()
+    path.write_text(whole + "3,0,test,personal,tr")
+    assert said(folder)[0] == 0
+    path.write_text(whole.removesuffix("\n"))
+    status, out, err = said(folder)
+    assert (status, out) == (2, "") and err.startswith(f"error: {folder}/local-0: per_client.csv has 1 clients")
+
+
 def test_help_is_fast() -> None:
     code = (
         "import sys; from pflsim.analysis.compare import main\n"
