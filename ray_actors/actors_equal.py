@@ -27,7 +27,7 @@ def actors_equal_inline(make: Make, pool: ActorPool) -> None:
     """
     made = make()
     layout = Layout(((0, 3), (1, 2)), 1, 0)
-    actors = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
+    actors = RayExecutor(made, layout, pool)
     start(actors, made)
     alone = inline(made)
     for executor in (actors, alone):

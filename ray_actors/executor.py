@@ -30,17 +30,15 @@ from ray.exceptions import (
 )
 
 from lightning_modules.hosts.base_executor import BaseExecutor
-from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
+from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
+from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import OnError
-from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import ClientError, RunError, ServerError
 from pflsim.messages import Message, Uplink
 from pflsim.records.checkpoint_write import to_containers
-from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors, TrainReport
 from ray_actors.client_actor import Environment, Setup, environment
 from ray_actors.layout import Layout
@@ -105,8 +103,7 @@ class RayExecutor(BaseExecutor[ObjectRef]):
     """Hosts and server are actors with explicit CPU and GPU requests. A handle is an object reference.
 
     Args:
-        factory, dataset, partition: see `ClientHost`.
-        rule, federation: see `ServerHost`.
+        prepared: has what the hosts are built from.
         layout: the clients of each actor, and its resources.
         pool: provides the actors.
         on_error: the setting on_client_error.
@@ -115,23 +112,18 @@ class RayExecutor(BaseExecutor[ObjectRef]):
 
     def __init__(
         self,
-        factory: ClientFactory,
-        dataset: Dataset,
-        partition: Partition,
-        rule: ServerRule[Any],
-        federation: Federation,
+        prepared: PreparedRun,
         layout: Layout,
         pool: ActorPool,
         on_error: OnError | None = None,
         server_device: str = "cpu",
     ):
-        super().__init__(factory, dataset, partition, rule, federation, on_error, server_device)
+        super().__init__(prepared, on_error, server_device)
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
-        server = ray.put((rule, federation, factory.threads, server_device))
-        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (server,)))
+        self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
         self._versions = count(1)
         self.actors = pool.start(layout)
-        arguments = tuple(map(ray.put, (factory.with_gpus(layout.gpus), dataset, partition)))
+        arguments = tuple(map(ray.put, (self.factory.with_gpus(layout.gpus), *self.data)))
         self._setups = [Setup(tuple(sys.path), arguments, group) for group in layout.groups]
         self._processes: dict[str, str] = {}
         self._ended = set[str]()

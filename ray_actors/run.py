@@ -221,10 +221,9 @@ class Runner:
         Raises:
             SettingsError: the placement is not possible; nothing was started.
         """
-        arguments = prepared.factory, prepared.dataset, prepared.partition, prepared.rule, prepared.federation
         server_device = prepared.settings.placement.server_device
         if prepared.settings.executor == "inline":
-            return lambda: InlineExecutor(*arguments, prepared.on_error, server_device)
+            return lambda: InlineExecutor(prepared, prepared.on_error, server_device)
         from ray_actors.cluster import plan
         from ray_actors.executor import RayExecutor
 
@@ -239,7 +238,7 @@ class Runner:
             if actors == stacks < slots and placement.actors is None:
                 logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
             pool = found.pool(placement, layout)
-            return RayExecutor(*arguments, layout, pool, prepared.on_error, server_device)
+            return RayExecutor(prepared, layout, pool, prepared.on_error, server_device)
 
         return make
 

@@ -64,9 +64,7 @@ class Shaky:
         self._begin()
 
     def _begin(self) -> None:
-        made = self.made
-        parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-        self.inner = InlineExecutor(*parts, OnError.of(self.rule))
+        self.inner = InlineExecutor(self.made, OnError.of(self.rule))
         self.inner.faults = self.inner.failure_policy.faults = self.faults
         self.inner.clients_done = self._clients_done
         self.inner.start()

@@ -22,8 +22,7 @@ CLIENTS = len(SIZES)
 
 def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
     layout = lay_out(SIZES, Placement(actors=actors), [Node("here", 2, 0, 1e6)], made.factory.stacks)
-    parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-    executor = RayExecutor(*parts, layout, pool, OnError.of(rule))
+    executor = RayExecutor(made, layout, pool, OnError.of(rule))
     executor.start()
     return executor
 

@@ -71,8 +71,7 @@ def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
     files = cluster.start(cpus=1, gpus=0, store_mb=100)
     try:
         layout = lay_out(SIZES, Placement(actors=1), [Node("here", 1, 0, 1e6)], made.factory.stacks)
-        parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-        executor = RayExecutor(*parts, layout, ActorPool(), OnError.of("retry(20)"))
+        executor = RayExecutor(made, layout, ActorPool(), OnError.of("retry(20)"))
         with run_log(folder):
             executor.start()
             set_trap(folder, TRAP)

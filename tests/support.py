@@ -88,7 +88,7 @@ class World:
     federation: Federation
 
     def inline(self) -> InlineExecutor:
-        executor = InlineExecutor(self.factory, self.dataset, self.partition, self.rule, self.federation)
+        executor = InlineExecutor(self)
         executor.start()
         return executor
 

@@ -44,7 +44,7 @@ def job(method: str) -> PreparedRun:
 def start(method: str, initial_round: Collection[int] = ALL) -> InlineExecutor:
     """A federation; these clients reply in the initial round, if the method has one."""
     made = job(method)
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made)
     executor.start()
     if made.rule.initial_round:
         executor.server.fuse(

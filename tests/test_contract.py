@@ -56,7 +56,7 @@ def _made(method: str, overrides: tuple[str, ...], dtype: torch.dtype) -> Prepar
 
 
 def inline(made: PreparedRun) -> InlineExecutor:
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made)
     executor.start()
     return executor
 
@@ -108,15 +108,7 @@ def test_loaded_models_predict_as_recorded(method: str, tmp_path: Path) -> None:
 def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
     """A client that is held out is in no round; it joins in the end, equally inline and on actors."""
     made = job(method, "eval.holdout_clients=1")
-    on_actors = RayExecutor(
-        made.factory,
-        made.dataset,
-        made.partition,
-        made.rule,
-        made.federation,
-        Layout(((0, 3), (1, 2)), 1, 0),
-        pool,
-    )
+    on_actors = RayExecutor(made, Layout(((0, 3), (1, 2)), 1, 0), pool)
     on_actors.start()
     alone, found = inline(made), []
     before = states(alone)[3]

@@ -146,7 +146,7 @@ def refusal(config: Mapping[str, Any]) -> str | PreparedRun:
 
 def run(job: PreparedRun, folder: Path) -> None:
     """A round, which may fail with a message."""
-    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
+    executor = InlineExecutor(job)
     plan, clients_done = replace(job.plan, cohorts=job.plan.cohorts[:1]), Records()
     try:
         executor.start()

@@ -248,9 +248,9 @@ def test_equal_on_actors(method: str, small: list[str], pool: ActorPool, tmp_pat
     """To the bit on any placement, also where results depend on memory layout and alignment."""
     made = prepared(f"method={method}", *small, "lockstep=true", "lockstep_clients=3", "eval.holdout_clients=1")
     first, second = made.factory.stacks
-    alone = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
+    alone = InlineExecutor(made)
     layout = Layout(((*second, 4), first), 1, 0)
-    spread = RayExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation, layout, pool)
+    spread = RayExecutor(made, layout, pool)
     found = []
     for executor in (alone, spread):
         executor.start()

@@ -65,7 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, settings: Settings, chang
     partition = partition if changes is None else changes(partition)
     monkeypatch.setattr(preparing, "load_federation", lambda _: (data, partition))
     job = prepare(settings)
-    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
+    executor = InlineExecutor(job)
     executor.start()
     Simulation(executor, job.plan, folder, listener := Records()).run()
     assert [record.round for record in listener.records if record.round] == [1, 2]

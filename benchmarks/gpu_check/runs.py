@@ -64,8 +64,8 @@ def started(run: PreparedRun, device: str, on_error: str = "abort") -> InlineExe
     data = run.dataset
     if torch.get_default_dtype() == torch.float64:
         data = replace(data, x=data.x.astype(np.float64) / data.scale)
-    parts = replace(run.factory, device=device), data, run.partition, run.rule, run.federation
-    executor = InlineExecutor(*parts, OnError.of(on_error), torch.device(device).type)
+    placed = replace(run, factory=replace(run.factory, device=device), dataset=data)
+    executor = InlineExecutor(placed, OnError.of(on_error), torch.device(device).type)
     executor.start()
     return executor
 

@@ -59,7 +59,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 def inline(made: PreparedRun) -> InlineExecutor:
     """Return a started executor for a run."""
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made)
     start(executor, made)
     return executor
 

@@ -6,14 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.failures import FailurePolicy
+from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import OnError
-from pflsim.data.dataset import Dataset
-from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import AdaptTask, EvalRequest, Executor, FaultRecorder, Handle, Sent, Trained
-from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
 
 
@@ -21,8 +18,7 @@ class BaseExecutor(Executor[Handle], ABC):
     """Implements the parts of `Executor` that do not depend on where the hosts run.
 
     Args:
-        factory, dataset, partition: see `ClientHost`.
-        rule, federation: see `ServerHost`.
+        prepared: has what the hosts are built from.
         on_error: the setting on_client_error.
         server_device: see `ServerHost`.
 
@@ -34,21 +30,12 @@ class BaseExecutor(Executor[Handle], ABC):
     server: Any
     states: dict[int, Any]
 
-    def __init__(
-        self,
-        factory: ClientFactory,
-        dataset: Dataset,
-        partition: Partition,
-        rule: ServerRule[Any],
-        federation: Federation,
-        on_error: OnError | None = None,
-        server_device: str = "cpu",
-    ):
-        self.factory, self.on_error = factory, on_error or OnError("retry", 3)
-        self.client_arguments, self.server_arguments = (dataset, partition), (rule, federation)
-        self.server_device = server_device
+    def __init__(self, prepared: PreparedRun, on_error: OnError | None = None, server_device: str = "cpu"):
+        self.factory, self.on_error = prepared.factory, on_error or OnError("retry", 3)
+        self.data = prepared.dataset, prepared.partition
+        self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, server_device
         self.faults = FaultRecorder()
-        self.failure_policy = FailurePolicy(self.on_error, factory.on_nonfinite, self.faults)
+        self.failure_policy = FailurePolicy(self.on_error, self.factory.on_nonfinite, self.faults)
         self.clients_done: Callable[[int], None] = lambda clients: None
         self._before: tuple[Any, dict[int, Any]] | None = None
 

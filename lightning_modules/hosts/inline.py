@@ -26,8 +26,8 @@ class InlineExecutor(BaseExecutor[Messages]):
 
     def start(self) -> None:
         """Build the server and the host."""
-        self.server = ServerHost(*self.server_arguments, self.factory.threads, self.server_device)
-        self.host = ClientHost(self.factory, *self.client_arguments, range(self.client_arguments[1].clients))
+        self.server = ServerHost(*self.server_arguments)
+        self.host = ClientHost(self.factory, *self.data, range(self.data[1].clients))
         self.states = self.host.states
         self._before = None
 

@@ -36,7 +36,7 @@ def job() -> PreparedRun:
 
 @pytest.fixture(scope="module")
 def mean_of_ours(job: PreparedRun) -> Mapping[str, Tensor]:
-    executor = InlineExecutor(job.factory, job.dataset, job.partition, job.rule, job.federation)
+    executor = InlineExecutor(job)
     executor.start()
     executor.fuse(executor.run(TrainTask(1), executor.send(range(4))))
     message = executor.server.global_message()

@@ -63,7 +63,7 @@ def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
 def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
     layout = lay_out([5, 2, 9, 3], PLACEMENTS[name], [Node("here", 2, 0, 1e6)])
     for number, w in enumerate(worlds()):
-        executor = RayExecutor(w.factory, w.dataset, w.partition, w.rule, w.federation, layout, pool)
+        executor = RayExecutor(w, layout, pool)
         executor.start()
         inline = outcome(w.inline(), tmp_path / f"inline{number}")
         remote = outcome(executor, tmp_path / f"ray{number}")

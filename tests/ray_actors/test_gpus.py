@@ -41,8 +41,7 @@ def test_actors_share_gpus_evenly_and_compute_the_same(per_gpu: int, pool: Actor
     """Two pretended GPUs; every actor is shown one of them, and has its share of the memory."""
     layout = lay_out([1] * 6, Placement(gpus=2, actors_per_gpu=per_gpu, device="cpu"), [Node("here", 8, 2, 1e6)])
     w = world(FedAvg, FedAvgServer(), sizes=(5, 8, 9, 6, 7, 8))
-    parts = w.dataset, w.partition, w.rule, w.federation
-    executor = RayExecutor(w.factory, *parts, layout, pool)
+    executor = RayExecutor(w, layout, pool)
     executor.start()
     shown = ray.get([actor.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for actor in executor.actors])
     shares = ray.get([actor.__ray_call__.remote(lambda self: self.host.factory.gpu_share) for actor in executor.actors])
@@ -53,7 +52,7 @@ def test_actors_share_gpus_evenly_and_compute_the_same(per_gpu: int, pool: Actor
         rounds(e, 2, 6)
     assert same(states(executor), states(inline))
     with pytest.raises(RunError, match="torch sees none"):  # there is no silent way back to the CPU
-        RayExecutor(replace(w.factory, device="cuda:0"), *parts, layout, pool).start()
+        RayExecutor(replace(w, factory=replace(w.factory, device="cuda:0")), layout, pool).start()
 
 
 # A share of the memory

@@ -77,16 +77,16 @@ def of(client: type[ClientModule], *overrides: str, monkeypatch: pytest.MonkeyPa
 
 
 def inline(made: PreparedRun) -> InlineExecutor:
-    executor = InlineExecutor(made.factory, made.dataset, made.partition, made.rule, made.federation)
+    executor = InlineExecutor(made)
     executor.start()
     return executor
 
 
 def on_actors(made: PreparedRun, pool: ActorPool) -> RayExecutor:
     """Two actors with clients of `Local`: a class of this test file cannot travel to them by name."""
-    parts = made.dataset, made.partition, LocalServer(), made.federation
     layout = Layout(((0, 3, 5), (1, 2, 4)), 1, 0)
-    executor = RayExecutor(replace(made.factory, client=Local), *parts, layout, pool)
+    made = replace(made, factory=replace(made.factory, client=Local), rule=LocalServer())
+    executor = RayExecutor(made, layout, pool)
     executor.start()
     return executor
 

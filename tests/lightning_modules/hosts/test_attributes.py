@@ -166,7 +166,7 @@ def test_a_server_rule_is_refused_too() -> None:
 def test_a_leak_ends_the_run_without_a_retry(caplog: pytest.LogCaptureFixture) -> None:
     """A retry would find the changed value and succeed, as in lockstep, whose traced step is not traced again."""
     own = made("count", stacks=STACK)
-    executor = InlineExecutor(own.factory, own.dataset, own.partition, own.rule, own.federation, OnError.of("retry(3)"))
+    executor = InlineExecutor(own, OnError.of("retry(3)"))
     executor.start()
     with pytest.raises(ClientError, match=r"self\.count changed"):
         executor.run(TrainTask(1), executor.send(range(4)))

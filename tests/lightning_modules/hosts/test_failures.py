@@ -37,8 +37,7 @@ def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int,
 
 
 def inline(made: World, rule: str = "retry(3)") -> InlineExecutor:
-    parts = made.factory, made.dataset, made.partition, made.rule, made.federation
-    executor = InlineExecutor(*parts, OnError.of(rule))
+    executor = InlineExecutor(made, OnError.of(rule))
     executor.start()
     return executor
 
