@@ -260,22 +260,22 @@ class ClientModule(LightningModule):
         return self._anchors
 
     def recalibrate(self, examples: Examples, batch_size: int = 256) -> None:
-        """Measure the running statistics of batch normalisation again, in one pass over the training examples.
+        """With `buffers=recalibrate`, measure the running statistics of batch normalisation again.
 
         Args:
-            examples: the training examples.
+            examples: the training examples, for one pass.
             batch_size: most examples per forward pass.
         """
         n = len(examples)
         batches = -(-n // batch_size)
-        if n:  # strided batches have equal sizes, since all count the same, and a mix of classes
+        if n and self.training_settings.buffers == "recalibrate":
+            # strided batches have equal sizes, since all count the same, and a mix of classes
             update_bn((examples.batch(torch.arange(first, n, batches)) for first in range(batches)), self.net)
 
     def load_model(self, weights: Tensors, shard: Shard) -> None:
         """Load weights; with `buffers=recalibrate`, measure running statistics on the client's training examples."""
         load(self, weights)
-        if self.training_settings.buffers == "recalibrate":
-            self.recalibrate(shard.train)
+        self.recalibrate(shard.train)
 
     @property
     def smallest_batch(self) -> int:

@@ -1,8 +1,8 @@
-"""Checks of the models against the method, the data and the memory of this machine, before any actor starts."""
+"""Checks of the models against the method and the data, before any actor starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,38 +18,25 @@ from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
-from pflsim.config.validate import Bounds, check_room
-from pflsim.data.dataset import Dataset, Kind
+from pflsim.config.validate import Bounds
+from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, place_of
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.types import EvalPhase, ModelKind
 
-INSTEAD: Mapping[Kind, str] = {
-    "images": "use model=mlp or model=cnn",
-    "tables": "use model=tabular_mlp",
-    "token sequences": "use model=text_transformer, or store a table as float32",
-}
-"""What to do if a model does not take a kind of inputs."""
-
 
 def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings) -> tuple[partial[Net], ...]:
     """Return models, with the vocabulary filled in if the data are token sequences.
 
     Raises:
-        SettingsError: a model or `augment` does not take the data's kind of inputs, a vocabulary is too small, or
-            there are more variants than clients.
+        SettingsError: a model or `augment` does not take the data's kind of inputs, or a vocabulary is too small.
     """
     if settings.augment != "none" and dataset.kind != "images":
         raise SettingsError(
             f"augment={settings.augment} needs images, but data={component_name(settings, 'data')} has {dataset.kind}; "
             "leave augment out"
-        )
-    if len(models) > settings.clients:
-        raise SettingsError(
-            f"model.variants has {len(models)} models, but clients={settings.clients} do not use all of them: set "
-            "fewer variants or more clients"
         )
     found = []
     for model in models:
@@ -57,7 +44,8 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
         if dataset.kind not in kinds:
             raise SettingsError(
                 f"model={component_name(settings, 'model')} takes {' or '.join(kinds)}, but "
-                f"data={component_name(settings, 'data')} has {dataset.kind}; {INSTEAD[dataset.kind]}"
+                f"data={component_name(settings, 'data')} has {dataset.kind}; use model=mlp for images and tables, "
+                "model=text_transformer for token sequences"
             )
         if dataset.tokens is not None:
             size = model.keywords.get("vocabulary") or dataset.tokens
@@ -65,29 +53,6 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
             model = partial(model, vocabulary=size)
         found.append(model)
     return tuple(found)
-
-
-def check_sizes(factory: ClientFactory, settings: Settings) -> None:
-    """Check that the models fit into memory, before any of them is built.
-
-    Raises:
-        SettingsError: the state of one client needs more memory than is free; inline, the states of all clients do.
-    """
-    total = 0
-    for variant in range(len(factory.models)):
-        try:
-            with torch.device("meta"):
-                module = factory.build(variant)
-        except SettingsError:
-            raise
-        except Exception:  # a model that reads its values cannot be built without them
-            continue
-        size = sum(t.numel() * t.element_size() for t in module.state_dict().values())
-        name = f"{component_name(settings, 'method')} with model={component_name(settings, 'model')}: a client's state"
-        check_room(name, 2 * size, "take a smaller model, or smaller widths in the method's settings")
-        total += size * (settings.clients // len(factory.models))
-    if settings.executor == "inline":
-        check_room(f"clients={settings.clients}: the states of all", total, "use fewer clients or a smaller model")
 
 
 def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings) -> list[ClientModule]:
@@ -168,27 +133,23 @@ def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
     Raises:
         SettingsError: shared tensors, shared submodules or features differ; the message names the client.
     """
-    first = variants[0]
+    first = _common(variants[0])
     for client, module in enumerate(variants):
-        if module.compares_features and module.net.feature_shape != first.net.feature_shape:
-            raise SettingsError(
-                f"{method} compares features, so all clients need the same feature shape: client 0 has "
-                f"{first.net.feature_shape}, client {client} has {module.net.feature_shape}; change model.variants"
-            )
-        for here, there in zip_longest(_architecture(first), _architecture(module)):
+        for here, there in zip_longest(first, _common(module)):
             if here != there:
                 raise SettingsError(
-                    f"{method} averages {', '.join(first.shared.under)}, which must be the same for all clients: "
-                    f"{here} at client 0, but {there} at client {client}; change model.variants, or use a method that "
-                    "exchanges prototypes"
+                    f"{method} averages or compares what differs here: {here} at client 0, {there} at client {client}; "
+                    "change model.variants, or use a method that exchanges prototypes"
                 )
 
 
-def _architecture(module: ClientModule) -> list[str]:
-    """Return lines that describe what a module shares; shapes alone would miss a stride, for example."""
+def _common(module: ClientModule) -> list[str]:
+    """Return lines that must be equal for all clients; shapes alone would miss a stride, for example."""
     parts = dict(module.named_modules())
+    lines = [f"features have shape {module.net.feature_shape}"] if module.compares_features else []
+    lines += [f"{key} has shape {tuple(value.shape)}" for key, value in module.shared_tensors().items()]
     shown = [line.strip() for name in module.shared.under if name in parts for line in repr(parts[name]).splitlines()]
-    return [*(f"{key} has shape {tuple(value.shape)}" for key, value in module.shared_tensors().items()), *shown]
+    return [*lines, *shown]
 
 
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:

@@ -14,7 +14,6 @@ from lightning_modules.model_checks import (
     build_variants,
     check_batches,
     check_phases,
-    check_sizes,
     check_validation,
     check_variants,
     fitted,
@@ -83,7 +82,6 @@ def prepare(settings: Settings) -> PreparedRun:
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
     factory = _factory(settings, make_client, models, dataset)
-    check_sizes(factory, settings)
     with torch_threads(factory.threads):
         variants = build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")

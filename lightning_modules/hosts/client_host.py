@@ -39,7 +39,7 @@ class Reply:
         report: steps, losses and times.
         uplink: the message to the server; None after fine-tuning.
         state: the new private state; None if the task does not change it.
-        nonfinite: which values are not finite, if such values are kept.
+        nonfinite: which losses and values of the uplink are not finite.
     """
 
     report: TrainReport
@@ -108,15 +108,9 @@ class ClientHost:
         results: dict[int, Any] = {}
         for number, group in enumerate(groups):
             try:
-                found = self.run(task, {client: messages[client] for client in group})
-                results.update({client: self._checked(task, client, result) for client, result in found.items()})
-            except Exception as error:
+                results.update(self.run(task, {client: messages[client] for client in group}))
+            except ClientError as error:
                 trace = "".join(traceback.format_exception(error.__cause__ or error))
-                if not isinstance(error, ClientError):
-                    reason = f"{type(error).__name__}: {error}"
-                    error = ClientError(
-                        group[0], task.round_number, f"checking the result of {task.name}", reason, group
-                    )
                 failure = Failure(error, group, trace, kind_of(error.__cause__))
                 free_frames(error)
                 if failure.kind == "device":
@@ -124,18 +118,11 @@ class ClientHost:
                 results.update(dict.fromkeys(failure.group, failure))
                 if failure.kind == "device":
                     break
+        for client, result in results.items():
+            if isinstance(result, Reply) and result.nonfinite and self.factory.on_nonfinite != "keep":
+                error = ClientError(client, task.round_number, task.name, result.nonfinite)
+                results[client] = Failure(error, (client,), kind="nonfinite")
         return results
-
-    def _checked(self, task: ClientTask | EvalRequest, client: int, result: Any) -> Any:
-        """Return the result, or a failure if its losses or its uplink are not finite."""
-        if not isinstance(result, Reply) or result.uplink is None:
-            return result
-        found = nonfinite(result.uplink, result.report.losses)
-        if not found:
-            return result
-        if self.factory.on_nonfinite == "keep":
-            return replace(result, nonfinite=found)
-        return Failure(ClientError(client, task.round_number, task.name, found), (client,), kind="nonfinite")
 
     def run(self, task: ClientTask | EvalRequest, messages: Mapping[int, Message | None]) -> dict[int, Any]:
         """Do a task for one of `ClientFactory.task_groups`, all of whose clients train together if they form a stack.
@@ -165,14 +152,17 @@ class ClientHost:
         with self._client(task, client, "train") as own:
             self._receive(own, downlink)
             examples, work = self._augmented(own.train, task, client), task.work.get(client, 1.0)
-            steps, losses = train(self.module, examples, self._order(task, client), work)
-            self.module.eval()
-            self.module.steps_taken = steps
-            uplink = self.module.reply(own)
-            state = snapshot(self.module.state_dict())
-        up_bytes, seconds = payload_bytes(uplink), time.perf_counter() - start
-        report = TrainReport(client, own.num_examples, steps, losses, up_bytes, seconds, self._gpu_bytes())
-        return Reply(report, uplink, state)
+            reply = self._replied(own, *train(self.module, examples, self._order(task, client), work))
+        return replace(reply, report=replace(reply.report, seconds=time.perf_counter() - start))
+
+    def _replied(self, own: Shard, steps: int, losses: Mapping[str, float]) -> Reply:
+        """Have the module reply after this number of mini-batches with these mean losses."""
+        self.module.eval()
+        self.module.steps_taken = steps
+        uplink = self.module.reply(own)
+        gpu_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        report = TrainReport(own.client, own.num_examples, steps, losses, payload_bytes(uplink), gpu_bytes=gpu_bytes)
+        return Reply(report, uplink, snapshot(self.module.state_dict()), nonfinite(uplink, losses))
 
     def _train_in_lockstep(self, task: TrainTask, messages: Mapping[int, Message | None]) -> dict[int, Reply]:
         """Train clients of one stack together."""
@@ -198,36 +188,29 @@ class ClientHost:
             self.locksteps[self.factory.variant_of(first)].train(list(trainings.values()))
         for client, training in trainings.items():
             with self._client(task, client, "reply", "reply", training.values) as own:
-                self.module.eval()
-                self.module.steps_taken = training.taken
-                uplink = self.module.reply(own)
-                state = snapshot(self.module.state_dict())
-            report = TrainReport(client, own.num_examples, training.taken, training.losses, payload_bytes(uplink))
-            replies[client] = Reply(report, uplink, state)
+                replies[client] = self._replied(own, training.taken, training.losses)
         seconds, steps = time.perf_counter() - start, sum(training.taken for training in trainings.values())
         for client, reply in replies.items():
             share = reply.report.steps / steps if steps else 1 / len(replies)
-            report = replace(reply.report, seconds=seconds * share, gpu_bytes=self._gpu_bytes())
-            replies[client] = replace(reply, report=report)
+            replies[client] = replace(reply, report=replace(reply.report, seconds=seconds * share))
         return replies
 
     def _finetune(self, task: FinetuneTask, client: int, downlink: Message | None) -> Reply:
         with self._client(task, client, "train") as own:
             self._receive(own, downlink, joining=True)
-            with _one_epoch(self.module):
+            settings = self.module.training_settings
+            self.module.training_settings = replace(settings, local_epochs=1, local_steps=None)
+            try:
                 examples, order = self._augmented(own.train, task, client), self._order(task, client)
                 steps = sum(train(self.module, examples, order)[0] for _ in range(task.epochs))
-            self.module.eval()
-            self.module.steps_taken = steps
-            self.module.reply(own)  # a method may change its state when it replies
-            state = snapshot(self.module.state_dict())
+            finally:
+                self.module.training_settings = settings
+            state = self._replied(own, steps, {}).state  # a method may change its state when it replies
         return Reply(TrainReport(client, own.num_examples, 0), state=state)
 
     def _reply(self, task: ReplyTask, client: int, message: Message | None) -> Reply:
         with self._client(task, client, "open") as own:
-            self.module.eval()
-            uplink = self.module.reply(own)
-        return Reply(TrainReport(client, own.num_examples, 0, {}, payload_bytes(uplink)), uplink)
+            return replace(self._replied(own, 0, {}), state=None)
 
     def _adapt(self, task: AdaptTask, client: int, message: Message | None) -> Reply:
         with self.module_for(task.request, client, message) as module:
@@ -236,24 +219,18 @@ class ClientHost:
             return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
 
     def _evaluate(self, request: EvalRequest, client: int, message: Message | None) -> list[EvalRow]:
-        counted: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-        names, own = self.factory.metrics, self.shards[client]
-        confused = [request.confusion and split == "test" for split in request.splits]
+        names, own, rows = self.factory.metrics, self.shards[client], list[EvalRow]()
         with self.module_for(request, client, message) as module, module.autocast():
             predict = module.predict_global if request.model == "global" else module.predict
-            for split, confuse in zip(request.splits, confused, strict=True):
-                outcomes: list[torch.Tensor] = []
+            for split in request.splits:
+                examples, confuse = own.split(split), request.confusion and split == "test"
+                outcomes = list[torch.Tensor]()
                 wanted = outcomes if names or confuse else None
-                counted.append((totals(predict, own.split(split), self.factory.eval_batch_size, wanted), outcomes))
-        found = torch.stack([total for total, _ in counted]).tolist()  # one copy from a GPU
-        return [
-            EvalRow(
-                client, split, request.model, request.phase, int(correct), len(own.split(split)), loss,
-                confusion(outcomes) if confuse else (), metrics_of(names, outcomes, loss),
-            )
-            for split, confuse, (_, outcomes), (correct, loss)
-            in zip(request.splits, confused, counted, found, strict=True)
-        ]  # fmt: skip
+                correct, loss = totals(predict, examples, self.factory.eval_batch_size, wanted).tolist()
+                confused, metrics = confusion(outcomes) if confuse else (), metrics_of(names, outcomes, loss)
+                about = client, split, request.model, request.phase
+                rows.append(EvalRow(*about, int(correct), len(examples), loss, confused, metrics))
+        return rows
 
     @contextmanager
     def module_for(self, request: EvalRequest, client: int, message: Message | None) -> Iterator[ClientModule]:
@@ -268,7 +245,7 @@ class ClientHost:
             if request.model == "global":
                 assert message is not None
                 load(self.module, self._uploaded(message).weights)
-                self._recalibrate(own)
+                self.module.recalibrate(own.train)
             else:
                 if request.phase == "received":
                     self._receive(own, message, request.joining)
@@ -334,28 +311,10 @@ class ClientHost:
         receive(self._uploaded(downlink))
         self.module.before_training(own)
         if self.module.replaces_body(downlink):
-            self._recalibrate(own)
+            self.module.recalibrate(own.train)
 
     def _uploaded(self, message: Message) -> Message:
         """Return a message on the device; one that clients share is copied once."""
         if self._upload is None or self._upload[0] is not message:
             self._upload = message, message.to(self.device, extra=not self.module.extra_on_cpu)
         return self._upload[1]
-
-    def _recalibrate(self, own: Shard) -> None:
-        if self.factory.training.buffers == "recalibrate":
-            self.module.recalibrate(own.train)
-
-    def _gpu_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-
-@contextmanager
-def _one_epoch(module: ClientModule) -> Iterator[None]:
-    """Set the length of local training to one epoch inside the block."""
-    before = module.training_settings
-    module.training_settings = replace(before, local_epochs=1, local_steps=None)
-    try:
-        yield
-    finally:
-        module.training_settings = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -108,13 +107,14 @@ def claim_device(device: str, share: float, precision: Precision = "ieee") -> to
     found = torch.device(device)
     if found.type != "cuda":
         return found
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            f"placement.gpus asks for a GPU, but torch sees none on node {platform.node()} (torch without CUDA, or no "
-            "driver): set placement.gpus=0, or use nodes with a GPU"
-        )
     total = torch.cuda.get_device_properties(found).total_memory
-    torch.cuda.set_per_process_memory_fraction(memory_fraction(share, total), found)
+    fraction = share - (CONTEXT_MB * 2**20 / total if share < 1 else 0.0)
+    if fraction <= 0:
+        raise RuntimeError(
+            f"{share:g} of a GPU of {total / 2**30:.1f} GiB is less than the {CONTEXT_MB} MiB that CUDA takes in each "
+            "process: lower placement.actors_per_gpu"
+        )
+    torch.cuda.set_per_process_memory_fraction(fraction, found)
     torch.cuda.reset_peak_memory_stats(found)  # an actor may have served another run
     # convolutions may choose another algorithm in each process otherwise, and sums of another order
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -122,22 +122,3 @@ def claim_device(device: str, share: float, precision: Precision = "ieee") -> to
     torch.backends.cuda.matmul.fp32_precision = fp32
     torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
     return found
-
-
-def memory_fraction(share: float, total: int) -> float:
-    """Return the fraction of a GPU's memory for tensors.
-
-    Args:
-        share: the process's share of the memory.
-        total: the GPU's memory in bytes.
-
-    Raises:
-        RuntimeError: no memory is left for tensors.
-    """
-    left = share - (CONTEXT_MB * 2**20 / total if share < 1 else 0.0)
-    if left <= 0:
-        raise RuntimeError(
-            f"{share:g} of a GPU of {total / 2**30:.1f} GiB is less than the {CONTEXT_MB} MiB that CUDA takes in each "
-            "process: lower placement.actors_per_gpu"
-        )
-    return left

@@ -106,5 +106,4 @@ class L2GD(ClientModule):
         for key in self.shared_parameters() + self.shared_buffers():
             name = key.removeprefix("net.")
             state[name].lerp_(mean[name], self.aggregation_step())
-        if self.training_settings.buffers == "recalibrate":
-            self.recalibrate(shard.train)
+        self.recalibrate(shard.train)

@@ -12,7 +12,6 @@ from pflsim.config.validate import Bounds, layer_widths
 from pflsim.errors import SettingsError
 
 Norm = Literal["none", "batch", "group"]
-MAX_PADDING = 100
 
 
 def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
@@ -72,14 +71,12 @@ def conv_stages(
     Raises:
         SettingsError: a width is not positive, or the image shrinks to nothing.
     """
-    if not channels:
-        raise SettingsError(f"model {model}: channels needs at least one entry")
     layer_widths("model.kernel", [kernel])
     channels = layer_widths("model.channels", channels)
     strides = layer_widths("model.strides", strides or [1] * len(channels))
     if len(strides) != len(channels):
         raise SettingsError(f"model {model}: strides={[*strides]} must be {len(channels)} numbers, one per convolution")
-    Bounds(0, MAX_PADDING)("model.padding", padding)
+    Bounds(0, 100)("model.padding", padding)
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):

@@ -85,14 +85,14 @@ def own_net(
             raise SettingsError(f"{where} returns {type(scores).__name__}; expected one tensor of scores [B, C]")
         net = OwnNet(module, name, (), num_classes).eval()
         features, again = _output(net.body, inputs), _output(net, inputs)
-        same = again is not None and (again.is_meta or torch.equal(again.nan_to_num(), scores.nan_to_num()))
+        same = again is not None and torch.equal(again.nan_to_num(), scores.nan_to_num())
         if features is None or not same:
             raise SettingsError(
                 f"{where}: its head {name} is not the last step of forward; call it once and return its output, or "
                 "name another head with model.head=NAME"
             )
         net.train().feature_shape = tuple(features.shape[1:])
-        if not inputs.is_meta and any(parameter.dim() == 4 for parameter in net.parameters()):
+        if any(parameter.dim() == 4 for parameter in net.parameters()):
             copy = deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             net.channels_last = _output(copy, inputs) is not None
     return net

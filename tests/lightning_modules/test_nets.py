@@ -195,11 +195,10 @@ def test_group_norm_groups(channels: int, groups: int) -> None:
     ("model", "setting", "values"),
     [
         ("mlp", "hidden", ([0],)),
-        ("cnn", "channels", ([], [8, -1])),
+        ("cnn", "channels", ([8, -1],)),
         ("cnn", "kernel", (0,)),
         ("cnn", "padding", (-1,)),
         ("cnn", "hidden", (0,)),
-        ("lenet", "channels", ([],)),
         ("lenet", "hidden", ([120, 0],)),
         ("resnet18", "width", (0,)),
         ("alexnet", "hidden", (-3,)),

@@ -241,7 +241,7 @@ class Normed(ClientModule):
 
     def __init__(self) -> None:
         with seeded_global(0, "test"):
-            super().__init__(Net(nn.BatchNorm1d(3), nn.Linear(3, 2), (3,), 2), Training())
+            super().__init__(Net(nn.BatchNorm1d(3), nn.Linear(3, 2), (3,), 2), Training(buffers="recalibrate"))
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(20, 256), (201, 50), (257, 256)])

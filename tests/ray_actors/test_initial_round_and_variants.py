@@ -143,7 +143,6 @@ def test_variants_are_dealt_in_turn_and_equal_on_actors(monkeypatch: pytest.Monk
         ("model.variants=[{hidden:[5]},{hidden:[7,5]}]", "fedavg .*client 0.*client 1"),
         ("method=fedfcd model.variants=[{hidden:[5]},{hidden:[6]}]", "fedfcd .*client 1"),
         ("model.variants=[{hiden:[7]}]", r"model\.hiden"),
-        ("clients=2 method=fedproto model.variants=[{hidden:[7]},{hidden:[7]},{hidden:[7]}]", "variants.*clients=2"),
     ],
 )
 def test_what_variants_may_not_do(words: str, said: str) -> None:
