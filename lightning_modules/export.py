@@ -6,12 +6,11 @@ examples [B, ...] as the data source gives them to scores [B, C], without pflsim
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import read_run
@@ -28,11 +28,10 @@ from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
 from pflsim.params import load
-from pflsim.records.checkpoint_read import BadCheckpoint, choose_checkpoint, from_containers, name_of
+from pflsim.records.checkpoint_read import choose_checkpoint, from_containers, name_of
 from pflsim.records.files import write_atomically
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
-from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.types import ModelKind
@@ -88,16 +87,15 @@ class SavedModels:
         except (OSError, ValueError, KeyError) as error:
             raise SettingsError(f"{folder / 'partition.json'} does not describe the inputs: {error}") from error
         make_client, self._make_rule = bind_method(self.settings.method)
-        self._nets, self._make_client = bind_models(self.settings.model, None), make_client
+        nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
+        if tokens is not None:
+            nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
+        training, shape = Training.of(self.settings), tuple(self._inputs["shape"])
+        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, self.settings.seed)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""
-        net, tokens = self._nets[variant], self._inputs["tokens"]
-        if tokens is not None:
-            net = partial(net, vocabulary=net.keywords.get("vocabulary") or tokens)
-        with seeded_global(self.settings.seed, "init", -1):
-            module = self._make_client(net(tuple(self._inputs["shape"]), self._classes), Training.of(self.settings))
-        module.keep_optimizers()
+        module = self._factory.build(variant)
         if module.net.channels_last:  # as in the run: the order of sums depends on it
             module.to(memory_format=torch.channels_last)
         return module
@@ -130,19 +128,18 @@ class SavedModels:
             raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
         if client is None and model == "personal":
             raise SettingsError("a personal model is a client's: give a client")
-        module = self._module(0 if client is None else client % len(self._nets))
+        module = self._module(0 if client is None else self._factory.variant_of(client))
         module.round_number = self.checkpoint.round
         which = "global" if client is None else model or module.reported_model
         phase = "received" if which == "global" else module.reported_phase
-        with self._damage():
-            if client is not None:
-                module.load_state_dict(self.checkpoint.client(client))
-            if which == "global":
-                self._load_global(module, client)
-            elif phase == "received":
-                module.receive(self._downlinks[client])  # type: ignore[index]
-            if client is not None and module.adapts(which):
-                self._load_adapted(module, client, which)
+        if client is not None:
+            module.load_state_dict(self.checkpoint.client(client))
+        if which == "global":
+            self._load_global(module, client)
+        elif phase == "received":
+            module.receive(self._downlinks[client])  # type: ignore[index]
+        if client is not None and module.adapts(which):
+            self._load_adapted(module, client, which)
         about = {
             "method": self.method, "client": client, "round": self.checkpoint.round, "model": which, "phase": phase,
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
@@ -175,13 +172,6 @@ class SavedModels:
                 f"examples of client {client}: checkpoints have the reported model, unless the run was interrupted"
             )
         module.load_state_dict({**self.checkpoint.client(client), **adapted})
-
-    @contextmanager
-    def _damage(self) -> Iterator[None]:
-        try:
-            yield
-        except BadCheckpoint as bad:
-            raise SettingsError(f"{self.checkpoint.path} is damaged: {bad}; choose another round") from bad
 
 
 def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
@@ -228,7 +218,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    given = _options(arguments)
+    parser = command_parser("export", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
+    parser.add_argument(
+        "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"
+    )
+    parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
+    parser.add_argument(
+        "--model",
+        choices=["personal", "global"],
+        help="the client's model or the server's; default: the reported model",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
+    given = parser.parse_args(arguments)
 
     def export() -> None:
         saved = SavedModels(given.run, given.round)
@@ -252,19 +254,3 @@ def _clients(text: str | None, clients: int) -> list[int] | list[None]:
     if not all(part.isdecimal() for part in parts):
         raise SettingsError(f"--client {text}: expected a number, several with commas, or all")
     return sorted({int(part) for part in parts})
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = command_parser("export", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
-    parser.add_argument(
-        "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"
-    )
-    parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
-    parser.add_argument(
-        "--model",
-        choices=["personal", "global"],
-        help="the client's model or the server's; default: the reported model",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
-    return parser.parse_args(arguments)

@@ -81,7 +81,21 @@ def prepare(settings: Settings) -> PreparedRun:
     models = bind_models(settings.model, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
-    factory = _factory(settings, make_client, models, dataset)
+    factory = ClientFactory(
+        client=make_client,
+        models=models,
+        training=Training.of(settings),
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        seed=settings.seed,
+        init=settings.init,
+        device=client_device(settings),
+        threads=settings.placement.threads,
+        eval_batch_size=settings.eval.batch_size,
+        augment=settings.augment,
+        metrics=tuple(dict.fromkeys(settings.eval.metrics)),
+        on_nonfinite=settings.on_nonfinite,
+    )
     with torch_threads(factory.threads):
         variants = build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
@@ -92,13 +106,13 @@ def prepare(settings: Settings) -> PreparedRun:
     sizes = [len(rows) for rows in partition.train]
     with own_errors(f"the server rule of {method}"):
         rule: ServerRule[Any] = make_rule()
-        federation = module.federation(sizes[: _training_clients(settings)])
+        federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
         rule.init(federation)
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     meta = _meta(settings, dataset, partition, module, factory.metrics)
     local = factory.training
-    found = stacks(settings, method, module, factory.device, sizes[: _training_clients(settings)])
+    found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
     return PreparedRun(
         settings,
@@ -107,34 +121,11 @@ def prepare(settings: Settings) -> PreparedRun:
         factory,
         rule,
         federation,
-        _plan(settings, partition, module, meta, rule),
+        _plan(settings, partition, module, meta, rule, len(federation.clients)),
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
         (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
     )
-
-
-def _factory(settings: Settings, client: MakesClient, models: Sequence[MakesNet], dataset: Dataset) -> ClientFactory:
-    return ClientFactory(
-        client=client,
-        models=tuple(models),
-        training=Training.of(settings),
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
-        seed=settings.seed,
-        init=cast(Any, settings.init),
-        device=client_device(settings),
-        threads=settings.placement.threads,
-        eval_batch_size=settings.eval.batch_size,
-        augment=settings.augment,
-        metrics=tuple(dict.fromkeys(settings.eval.metrics)),
-        on_nonfinite=cast(Any, settings.on_nonfinite),
-    )
-
-
-def _training_clients(settings: Settings) -> int:
-    """Return how many clients train; the clients after these are held out."""
-    return settings.clients - settings.eval.holdout_clients
 
 
 def _meta(
@@ -163,10 +154,9 @@ def _meta(
 
 
 def _plan(
-    settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any]
+    settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any], clients: int
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
-    clients = _training_clients(settings)
     if settings.stop.patience is not None and not any(map(len, partition.val[:clients])):
         raise SettingsError(
             f"stop.patience={settings.stop.patience} needs validation examples, and no client has any: set "

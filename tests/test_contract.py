@@ -32,7 +32,6 @@ from lightning_modules.contract.checks import (
     Make,
     Skipped,
     batch_norm_works,
-    counted,
     lockstep_equals_loop,
 )
 from lightning_modules.contract.command import maker
@@ -40,6 +39,7 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
 from pflsim.engine.simulation import Simulation
+from pflsim.messages import payload_bytes
 from ray_actors.actors_equal import actors_equal_inline
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
@@ -122,7 +122,7 @@ def test_newcomers(method: str, pool: ActorPool, tmp_path: Path) -> None:
         rows = {row.client for row in record.evaluations}
         assert {*record.cohort, *record.down_bytes, *rows, *(r.client for r in record.reports)} <= {0, 1, 2}
     (joined,) = found[0].joined
-    assert joined.down_bytes == {3: counted(alone.server.downlinks([3], joining=True)[3])}
+    assert joined.down_bytes == {3: payload_bytes(alone.server.downlinks([3], joining=True)[3])}
     for rows in (joined.received, joined.trained):
         assert {(row.client, row.split) for row in rows} == {(3, "test"), (3, "val")}
         assert all(row.total > 0 and row.loss == row.loss for row in rows)

@@ -25,7 +25,7 @@ from lightning_modules.loop import epoch_orders, train
 from lightning_modules.prepare import PreparedRun
 from pflsim.data.federated import Examples
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, ReplyTask, Sent, TrainTask
-from pflsim.messages import Message
+from pflsim.messages import Message, payload_bytes
 from pflsim.params import Selector, snapshot
 from pflsim.seeding import seeded_global, torch_generator
 from pflsim.types import Tensors, TrainReport
@@ -104,16 +104,6 @@ def require_equal(a: Mapping[int, Tensors], b: Mapping[int, Tensors], otherwise:
     require(not found, f"{otherwise} ({', '.join(found[:1])})")
 
 
-def counted(message: Message) -> int:
-    """Return the size of a message in bytes, computed by NumPy."""
-    arrays = [tensor.numpy() for tensor in (*message.weights.values(), *message.extra.values())]
-    size = sum(a.size * a.dtype.itemsize for a in arrays) + 8 * len(message.numbers)
-    if message.prototypes is not None:
-        held = int((message.prototypes.counts.numpy() > 0).sum())
-        size += held * (message.prototypes.means.shape[1] + 1) * 4
-    return size
-
-
 def rounds_run(make: Make) -> None:
     """Four rounds run, past the warm-up of FedALP, and no attribute changes outside the state."""
     executor = inline(make("rounds=4"))
@@ -138,7 +128,8 @@ def only_shared_tensors_are_sent(make: Make) -> None:
         for message, size in [*messages, *zip(replies, (r.up_bytes for r in trained.reports), strict=True)]:
             others = ", ".join(sorted(message.weights.keys() - shared))
             require(not others, f"weights contain {others}, which shared does not select; send it in extra")
-            require(size == counted(message), f"{size} bytes are counted, but the message has {counted(message)}")
+            full = payload_bytes(message)
+            require(size == full, f"{size} bytes are counted, but the message has {full}")
         for client, up in enumerate(replies):
             n = len(made.partition.train[client])
             require(up.client == client, f"the reply of client {client} has client={up.client}; use shard.client")

@@ -9,7 +9,6 @@ METHOD is one of
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -41,18 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all checks succeed, 1 if one fails, 2 if the method or a setting does not exist.
     """
-    given = _options(arguments)
-    folders = [CONFIGS, *(Path(folder).absolute() for folder in given.config_dir)]
-    return exit_status(lambda: _check(given.method, given.overrides, folders, given.ray))
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_parser("check-method", __doc__)
     parser.add_argument("method", metavar="METHOD", help="a module, a client class or the name of a YAML file")
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help="settings, such as method.mu=1")
     parser.add_argument("--config-dir", "-cd", action="append", default=[], metavar="DIR", help="folder of configs")
     parser.add_argument("--ray", action="store_true", help="also compare with Ray actors (takes longer)")
-    return parser.parse_intermixed_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
+    folders = [CONFIGS, *(Path(folder).absolute() for folder in given.config_dir)]
+    return exit_status(lambda: _check(given.method, given.overrides, folders, given.ray))
 
 
 def _check(method: str, overrides: Sequence[str], folders: Sequence[Path], ray: bool) -> int:

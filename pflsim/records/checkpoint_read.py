@@ -21,7 +21,7 @@ FOLDER = re.compile(r"round_(\d{4}|[1-9]\d{4,})")
 State = TypeVar("State")
 
 
-class BadCheckpoint(ValueError):
+class BadCheckpoint(SettingsError):
     """Raised when a checkpoint is damaged."""
 
 
@@ -75,12 +75,12 @@ class Checkpoint:
         """
         data = _read(self.path / name)
         if hashlib.sha256(data).hexdigest() != self.files.get(name):
-            raise BadCheckpoint(f"{name} does not match its checksum")
+            raise BadCheckpoint(f"{self.path / name} does not match its checksum")
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises errors of many types
             reason = str(error).strip().partition("\n")[0]
-            raise BadCheckpoint(f"{name} cannot be loaded: {reason}") from error
+            raise BadCheckpoint(f"{self.path / name} cannot be loaded: {reason}") from error
 
 
 def from_containers(kind: type[State], saved: object) -> State:
@@ -146,7 +146,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise BadCheckpoint(f"{path.name} is missing") from None
+        raise BadCheckpoint(f"{path} is missing") from None
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:

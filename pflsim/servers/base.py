@@ -28,7 +28,7 @@ class Federation:
         rounds: the number of rounds. A run whose initial state depends on it cannot be extended.
         num_classes: C.
         feature_width: D, the width of flattened features.
-        head: a copy of the initial classifier, D features → C logits, for rules that train one; None if unknown.
+        head: a copy of the initial classifier, D features → C logits, for rules that train one.
     """
 
     clients: tuple[ClientInfo, ...]
@@ -38,7 +38,7 @@ class Federation:
     rounds: int = 1
     num_classes: int = 0
     feature_width: int = 0
-    head: nn.Module | None = None
+    head: nn.Module = nn.Identity()
 
 
 class ServerRule(ABC, Generic[State]):

@@ -83,8 +83,6 @@ class FedFCD(ServerRule[State]):
         """Return the state with the initial head and no global means."""
         head = {key: value for key, value in federation.initial.items() if key.startswith(self.prefix)}
         if self.decision_fusion:
-            if federation.head is None:
-                raise SettingsError("the server trains a head, but the model has none; choose a model with a head")
             self.architecture = deepcopy(federation.head).eval()
             flat, scores = torch.zeros(2, federation.feature_width), (2, federation.num_classes)
             try:
