@@ -312,11 +312,6 @@ class ClientModule(LightningModule):
         phases = (phase for stage in self.stages() for phase in stage.phases)
         return list(dict.fromkeys(phase for phase in phases if not phase.plain))
 
-    @property
-    def stackable(self) -> bool:
-        """Whether clients may train in lockstep with the run's optimiser."""
-        return self.lockstep and self.training_settings.optimizer.stackable
-
     def learning_rate(self, phase: Phase) -> float:
         """Return a phase's learning rate in this round."""
         settings = self.training_settings

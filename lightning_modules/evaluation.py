@@ -15,12 +15,6 @@ from pflsim.data.federated import Examples
 Predict = Callable[[Tensor], Tensor]
 
 
-def count(predict: Predict, examples: Examples, batch_size: int | None = None) -> tuple[int, float]:
-    """Return the number of correct predictions and the summed cross-entropy in nats; see `totals`."""
-    correct, loss = totals(predict, examples, batch_size).tolist()
-    return int(correct), loss
-
-
 def totals(
     predict: Predict, examples: Examples, batch_size: int | None = None, outcomes: list[Tensor] | None = None
 ) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_modules.evaluation import count
+from lightning_modules.evaluation import totals
 from lightning_modules.nets.net import evaluating
 from pflsim.data.federated import Examples
 
@@ -67,4 +67,4 @@ def alignment(
 def mean_loss(net: nn.Module, examples: Examples) -> float:
     """Return the mean cross-entropy in nats over all examples, in evaluation mode and without gradients."""
     with evaluating(net):
-        return count(net, examples)[1] / len(examples)
+        return float(totals(net, examples)[1]) / len(examples)

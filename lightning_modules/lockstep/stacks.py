@@ -32,17 +32,16 @@ def stacks(
         The stacks, each with the largest shard first; empty if clients train one by one.
 
     Raises:
-        SettingsError: lockstep=true, but the method does not support it.
+        SettingsError: lockstep=true, but the method or the optimiser does not support it.
     """
     lockstep = str(settings.lockstep).lower()
-    if lockstep == "true" and not module.lockstep:
-        raise SettingsError(f"lockstep=true: {method} does not support lockstep; leave lockstep out")
-    if lockstep == "true" and not module.stackable:
+    stackable = module.lockstep and module.training_settings.optimizer.stackable
+    if lockstep == "true" and not stackable:
         raise SettingsError(
-            "lockstep=true: it computes optimizer=sgd, adam and adamw with betas and eps, and keeps no state; leave "
-            "lockstep out"
+            f"lockstep=true: {method} with optimizer={settings.optimizer.name} does not support it: expected a method "
+            "that does, and sgd, or adam or adamw with betas and eps, without optimizer.keep; leave lockstep out"
         )
-    if lockstep == "false" or not module.stackable:
+    if lockstep == "false" or not stackable:
         return ()
     found: list[tuple[int, ...]] = []
     variants = len(settings.model.get("variants") or [None])

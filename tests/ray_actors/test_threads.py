@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lightning_modules.hosts import client_host
+from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
@@ -17,13 +18,13 @@ from ray_actors.run import Runner
 def test_the_driver_uses_the_threads_of_the_placement(
     threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    seen, nonfinite = set[int](), client_host.nonfinite
+    seen, run_groups = set[int](), ClientHost.run_groups
 
-    def recorded(*arguments: object) -> str:
+    def recorded(*arguments: Any) -> Any:
         seen.add(torch.get_num_threads())
-        return nonfinite(*arguments)  # type: ignore[arg-type]
+        return run_groups(*arguments)
 
-    monkeypatch.setattr(client_host, "nonfinite", recorded)
+    monkeypatch.setattr(ClientHost, "run_groups", recorded)
     overrides = ["executor=inline", "rounds=1", "progress=none", f"placement.threads={threads}"]
     with composing([CONFIGS]):
         settings = to_settings(composed([*overrides, f"run_dir={tmp_path / 'run'}"], [CONFIGS]))
