@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import update_bn
 
 from lightning_modules.anchor import Anchor
-from lightning_modules.losses import cross_entropy
-from lightning_modules.nets.net import Net
+from lightning_modules.losses import cross_entropy, mean_loss
+from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
 from lightning_modules.phases import Phase, Schedule, Stage, stages
 from lightning_modules.training import Training
@@ -135,6 +136,13 @@ class ClientModule(LightningModule):
         """
         inputs, labels = batch
         return {"ce": cross_entropy(self.net(inputs), labels)}
+
+    def head_objective(self, batch: Batch) -> Terms:
+        """Return the cross-entropy on features of the fixed body, for phases that train the head alone."""
+        inputs, labels = batch
+        with torch.no_grad(), evaluating(self.net.body):
+            features = self.net.body(inputs)
+        return {"ce": cross_entropy(self.net.head(features), labels)}
 
     def receive(self, downlink: Message) -> None:
         """Read the server's message before local training.
@@ -276,6 +284,12 @@ class ClientModule(LightningModule):
         """Load weights; with `buffers=recalibrate`, measure running statistics on the client's training examples."""
         load(self, weights)
         self.recalibrate(shard.train)
+
+    def training_loss(self, weights: Tensors, shard: Shard) -> float:
+        """Load weights and return the net's mean cross-entropy on the training examples; infinite if it diverged."""
+        self.load_model(weights, shard)
+        loss = mean_loss(self.net, shard.train)
+        return loss if math.isfinite(loss) else math.inf
 
     @property
     def smallest_batch(self) -> int:

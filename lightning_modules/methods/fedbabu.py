@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
-from lightning_modules.base import Batch, ClientModule, Terms
+from lightning_modules.base import ClientModule
 from lightning_modules.loop import train_phase
-from lightning_modules.losses import cross_entropy
-from lightning_modules.nets.net import Net, evaluating
+from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
-from pflsim.errors import SettingsError
 from pflsim.params import BODY, HEAD, NET
 
 
@@ -49,8 +45,6 @@ class FedBABU(ClientModule):
         super().__init__(net, training)
         self.finetune_epochs = non_negative("method.finetune_epochs", finetune_epochs)
         self.finetuned = {"head": HEAD, "body": BODY, "both": NET}[finetune]
-        if not BODY.parameters(self):
-            raise SettingsError("fedbabu trains the body, and this model's has no parameters: add hidden layers")
 
     def schedule(self) -> Schedule:
         """Return one phase that trains the body."""
@@ -61,10 +55,3 @@ class FedBABU(ClientModule):
         objective = "head_objective" if self.finetuned is HEAD else "objective"
         if self.finetune_epochs:
             train_phase(self, Phase("finetune", objective, self.finetuned, epochs=self.finetune_epochs), shard.train)
-
-    def head_objective(self, batch: Batch) -> Terms:
-        """Return the cross-entropy on features of the fixed body."""
-        inputs, labels = batch
-        with torch.no_grad(), evaluating(self.net.body):
-            features = self.net.body(inputs)
-        return {"ce": cross_entropy(self.net.head(features), labels)}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
-from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy
-from lightning_modules.nets.net import Net, evaluating
+from lightning_modules.base import ClientModule
+from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
 from pflsim.config.validate import at_least_one
-from pflsim.errors import SettingsError
 from pflsim.params import BODY, HEAD
 
 
@@ -36,17 +32,8 @@ class FedRep(ClientModule):
         super().__init__(net, training)
         self.head_epochs = at_least_one("method.head_epochs", head_epochs)
         self.body_epochs = None if body_epochs is None else at_least_one("method.body_epochs", body_epochs)
-        if not BODY.parameters(self):
-            raise SettingsError("fedrep trains the body, and this model's has no parameters: add hidden layers")
 
     def schedule(self) -> Schedule:
         """Return the phases `head` and `body`."""
         head = Phase("head", objective="head_objective", trainable=HEAD, epochs=self.head_epochs)
         return (head, Phase("body", trainable=BODY, epochs=self.body_epochs))
-
-    def head_objective(self, batch: Batch) -> Terms:
-        """Return the cross-entropy on features of the fixed body."""
-        inputs, labels = batch
-        with torch.no_grad(), evaluating(self.net.body):
-            features = self.net.body(inputs)
-        return {"ce": cross_entropy(self.net.head(features), labels)}

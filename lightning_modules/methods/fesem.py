@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from lightning_modules.base import ClientModule
-from lightning_modules.losses import mean_loss
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
@@ -45,10 +43,4 @@ class FeSEM(ClientModule):
         """Load, for a newcomer, the centre that fits its training examples best."""
         offered, self._centres = self._centres, {}
         if offered:
-            self.load_model(min(offered.values(), key=lambda centre: self._loss(centre, shard)), shard)
-
-    def _loss(self, centre: Tensors, shard: Shard) -> float:
-        """Load a centre and return its mean cross-entropy; infinite if it diverged."""
-        self.load_model(centre, shard)
-        loss = mean_loss(self.net, shard.train)
-        return loss if math.isfinite(loss) else math.inf
+            self.load_model(min(offered.values(), key=lambda centre: self.training_loss(centre, shard)), shard)

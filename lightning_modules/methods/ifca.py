@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from lightning_modules.base import ClientModule
-from lightning_modules.losses import mean_loss
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.data.federated import Shard
@@ -50,7 +48,7 @@ class IFCA(ClientModule):
     def before_training(self, shard: Shard) -> None:
         """Load the model with the least loss on the training examples."""
         models, self._models = self._models, {}
-        best = min(models, key=lambda number: self._loss(models[number], shard))
+        best = min(models, key=lambda number: self.training_loss(models[number], shard))
         self.load_model(models[best], shard)
         self.cluster.fill_(best)
 
@@ -59,9 +57,3 @@ class IFCA(ClientModule):
         numbers = {CLUSTER: float(self.cluster)}
         weights = self.shared_tensors()
         return Uplink(weights=weights, numbers=numbers, client=shard.client, num_examples=shard.num_examples)
-
-    def _loss(self, model: Tensors, shard: Shard) -> float:
-        """Load a model and return its mean cross-entropy; infinite if it diverged."""
-        self.load_model(model, shard)
-        loss = mean_loss(self.net, shard.train)
-        return loss if math.isfinite(loss) else math.inf
