@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,9 +82,7 @@ class FedAS(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """Return the trained body and the Fisher trace."""
-        numbers = {FISHER_TRACE: self.fisher_trace(shard)}
-        weights = self.shared_tensors()
-        return Uplink(weights=weights, numbers=numbers, client=shard.client, num_examples=shard.num_examples)
+        return replace(super().reply(shard), numbers={FISHER_TRACE: self.fisher_trace(shard)})
 
     def fisher_trace(self, shard: Shard) -> float:
         """Return Σ ‖∇F‖² over the mini-batches."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -74,8 +75,7 @@ class FedFomo(ClientModule):
         stored = self.usefulness.tensors
         clients, values = (stored[name].tolist() if stored else [] for name in ("clients", "values"))
         numbers = {f"{USEFULNESS}{n}": u for n, u in zip(clients, values, strict=True)}
-        weights = self.shared_tensors()
-        return Uplink(weights=weights, numbers=numbers, client=shard.client, num_examples=shard.num_examples)
+        return replace(super().reply(shard), numbers=numbers)
 
     def _mix(self, sent: Mapping[int, Tensors], shard: Shard) -> None:
         """Load θ_prev + Σ_n w_n·(θ_n − θ_prev)."""

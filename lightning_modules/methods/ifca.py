@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,6 +55,4 @@ class IFCA(ClientModule):
 
     def reply(self, shard: Shard) -> Uplink:
         """Return the trained model and the number of its cluster."""
-        numbers = {CLUSTER: float(self.cluster)}
-        weights = self.shared_tensors()
-        return Uplink(weights=weights, numbers=numbers, client=shard.client, num_examples=shard.num_examples)
+        return replace(super().reply(shard), numbers={CLUSTER: float(self.cluster)})
