@@ -159,12 +159,8 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
         SettingsError: a class attribute is wrong, or a phase has no parameters, for example that of the body if the
             model has only a head.
     """
-    module = variants[0]
-    for name, value, expected in (
-        ("reported_model", module.reported_model, get_args(ModelKind)),
-        ("reported_phase", module.reported_phase, get_args(EvalPhase)),
-    ):
-        if value not in expected:
+    for name, expected in (("reported_model", get_args(ModelKind)), ("reported_phase", get_args(EvalPhase))):
+        if (value := getattr(variants[0], name)) not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
     for client, module in enumerate(variants):
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
