@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from lightning_modules.base import ClientModule
+from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
 from lightning_modules.hosts.devices import client_device, torch_threads
 from lightning_modules.lockstep.stacks import stacks
@@ -23,7 +24,7 @@ from lightning_modules.model_checks import (
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.config.components import bind_method, component_name
-from pflsim.config.settings import OnError, Settings
+from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
@@ -34,41 +35,8 @@ from pflsim.errors import SettingsError, own_errors
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
-from pflsim.servers.base import Federation, ServerRule
+from pflsim.servers.base import ServerRule
 from pflsim.types import Split
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """A run that is ready to start.
-
-    Args:
-        settings: as given.
-        dataset: the examples.
-        partition: the examples of each client.
-        factory: builds clients, for the hosts.
-        rule, federation: for the server.
-        plan: for the round loop.
-        meta: describes the run in its records.
-        batches_per_round: mini-batches per round of each client, for the placement.
-        warnings: what the user should know about the data and the model.
-    """
-
-    settings: Settings
-    dataset: Dataset
-    partition: Partition
-    factory: ClientFactory
-    rule: ServerRule[Any]
-    federation: Federation
-    plan: RunPlan
-    meta: RunMeta
-    batches_per_round: tuple[int, ...]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def on_error(self) -> OnError:
-        """The setting `on_client_error`."""
-        return OnError.of(self.settings.on_client_error)
 
 
 def prepare(settings: Settings) -> PreparedRun:

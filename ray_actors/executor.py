@@ -29,10 +29,9 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from lightning_modules.hosts.base_executor import BaseExecutor
+from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
-from lightning_modules.prepare import PreparedRun
 from pflsim.config.settings import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask

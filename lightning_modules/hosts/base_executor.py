@@ -1,17 +1,56 @@
-"""What the inline executor and the Ray executor have in common."""
+"""A prepared run, and what the inline executor and the Ray executor have in common."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.failures import FailurePolicy
-from lightning_modules.prepare import PreparedRun
-from pflsim.config.settings import OnError
+from pflsim.config.settings import OnError, Settings
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import AdaptTask, EvalRequest, Executor, FaultRecorder, Handle, Sent, Trained
+from pflsim.engine.plan import RunPlan
+from pflsim.records.summary import RunMeta
+from pflsim.servers.base import Federation, ServerRule
 from pflsim.types import EvalRow, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """A run that is ready to start.
+
+    Args:
+        settings: as given.
+        dataset: the examples.
+        partition: the examples of each client.
+        factory: builds clients, for the hosts.
+        rule, federation: for the server.
+        plan: for the round loop.
+        meta: describes the run in its records.
+        batches_per_round: mini-batches per round of each client, for the placement.
+        warnings: what the user should know about the data and the model.
+    """
+
+    settings: Settings
+    dataset: Dataset
+    partition: Partition
+    factory: ClientFactory
+    rule: ServerRule[Any]
+    federation: Federation
+    plan: RunPlan
+    meta: RunMeta
+    batches_per_round: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def on_error(self) -> OnError:
+        """The setting `on_client_error`."""
+        return OnError.of(self.settings.on_client_error)
 
 
 class BaseExecutor(Executor[Handle], ABC):

@@ -251,12 +251,6 @@ def test_an_error_says_whose_it_was() -> None:
     run(home, 3, [3], Message(weights=made.federation.initial))
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="torch sees none"):
-        host(make(device="cuda:0"))
-
-
 def test_messages_arrive_where_the_module_is() -> None:
     """Shown with the meta device: what a method holds of a message must be on its module's device."""
     message = Uplink(
