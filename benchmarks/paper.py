@@ -232,7 +232,7 @@ def _assign(
 
 
 def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run], both: bool) -> tuple[str, ...]:
-    scopes = {seed: run.reported if row.model is None else run.scope(row.model) for seed, run in sorted(runs.items())}
+    scopes = {seed: run.scope(row.model) for seed, run in sorted(runs.items())}
     chosen = {seed: chosen_round(runs[seed].history, s, choice) for seed, s in scopes.items()}
     lines = {seed: line for seed, line in chosen.items() if line}
     paper = _spread(row.value, row.std)

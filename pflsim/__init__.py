@@ -74,10 +74,7 @@ def _run(
     from pflsim.commands.overrides import overrides_of
     from pflsim.commands.sweep import run_all
     from pflsim.config.compose import config_folders, configs
-    from pflsim.errors import SettingsError
 
-    if isinstance(overrides, str):
-        raise SettingsError(f"overrides={overrides!r}: expected a list of texts, [{overrides!r}]")
     texts = [*overrides_of(settings, multirun), *overrides]
     jobs, found = configs(texts, multirun, config_folders([*map(str, config_dirs)]))
     done: list[Path] = []

@@ -174,9 +174,6 @@ def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
     dataset, partition = load_federation(settings)
     for warning in dataset_warnings(dataset):
         print(f"warning: {warning}", file=sys.stderr)
-    try:
-        write_partition(folder, dataset, partition, record_names(settings))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written: {error.strerror or error}") from error
+    write_partition(folder, dataset, partition, record_names(settings))
     print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")
     return 0

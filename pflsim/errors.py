@@ -67,6 +67,23 @@ def own_errors(what: str) -> Iterator[None]:
         raise SettingsError(f"{what} fails: {type(error).__name__}: {error}{place}") from error
 
 
+@contextmanager
+def reading(what: object, expected: str) -> Iterator[None]:
+    """Raise any error inside the block, such as those of libraries about invalid bytes, as a `SettingsError`.
+
+    Args:
+        what: the file or object, for the message.
+        expected: what it should be, for the message.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+        raise SettingsError(f"{what} cannot be read ({reason}); expected {expected}") from error
+
+
 def place_of(error: BaseException) -> str:
     """Return the last line of a user's code in the traceback, as ` (FILE, line N)`; empty if there is none."""
     while error.__cause__:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from pflsim.errors import SettingsError
 from pflsim.types import Tensors, Unit
 
 UnitKind = Literal["module", "tensor", "model"]
-Threshold = int | float | str
+Threshold = Annotated[int, Ge(0)] | Annotated[float, Ge(0), Le(1)] | Literal["body"]
+"""A number of units, a fraction of them, or all units before the classifier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,9 @@ def units(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str], 
             has none (a norm layer that is not affine), it joins the unit before.
         by: "module" (a module's weight, bias and buffers form a unit), "tensor" (every parameter is a unit; a norm
             layer's buffers join its weight) or "model" (one unit).
-
-    Raises:
-        SettingsError: `by` is another value.
     """
     if by == "model":
         return (Unit("model", tuple(parameters), tuple(buffers)),) if parameters else ()
-    if by not in ("module", "tensor"):
-        raise SettingsError(f"unit={by!r} is not one of: module, tensor, model")
 
     def unit_of(parameter: str) -> str:
         return parameter.rpartition(".")[0] if by == "module" else parameter
@@ -103,34 +100,24 @@ def _homes(module: nn.Module, parameters: Sequence[str], buffers: Sequence[str])
     return homes
 
 
-def resolve_threshold(
-    threshold: Threshold, layout: Sequence[Unit], head: str = "net.head", name: str = "method.r"
-) -> int:
+def resolve_threshold(threshold: Threshold, layout: Sequence[Unit], name: str = "method.r") -> int:
     """Return the number r of units before a fusion threshold.
 
     Args:
         threshold: a count 0..L, a fraction of L between 0.0 and 1.0 (rounded half up), or "body" (all units before
             the classifier).
         layout: the L fusion units.
-        head: the module name of the classifier, for "body".
         name: the setting's name, for errors.
 
     Raises:
-        SettingsError: the threshold is beyond the model's depth, or has none of the three forms.
+        SettingsError: the threshold is beyond the model's depth.
     """
     depth = len(layout)
     if threshold == "body":
-        inside = [i for i, unit in enumerate(layout) if any(k == head or k.startswith(head + ".") for k in unit.keys)]
-        return inside[0] if inside else depth
-    if isinstance(threshold, str | bool):
-        raise SettingsError(f"{name}: threshold {threshold!r} is neither a count, a fraction nor 'body'")
+        return next((i for i, unit in enumerate(layout) if any(k.startswith("net.head.") for k in unit.keys)), depth)
     if isinstance(threshold, float):
-        if not 0.0 <= threshold <= 1.0:
-            raise SettingsError(
-                f"{name}: threshold {threshold} is not a fraction between 0.0 and 1.0; a number of units is an integer"
-            )
         return int(threshold * depth + 0.5)
-    if not 0 <= threshold <= depth:
+    if threshold > depth:
         names = ", ".join(unit.name for unit in layout[:8]) + (", ..." if depth > 8 else "")
         raise SettingsError(
             f"{name}: threshold {threshold} is beyond the model's depth: it has {depth} fusion units ({names}); "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
-from pflsim.params import NET, Selector, resolve_threshold, units
+from pflsim.params import NET, Selector, Threshold, resolve_threshold, units
 
 
 class FedPer(ClientModule):
@@ -22,7 +22,7 @@ class FedPer(ClientModule):
 
     lockstep = True
 
-    def __init__(self, net: Net, training: Training, *, base: int | float | str = "body"):
+    def __init__(self, net: Net, training: Training, *, base: Threshold = "body"):
         super().__init__(net, training)
         layers = units(self, NET.parameters(self), NET.buffers(self), "module")
         chosen = layers[: resolve_threshold(base, layers, name="method.base")]

@@ -8,7 +8,7 @@ from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.config.validate import non_negative, positive
-from pflsim.params import UnitKind, resolve_threshold
+from pflsim.params import Threshold, UnitKind, resolve_threshold
 
 
 class PFedCFR(ClientModule):
@@ -41,7 +41,7 @@ class PFedCFR(ClientModule):
         lam: float = 1.0,
         mu: float = 0.001,
         alpha: float,
-        r: int | float | str,
+        r: Threshold,
         unit: UnitKind,
     ):
         super().__init__(net, training)

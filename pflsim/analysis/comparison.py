@@ -87,7 +87,7 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
         target: the accuracy to reach; None: no run reaches it.
         model: the evaluated model; None: the reported model.
     """
-    scope = group.runs[0].reported if model is None else group.runs[0].scope(model)
+    scope = group.runs[0].scope(model)
     found, metrics = list[dict[str, float]](), list[str]()
     for run in group.runs:
         traffic = run.history[-1].traffic_total if run.history else Traffic()

@@ -6,17 +6,15 @@ import glob
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
-from pflsim.config.validate import is_url
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
 from pflsim.records.accuracy import AccuracyStats, Scope
 from pflsim.records.environment import read_environment
 from pflsim.records.folder import CONFIG
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PER_CLIENT = "per_client.csv"
+FORM = "a file that a run has written"
 TEXTS = ("split", "model", "phase", "fault")
 """Columns of per_client.csv with words."""
 SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
@@ -54,8 +53,6 @@ def find_runs(arguments: Sequence[str]) -> list[Path]:
     """
     found: list[Path] = []
     for argument in arguments:
-        if is_url(argument):
-            raise SettingsError(f"{argument}: expected a local folder; copy the run to this machine first")
         paths = [Path(argument)] if Path(argument).exists() else [Path(p) for p in sorted(glob.glob(argument))]
         runs = [p for path in paths for p in ([path] if (path / CONFIG).is_file() else sorted(path.glob("*")))]
         runs = [path for path in runs if (path / CONFIG).is_file()]
@@ -153,21 +150,21 @@ class Run:
     @property
     def reported(self) -> Scope:
         """The scope that the method reports: the reported model at its phase, on test data."""
-        return self.scope(cast(ModelKind, self.summary["reported_model"]))
+        return self.scope()
 
-    def scope(self, model: ModelKind, split: Literal["val", "test"] = "test") -> Scope:
-        """Return the scope of a model at the phase at which it is evaluated."""
-        phase = cast(EvalPhase, self.summary["accuracy_of"]["phase"][model])
-        return Scope(model, split, phase)
+    def scope(self, model: ModelKind | None = None) -> Scope:
+        """Return the scope of a model (default: the reported model) at the phase at which it is evaluated."""
+        kind = model or cast(ModelKind, self.summary["reported_model"])
+        return Scope(kind, "test", cast(EvalPhase, self.summary["accuracy_of"]["phase"][kind]))
 
     def at(self, choice: Choice, model: ModelKind | None = None) -> RoundMetrics | None:
         """Return the round of a choice for a model (default: the reported model); None if there is no such round."""
-        return chosen_round(self.history, self.reported if model is None else self.scope(model), choice)
+        return chosen_round(self.history, self.scope(model), choice)
 
-    def stats(self, choice: Choice, model: ModelKind | None = None) -> AccuracyStats | None:
-        """Return test accuracy over clients in the round of a choice; None if there is no such round."""
-        line = self.at(choice, model)
-        return None if line is None else line.accuracy[self.reported if model is None else self.scope(model)]
+    def stats(self, choice: Choice) -> AccuracyStats | None:
+        """Return the reported model's test accuracy in the round of a choice; None if there is no such round."""
+        line = self.at(choice)
+        return None if line is None else line.accuracy[self.reported]
 
     def counts(self, round_number: int, scope: Scope | None = None) -> DataFrame:
         """Return the rows of `per_client` for a round, by client; the default scope is the reported model on test data.
@@ -184,7 +181,7 @@ class Run:
         """The rows of per_client.csv without an incomplete last line."""
         from pandas import read_csv
 
-        with _reading(self.folder / PER_CLIENT):
+        with reading(self.folder / PER_CLIENT, FORM):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
             found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
             for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
@@ -250,16 +247,14 @@ def read_run(folder: Path) -> Run:
     """
     import yaml
 
-    if not (folder / CONFIG).is_file():
-        raise SettingsError(f"{folder} is not a run folder: it has no {CONFIG}")
-    environment = read_environment(folder)
     config = read_mapping(folder / CONFIG, yaml.safe_load, ("seed", "rounds", *COMPONENTS))
+    environment = read_environment(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
     summary = read_mapping(folder / "summary.json", json.loads, SUMMARISED)
     partition = read_mapping(folder / "partition.json", json.loads, ("hash",))
     partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
-    with _reading(folder / "metrics.jsonl"):
+    with reading(folder / "metrics.jsonl", FORM):
         history = tuple(read_history(folder))
         rounds = [line.round for line in history]
         if rounds != sorted(set(rounds)) or (summary.get("complete") and rounds[-1:] != [summary["rounds"]]):
@@ -273,24 +268,13 @@ def read_mapping(path: Path, parse: Callable[[str], Any], keys: Sequence[str] = 
     Raises:
         SettingsError: it cannot be read, holds something else or lacks one of the keys; names the file.
     """
-    with _reading(path):
+    with reading(path, FORM):
         content = parse(path.read_text(encoding="utf-8"))
         if not isinstance(content, Mapping):
             raise TypeError("expected a mapping")
         if missing := [key for key in keys if key not in content]:
             raise ValueError(f"{missing[0]} is missing")
     return content
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raise errors in the content of a file as a `SettingsError` that names the file."""
-    import yaml
-
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def run_settings(run: Run) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from pflsim.analysis.comparison import Comparison, Difference, Row, Spread
 from pflsim.analysis.runs import incomplete, run_settings
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
-from pflsim.records.summary import Choice
-from pflsim.terminal.formats import NONE, byte_unit, plural
+from pflsim.terminal.formats import CHOSEN, NONE, byte_unit, plural
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,12 +26,6 @@ Format = Literal["text", "markdown", "latex", "csv"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv"}
 GREEK = {"α": "alpha", "β": "beta", "λ": "lambda", "ρ": "rho"}
 LATEX = str.maketrans({"±": r"$\pm$", "–": "--", "—": "---", **{k: rf"$\{name}$" for k, name in GREEK.items()}})
-CHOSEN: dict[Choice, str] = {
-    "best_val": "each seed's best by mean validation accuracy",
-    "last": "the last evaluated round",
-    "best_test_oracle": "each seed's best by mean test accuracy; this ORACLE selects on test data and overestimates "
-    "the accuracy",
-}
 MODEL = "reported\nmodel"
 
 
@@ -198,7 +191,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if comparison.metrics:
         yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
-    yield f"round: {CHOSEN[comparison.choice]}"
+    oracle = "; it is chosen on test data, so the accuracy is too high" * (comparison.choice == "best_test_oracle")
+    yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"
     yield "traffic: bytes of all clients in both directions, up to that round and in the whole run"
     if comparison.target is not None:
         every = sorted({run_settings(run)["eval.every"] for run in runs})

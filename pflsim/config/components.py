@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pflsim.config.names import nearest, unknown_key
@@ -29,12 +28,12 @@ from pflsim.errors import SettingsError, own_errors
 
 COMPONENTS = ("method", "data", "shift", "partition", "split", "model")
 TARGET = "_target_"
+MISSING = "???"
+"""OmegaConf's value of a setting that must be given."""
 SIDES = ("client", "server")
 NET = "lightning_modules.nets.net.Net"
 FILLED_IN = ("input_shape", "num_classes")
 """Parameters of an own model that the simulator fills in, unless they are given."""
-FILES = {"data": "npz", "partition": "explicit"}
-"""Groups with an option whose setting `path` names a file."""
 NOTEBOOK = "__main__."
 """Begins the target of an object that other processes cannot import."""
 _objects: dict[str, Any] = {}
@@ -46,13 +45,11 @@ class Parameter:
 
     Args:
         annotation: its type; Any if the signature has none, or one that pydantic cannot validate.
-        default: of the signature; `...` if a YAML file cannot contain it.
-        required: whether the parameter has no default.
+        default: of the signature; `MISSING` if it has none, and `...` if a YAML file cannot contain it.
     """
 
     annotation: Any = Any
     default: Any = ...
-    required: bool = False
 
 
 # Targets --------------------------------------------------------------------------------------------------------------
@@ -115,13 +112,11 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
 
 def _imported(target: str, key: str) -> Any:
     module, _, name = target.rpartition(".")
-    head, group = module.partition(".")[0], key.partition(".")[0]
+    head = module.partition(".")[0]
     if target.startswith(NOTEBOOK):
         raise SettingsError(
             f"{key}={target}: an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
         )
-    if group in FILES and Path(target).exists():
-        raise SettingsError(f"{key}={target} is a file or folder; write {group}={FILES[group]} {group}.path={target}")
     if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
         raise SettingsError(f"{key}={target}: expected package.module.Name of a module outside the standard library")
     if find_spec(head) is None and os.getcwd() not in sys.path:
@@ -130,10 +125,7 @@ def _imported(target: str, key: str) -> Any:
         with own_errors(f"{key}={target}"):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if not f"{module}.".startswith(f"{missing}."):
-            raise
-        raise SettingsError(f"{key}={target}: there is no module {missing}") from None
+        raise SettingsError(f"{key}={target}: {error}") from None
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")
@@ -144,24 +136,21 @@ def _check_kind(found: Any, kind: Any, where: str) -> None:
     """Refuse a target that is not what the simulator calls."""
     arguments = [*inspect.signature(kind.__call__).parameters][1:]
     wanted, returned = typing.get_type_hints(kind.__call__)["return"], returned_type(found)
-    if returned != wanted and not (_is_class(returned) and _is_class(wanted) and issubclass(returned, wanted)):
-        name = wanted.__name__ if _is_class(wanted) else str(wanted)
+    if returned != wanted and not (
+        isinstance(returned, type) and isinstance(wanted, type) and issubclass(returned, wanted)
+    ):
+        name = wanted.__name__ if isinstance(wanted, type) else str(wanted)
         raise SettingsError(
             f"{where} does not return {name}; expected a function ({', '.join([*arguments, '*', 'SETTINGS'])}) -> "
             f"{name}, or such a class"
         )
     keywords = {p.name: None for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY}
     try:
+        if inspect.isabstract(found):
+            raise TypeError("it is abstract")
         inspect.signature(found).bind(*arguments, **keywords)
-        callable_so = not inspect.isabstract(found)
-    except TypeError:
-        callable_so = False
-    if not callable_so:
-        raise SettingsError(f"{where} cannot be called with ({', '.join(arguments)})")
-
-
-def _is_class(kind: Any) -> bool:
-    return isinstance(kind, type) and not typing.get_args(kind)
+    except TypeError as error:
+        raise SettingsError(f"{where} cannot be called with ({', '.join(arguments)}): {error}") from None
 
 
 def returned_type(found: Any) -> Any:
@@ -180,7 +169,7 @@ def is_own_model(target: str, component: str = "model") -> bool:
     if component != "model":
         return False
     returned = returned_type(resolve(target, key=f"model.{TARGET}"))
-    return not (_is_class(returned) and issubclass(returned, pkgutil.resolve_name(NET)))
+    return not (isinstance(returned, type) and issubclass(returned, pkgutil.resolve_name(NET)))
 
 
 def parameters_of(called: Callable[..., Any], every: bool = False) -> dict[str, Parameter]:
@@ -207,7 +196,7 @@ def _parameter(parameter: inspect.Parameter, names: dict[str, Any]) -> Parameter
     except (NameError, AttributeError, TypeError, RuntimeError, SyntaxError):  # no type, or none that can be validated
         kind = Any
     if default is parameter.empty:
-        return Parameter(kind, None, True)
+        return Parameter(kind, MISSING)
     return Parameter(kind, default if _is_plain(default) else ...)
 
 
@@ -237,10 +226,10 @@ def settings_of(
                 found |= {name: Parameter() for name in given if name not in {TARGET, *found, *merged}}
         for name, new in found.items():
             known = merged.get(name)
-            if known is not None and not known.required and not new.required:
+            if known is not None and MISSING not in (known.default, new.default):
                 raise SettingsError(f"{target}: client and server both have a default of {name!r}; leave one out")
-            if new.required or new.default is not ... or name in given:
-                merged[name] = new if known is None or known.required else known
+            if new.default is not ... or name in given:
+                merged[name] = new if known is None or known.default == MISSING else known
     return merged
 
 
@@ -265,12 +254,10 @@ def check_component(node: Mapping[str, Any], component: str) -> dict[str, Any]:
     known, found = settings_of(targets, component, node), dict(node)
     for name in node:
         if name not in known and name not in ((TARGET,) if "" in targets else SIDES):
-            if any(name in inspect.signature(resolve(target)).parameters for target in targets.values()):
-                raise SettingsError(f"{component}.{name}: settings are keyword-only parameters; put a * before {name}")
             raise SettingsError(unknown_key(f"{component}.{name}", keys_of(node, component)))
     for name, parameter in known.items():
         key = f"{component}.{name}"
-        if node.get(name, "???" if parameter.required else None) == "???":
+        if node.get(name, parameter.default) == MISSING:
             raise SettingsError(f"{key} has no default; give it a value: {key}=...")
         if name in node:
             value = checked(key, parameter.annotation, node[name])
@@ -321,7 +308,7 @@ def bind_method(
     targets = targets_of(node, "method")
     known = settings_of(targets, "method", node)
     # One of the two signatures holds the default, and the other side needs the value too.
-    values = {name: p.default for name, p in known.items() if not p.required} | _arguments(node, known, "method")
+    values = {name: p.default for name, p in known.items() if p.default != MISSING} | _arguments(node, known, "method")
     sides = list[partial[Any]]()
     for (side, target), kind in zip(targets.items(), (client_kind, server_kind), strict=True):
         called = resolve(target, kind, f"method.{side}.{TARGET}")

@@ -189,7 +189,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         text = re.sub(r"^optimizer=(?=\w+\.)", "optimizer.name=", text)  # a class of torch or one's own
         try:
             (override,) = parser.parse_overrides([text])
-        except (OverrideParseException, ValueError, RecursionError) as error:  # also too many digits or brackets
+        except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
             raise SettingsError(f"{form} ({why})") from error
         if override.is_hydra_override():
@@ -223,8 +223,6 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
-    except RecursionError:
-        raise SettingsError("the brackets in a value are nested too deeply") from None
     del content["hydra"]
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
 
@@ -260,7 +258,7 @@ def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
         if key in COMPONENTS and isinstance(node, Mapping) and node:
             default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
             for name, parameter in settings_of(targets_of(node, key), key, node).items():
-                default[name] = "???" if parameter.required else parameter.default
+                default[name] = parameter.default
         if isinstance(default, dict) and isinstance(node, Mapping):
             values[key] = {**default, **node}
     return OmegaConf.create(values)

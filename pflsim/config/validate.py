@@ -43,9 +43,6 @@ class Bounds:
     above: float = -math.inf
     below: float = math.inf
 
-    def __contains__(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
-
     def __str__(self) -> str:
         pairs = (">=", self.least), (">", self.above), ("<=", self.most), ("<", self.below)
         return " and ".join(f"{sign} {bound}" for sign, bound in pairs if math.isfinite(bound))
@@ -60,7 +57,7 @@ class Bounds:
         Raises:
             SettingsError: the value is outside the bounds, infinite or NaN.
         """
-        if value not in self:
+        if not (self.least <= value <= self.most and self.above < value < self.below):
             raise SettingsError(f"{name}={value}: expected a number {self}")
         return value
 

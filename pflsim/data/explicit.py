@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pflsim.config.names import listed
+from pflsim.config.validate import checked
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
+from pflsim.data.federate import valid_rows
 from pflsim.data.federated import Partition
-from pflsim.data.sources.common import reading
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
 from pflsim.types import SPLITS, Split
 
-NUMBERINGS = ("parts", "all")
 OTHER_KEYS = (
     *("numbering", "hash", "data", "partition", "split"),
-    *("clients", "classes", "examples", "per_client", "class_counts", "shift", "unshifted_hash", "inputs"),
+    *("clients", "classes", "examples", "class_counts", "shift", "unshifted_hash", "inputs"),
 )
 """Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'
@@ -50,9 +49,7 @@ def explicit(
     """
     where = f"partition.path={path}" if rows is None else "partition"
     given = _read(path) if rows is None else rows
-    numbering = given.get("numbering", "parts")
-    if numbering not in NUMBERINGS:
-        raise SettingsError(f'{where}: "numbering" is {numbering!r}, expected {listed(NUMBERINGS, "or")}')
+    numbering = checked(f"{where}: numbering", Literal["parts", "all"], given.get("numbering", "parts"))
     if unknown := [key for key in given if key not in (*SPLITS, *OTHER_KEYS)]:
         raise SettingsError(f'{where}: "{unknown[0]}" is not known; expected {FORM}')
     names: list[Split] = [name for name in SPLITS if name in given]
@@ -61,18 +58,11 @@ def explicit(
         raise SettingsError(f'{where}: "{missing}" is missing; expected {FORM}')
     found: dict[Split, tuple[np.ndarray, ...]] = {}
     for name in names:
-        lists = given[name]
-        if not isinstance(lists, list | tuple):
-            raise SettingsError(f'{where}: "{name}" is no list; expected {FORM}')
-        if len(lists) != clients:
-            raise SettingsError(f'{where}: "{name}" has the rows of clients={len(lists)}, but clients={clients} is set')
         part = range(len(dataset.y))
         if numbering == "parts":
             part = part[dataset.train_size :] if name == "test" else part[: dataset.train_size]
-        least = int(name != "val")
-        found[name] = tuple(
-            _rows(f"{where}: {name} rows of client {i}", each, part, least) for i, each in enumerate(lists)
-        )
+        rows_of_clients = valid_rows(given[name], clients, len(part), f"{where}: {name} rows", int(name != "val"))
+        found[name] = tuple(each + part.start for each in rows_of_clients)
     rows_of_all, times = np.unique(np.concatenate([rows for name in found for rows in found[name]]), return_counts=True)
     if twice := rows_of_all[times > 1].tolist():
         raise SettingsError(f"{where}: row {twice[0]} of all examples is listed twice; expected every row once")
@@ -91,20 +81,6 @@ def _read(path: str | None) -> Mapping[str, Any]:
         raise SettingsError("partition=explicit needs partition.path=FILE.json with the rows of every client")
     with reading(f"partition.path={path}", f"a JSON file {FORM}"):
         return dict(json.loads(Path(path).read_text(encoding="utf-8")))
-
-
-def _rows(where: str, given: Any, part: range, least: int) -> np.ndarray:
-    """Return row numbers inside a part, at least so many, as ascending row numbers of the data set."""
-    with reading(where, "a list of integers"):
-        rows = np.sort(given)
-    if len(rows) and rows.dtype.kind not in "iu":
-        raise SettingsError(f"{where}: expected a list of integers")
-    for row in rows[[0, -1]] if len(rows) else ():
-        if not 0 <= row < len(part):
-            raise SettingsError(f"{where}: row {row} does not exist; expected 0..{len(part) - 1}")
-    if len(rows) < least:
-        raise SettingsError(f"{where}: found none; expected at least one")
-    return rows.astype(np.int64) + part.start
 
 
 def from_flwr(partitioner: Any, dataset: Any) -> dict[str, list[list[int]]]:

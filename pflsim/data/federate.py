@@ -8,13 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from pflsim.config.components import bind, component_name
-from pflsim.config.names import shortened
 from pflsim.config.settings import Settings
-from pflsim.data.dataset import Dataset, Loader, check_dataset
+from pflsim.data.dataset import Dataset, Loader, check_dataset, described
 from pflsim.data.federated import Partition
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
-from pflsim.errors import SettingsError, own_errors
+from pflsim.errors import SettingsError, own_errors, reading
 from pflsim.seeding import numpy_generator
 
 
@@ -110,13 +109,13 @@ def federate(
         writers = None if dataset.writers is None else dataset.writers[rows]
         arguments, streams = (dataset.y[rows], dataset.num_classes, clients), range(1 if marked else 2)
         with own_errors("the partition rule"):
-            parts, *again = (partition_rule(*arguments, numpy_generator(seed, "partition"), writers) for _ in streams)
-        _check_rows(parts, clients, len(rows), "the partition rule returned invalid rows", 1)
+            drawn = [partition_rule(*arguments, numpy_generator(seed, "partition"), writers) for _ in streams]
+        parts, *again = (valid_rows(each, clients, len(rows), "rows of the partition rule", 1) for each in drawn)
         if again and not all(map(np.array_equal, parts, again[0])):
             raise SettingsError("the partition rule returns other rows each time; use rng for random numbers only")
         if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
-        return [rows[np.sort(part)] for part in parts]
+        return [rows[part] for part in parts]
 
     return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
 
@@ -126,20 +125,37 @@ def _check_partition(partition: Partition, clients: int, examples: int) -> Parti
     if not isinstance(partition, Partition):
         raise SettingsError(f"the split rule returned a {type(partition).__name__}, expected a Partition")
     for name, least in (("train", 1), ("val", 0), ("test", 0)):
-        _check_rows(getattr(partition, name), clients, examples, f"the split rule returned invalid {name} rows", least)
+        valid_rows(getattr(partition, name), clients, examples, f"{name} rows of the split rule", least)
     return partition
 
 
-def _check_rows(given: Any, clients: int, examples: int, what: str, least: int) -> None:
-    """Raise a `SettingsError` if this is not an array of at least `least` valid row numbers for each client."""
+def valid_rows(given: Any, clients: int, examples: int, what: str, least: int) -> tuple[np.ndarray, ...]:
+    """Return the row numbers of each client, ascending.
+
+    Args:
+        given: a list of numbers or an array for each client.
+        clients: N.
+        examples: the number of rows.
+        what: the rows, for the message.
+        least: how many rows a client has at least.
+
+    Raises:
+        SettingsError: there are not N lists of row numbers, or a list is too short.
+    """
     if not isinstance(given, list | tuple) or len(given) != clients:
         size = f" of {len(given)}" if isinstance(given, list | tuple) else ""
-        raise SettingsError(f"{what}; expected {clients} arrays, one per client; found a {type(given).__name__}{size}")
-    for client, rows in enumerate(given):
-        if isinstance(rows, np.ndarray) and rows.shape == (0,) and least:
+        raise SettingsError(
+            f"{what}: expected a list for each of clients={clients}, found a {type(given).__name__}{size}"
+        )
+    found = []
+    for client, each in enumerate(given):
+        with reading(f"{what} of client {client}", "a list of integers"):
+            rows = np.sort(each)
+            if len(rows) and (rows.ndim > 1 or rows.dtype.kind not in "iu"):
+                raise TypeError(described(rows))
+        if len(rows) < least:
             raise SettingsError(f"{what}: client {client} is left without examples; use fewer clients")
-        valid = isinstance(rows, np.ndarray) and rows.ndim == 1 and (rows.dtype.kind in "iu" or not len(rows))
-        if not valid or (len(rows) and not 0 <= rows.min() <= rows.max() < examples):
-            raise SettingsError(
-                f"{what}; expected numbers in 0..{examples - 1} for each client; client {client} has {shortened(rows)}"
-            )
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < examples:
+            raise SettingsError(f"{what} of client {client} are {rows[0]}..{rows[-1]}, expected 0..{examples - 1}")
+        found.append(rows.astype(np.int64))
+    return tuple(found)

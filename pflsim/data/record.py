@@ -49,10 +49,6 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
         "clients": len(clients),
         "classes": dataset.num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
-        "per_client": {
-            name: {"min": int(size.min()), "median": float(np.median(size)), "max": int(size.max())}
-            for name, size in ((name, c.sum(axis=1)) for name, c in counts.items())
-        },
         "numbering": "all",
         "inputs": {
             "shape": dataset.input_shape,

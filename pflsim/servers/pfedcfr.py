@@ -13,7 +13,7 @@ from pflsim.fusion.attentive import check_self_weight
 from pflsim.fusion.layerwise import collaborate, column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
-from pflsim.params import UnitKind, resolve_threshold, snapshot
+from pflsim.params import Threshold, UnitKind, resolve_threshold, snapshot
 from pflsim.servers.base import Federation, ServerRule, between_clients
 from pflsim.types import Matrix, Tensors, Unit
 
@@ -62,12 +62,13 @@ class PFedCFR(ServerRule[State]):
         *,
         alpha: float = 1e4,
         sigma: float = 1e6,
-        r: int | float | str = "body",
+        r: Threshold = "body",
         unit: UnitKind = "module",
         clamp: bool = False,
     ):
         self.alpha, self.sigma, self.clamp = alpha, sigma, clamp
-        self.r, self.unit = r, unit
+        self.r: Threshold = r
+        self.unit = unit
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model and the units on both sides of the threshold."""

@@ -79,7 +79,7 @@ def test_mean_and_spread_of_the_oracle_s_round(tmp_path: Path) -> None:
     assert found.table.headers == ("row", "paper", "ours", "difference", "round\n(oracle)", "seeds")
     assert lines(NAME, runs)["pFedCFR"] == ("95.63 ± 0.08", "90.00 ± 7.07", "-5.63", "1–2", "0,2")
     assert lines(NAME, runs)["Ditto"] == ("95.30 ± 0.60", "—", "—", "—", "—")
-    assert any("ORACLE" in note for note in found.table.notes)
+    assert any("oracle" in note for note in found.table.notes)
     assert any("sample standard deviation over seeds" in note for note in found.table.notes)
 
 

@@ -99,8 +99,6 @@ def test_wrong_settings_and_names() -> None:
         pflsim.run(method="fedavg", **SMALL | {"clients": 0})
     with pytest.raises(SettingsError, match="roundz"):
         pflsim.run(method="fedavg", roundz=3)
-    with pytest.raises(SettingsError, match="list"):
-        pflsim.run(method="fedavg", overrides="lr=0.1")
     with pytest.raises(SettingsError, match="nothing"):
         pflsim.load("nothing")
     with pytest.raises(SettingsError, match="method="):

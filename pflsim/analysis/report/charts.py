@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
+from matplotlib import rc_context
 
 from pflsim.analysis.comparison import Comparison
 from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_curves
 from pflsim.analysis.groups import Group
-from pflsim.analysis.report.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
+from pflsim.analysis.report.svg import INK, PALETTE, STYLE, to_svg
 from pflsim.analysis.runs import Run
 from pflsim.data.record import partition_figure
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
@@ -84,9 +85,8 @@ def loss_charts(groups: Sequence[Group]) -> list[Chart]:
 
 def _chart(curves: Sequence[Curve], x_label: str, y_label: str, name: str, caption: str, log: bool = False) -> Chart:
     """Draw without a legend: the page has one legend for all charts."""
-    with drawing():
-        figure = draw_curves(curves, x_label, y_label, size=SIZE, legend=False)
-    style_axes(figure.axes[0])
+    with rc_context(STYLE):
+        figure = draw_curves(curves, x_label, y_label, SIZE)
     if log:
         figure.axes[0].set_yscale("log")
     return Chart(to_svg(figure, name, caption), caption)
@@ -113,8 +113,8 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
         if local and local[1] is not run and local[1].partition_hash == run.partition_hash:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name) if reference else "every client's test accuracy"
-        with drawing():
-            drawn = draw_clients(rates, reference, colour_of(number))
+        with rc_context(STYLE):
+            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)])
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
 
@@ -195,7 +195,5 @@ def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | No
     axes.set_xlabel("clients by accuracy")
     axes.set_ylabel("test accuracy")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    style_axes(axes)
     axes.grid(False, axis="x")
-    axes.grid(color=GRID, axis="y")
     return figure

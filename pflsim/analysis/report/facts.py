@@ -6,7 +6,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -16,14 +15,7 @@ from pflsim.analysis.runs import Run, read_mapping, run_settings
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import started_as, written
 from pflsim.config.settings import Settings, dotted
-from pflsim.errors import SettingsError
 
-FAULTS = {
-    "dropout": "absent (simulated)",
-    "straggler": "slow, with a share of the work done (simulated)",
-    "error": "left out after an error",
-    "nonfinite": "with values that are not finite",
-}
 Pair = tuple[Spread, Spread]
 """Bytes up and down."""
 
@@ -74,13 +66,9 @@ def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:
 
 
 def sessions(run: Run) -> list[Mapping[str, Any]]:
-    """Return environment.json and the environments of later sessions; unreadable files are left out."""
-    found = [run.environment] if run.environment else []
-    later = [path for path in run.folder.glob("environment-*.json") if path.stem.partition("-")[2].isdigit()]
-    for path in sorted(later, key=lambda path: int(path.stem.partition("-")[2])):
-        with suppress(SettingsError):
-            found.append(read_mapping(path, json.loads))
-    return found
+    """Return environment.json and the environments of later sessions."""
+    later = sorted(run.folder.glob("environment-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [run.environment, *(read_mapping(path, json.loads) for path in later)]
 
 
 def commands(runs: Iterable[Run]) -> list[tuple[str, str | None, bool | None, list[str]]]:
@@ -112,6 +100,6 @@ def _incidents(run: Run) -> Iterator[str]:
         yield f"resumed after round {', '.join(map(str, after))}"
     work = sum(line.cohort for line in run.history)
     for kind, count in sum((Counter(line.faults) for line in run.history), Counter()).items():
-        yield f"clients {FAULTS.get(kind, kind)}: {count} of {work} times"
+        yield f"clients with the fault {kind}: {count} of {work}"
     if restarts := run.summary.get("actor_restarts", 0):
         yield f"restarts of dead actors: {restarts}"

@@ -15,7 +15,7 @@ from pflsim.analysis.report import charts, facts
 from pflsim.analysis.report.grid import grid_of
 from pflsim.analysis.report.svg import PALETTE
 from pflsim.analysis.runs import incomplete, read_run
-from pflsim.analysis.tables import title
+from pflsim.analysis.tables import title as heading
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.summary import Choice
@@ -46,42 +46,17 @@ def _context(whole: Comparison) -> dict[str, Any]:
     """Return the values of the template for one set of runs; in a grid, only each method's best is shown in detail."""
     grid = None if check_evaluation(whole.groups) else grid_of(whole.groups, whole.choice)
     comparison = compare(grid.shown, whole.choice) if grid else whole
-    groups, runs, choice = comparison.groups, whole.runs, comparison.choice
+    groups, runs = comparison.groups, whole.runs
     return {
+        "whole": whole,
         "grid": grid,
+        "comparison": comparison,
         "title": _title(groups),
-        "about": f"{title(whole)}; {plural(len(runs), 'run')}",
-        "groups": groups,
-        "runs": runs,
         "seeds": max(len(group.runs) for group in groups),
-        "banners": _banners(whole),
-        "sentences": sentences(comparison),
-        "choice": choice,
-        "chosen": CHOSEN[choice],
-        "rows": comparison.rows,
-        "columns": [*STATS, *comparison.metrics],
-        "metrics": comparison.metrics,
-        "other_rounds": _others(groups, [c for c in CHOSEN if c != choice], reported=True),
-        "other_models": _others(groups, list(CHOSEN), reported=False),
         "evaluated": sorted({run.summary["accuracy_of"]["clients"] for run in runs}),
-        "curves": charts.accuracy_charts(comparison),
-        "losses": charts.loss_charts(groups),
-        "metric_curves": charts.metric_charts(comparison),
-        "clients": charts.client_charts(groups, choice),
-        "reference": comparison.reference,
         "differences": {d.group.label: d for d in comparison.differences},
-        "target": comparison.target if len(groups) > 1 else None,
-        "per_round": [facts.traffic_per_round(group) for group in groups],
-        "band": BAND,
-        "partitions": charts.partition_charts(groups),
         "hashes": sorted({(run.seed, run.partition_hash) for run in runs}),
-        "matrices": charts.matrix_charts(groups),
-        "newcomers": [(g, run) for g in groups for run in g.runs if run.summary.get("newcomers")],
-        "incidents": facts.incidents(runs),
-        "settings": facts.settings_table(groups),
-        "configs": [(group.label, dict(group.runs[0].config), group.runs[0].name) for group in groups],
-        "environments": facts.environments(runs),
-        "commands": facts.commands(runs),
+        "newcomers": [(group, run) for group in groups for run in group.runs if run.summary.get("newcomers")],
     }
 
 
@@ -91,7 +66,7 @@ def _title(groups: Sequence[Group]) -> str:
     return f"{listed(methods) if len(methods) <= 6 else f'{len(methods)} methods'} on {' or '.join(data)}"
 
 
-def _banners(comparison: Comparison) -> list[str]:
+def banners(comparison: Comparison) -> list[str]:
     """Return the warnings at the top of the page."""
     lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
     lines += [f"{reason}." for reason in incomplete(comparison.runs)]
@@ -103,7 +78,7 @@ def _banners(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _others(groups: Sequence[Group], choices: Sequence[Choice], reported: bool) -> list[tuple[str, Row]]:
+def others(groups: Sequence[Group], choices: Sequence[Choice], reported: bool) -> list[tuple[str, Row]]:
     """Return the rows of other rounds, either of the reported models or of the others."""
     models = [run.reported.model for run in (group.runs[0] for group in groups)]
     found = [
@@ -126,7 +101,9 @@ def _render(contexts: Sequence[Mapping[str, Any]]) -> str:
     env.filters |= {"rate": _rate, "size": _size, "plural": plural, "p": _p}
     env.filters["duration"] = lambda value: format_seconds(value.mean)
     env.filters["yaml"] = partial(safe_dump, sort_keys=False, allow_unicode=True)
-    env.globals |= {"WHEN": WHEN, "shade": lambda number: f"var(--c{number % len(PALETTE) + 1})"}
+    env.globals |= {"WHEN": WHEN, "CHOSEN": CHOSEN, "STATS": STATS, "BAND": BAND, "charts": charts, "facts": facts}
+    env.globals |= {"heading": heading, "banners": banners, "sentences": sentences, "others": others}
+    env.globals["shade"] = lambda number: f"var(--c{number % len(PALETTE) + 1})"
     env.globals["settings_of"] = lambda group: " ".join(f"{key}={written(v)}" for key, v in group.settings.items())
     titles = list(dict.fromkeys(context["title"] for context in contexts))
     texts = [env.get_template("section.html").render(context) for context in contexts]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import AbstractContextManager
 from html import escape
 from typing import Any
 
@@ -19,31 +18,14 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", **{c: f"--c{n}" for
 """CSS custom property of the page for each colour."""
 MAX_SCALE = 1.25
 """Maximum CSS pixels per point of a figure; the page reads the width that follows from `--width`."""
-FONT_SIZE = 11.5
-"""Font size in points, legible on a phone."""
-
-
-def colour_of(number: int) -> str:
-    """Return the colour of a group by its position; the palette repeats."""
-    return PALETTE[number % len(PALETTE)]
-
-
-def drawing() -> AbstractContextManager[None]:
-    """Return a context in which matplotlib uses the font size of the page."""
-    from matplotlib import rc_context
-
-    return rc_context({"font.size": FONT_SIZE})
-
-
-def style_axes(axes: Any) -> None:
-    """Apply the style of the page to axes."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(MUTED)
-    axes.tick_params(colors=MUTED, labelcolor=INK)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
-        text.set_color(INK)
+STYLE: dict[Any, Any] = {
+    "font.size": 11.5,  # points, legible on a phone
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor", "axes.labelcolor"), INK),
+    **{"axes.grid": True, "axes.axisbelow": True, "grid.color": GRID},
+}
+"""Matplotlib's settings for the charts of the page."""
 
 
 def to_svg(figure: Any, name: str, label: str, **options: Any) -> str:

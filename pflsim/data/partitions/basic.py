@@ -71,7 +71,7 @@ def classes_per_client(
         held = pool.no_counts.astype(bool)
         consecutive = np.arange(pool.clients * classes).reshape(pool.clients, classes) % len(present)
         np.put_along_axis(held, present[consecutive], True, axis=1)
-    return _divide_classes(pool, held, balanced, f"partition.classes={classes}")
+    return _divide_classes(pool, held, balanced)
 
 
 @partition_rule
@@ -84,7 +84,7 @@ def one_class(pool: Pool) -> list[np.ndarray]:
     present = pool.check_classes("classes", 1)
     held = pool.no_counts.astype(bool)
     held[np.arange(pool.clients), present[np.arange(pool.clients) % len(present)]] = True
-    return _divide_classes(pool, held, True, "partition=one_class")
+    return _divide_classes(pool, held, True)
 
 
 @partition_rule
@@ -151,22 +151,15 @@ def listed_classes(pool: Pool, *, held: list[list[int]]) -> list[np.ndarray]:
         holds[client, classes] = 1
     holders = holds.sum(axis=0)
     each = (pool.sizes[holders > 0] // holders[holders > 0]).min()
-    if not each:
-        raise SettingsError("partition.held: a class has fewer examples than clients that hold it; use fewer clients")
     return pool.deal(holds * each)
 
 
-def _divide_classes(pool: Pool, held: np.ndarray, balanced: bool, setting: str) -> list[np.ndarray]:
+def _divide_classes(pool: Pool, held: np.ndarray, balanced: bool) -> list[np.ndarray]:
     """Divide each class among the clients that hold it ([N, ≤C] bool), with at least one example each."""
     sizes, counts = pool.sizes, pool.no_counts
     for c in range(held.shape[1]):
         holders = np.flatnonzero(held[:, c])
-        if len(holders) > sizes[c]:
-            raise SettingsError(
-                f"{setting} with {len(held)} clients: {len(holders)} clients share class {c}, which has only "
-                f"{sizes[c]} examples; use fewer clients or fewer classes per client"
-            )
         if len(holders):
             weights = np.ones(len(holders)) if balanced else pool.rng.uniform(0.1, 1.0, len(holders))
-            counts[holders, c] = 1 + apportion(weights, int(sizes[c]) - len(holders))
+            counts[holders, c] = 1 + apportion(weights, max(int(sizes[c]) - len(holders), 0))
     return pool.deal(counts)

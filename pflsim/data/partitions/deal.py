@@ -116,19 +116,24 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
 
     Args:
         labels: [n] int.
-        counts: [N, C] int; the sum of a column is at most the size of the class.
+        counts: [N, C] int.
         rng: shuffles each class.
 
     Returns:
         N arrays of row numbers, disjoint, each ascending.
+
+    Raises:
+        SettingsError: a class has fewer rows.
     """
     per_client: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
     for c in range(counts.shape[1]):
         rows = rng.permutation(np.flatnonzero(labels == c))
         bounds = np.cumsum(counts[:, c])
         if len(bounds) and bounds[-1] > len(rows):
-            raise ValueError(f"class {c}: {bounds[-1]} rows asked of {len(rows)}")
-
+            raise SettingsError(
+                f"class {c} has {len(rows)} examples, but {np.count_nonzero(counts[:, c])} clients would get "
+                f"{bounds[-1]} of them; use fewer clients, or fewer classes or examples per client"
+            )
         for client in np.flatnonzero(counts[:, c]):
             per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
     empty = np.empty(0, dtype=np.int64)

@@ -92,7 +92,7 @@ def dirichlet_by_client(
         balanced: use equal sizes instead of the five sizes.
 
     Raises:
-        SettingsError: alpha is not positive, used is out of range, or there are fewer examples than clients.
+        SettingsError: alpha is not positive, or used is out of range.
 
     Notes:
         Public code draws with replacement, so clients share examples. Here each example is assigned at most once:
@@ -101,13 +101,7 @@ def dirichlet_by_client(
     """
     positive("partition.alpha", alpha)
     Bounds(above=0, most=1)("partition.used", used)
-    total = int(used * len(pool.labels) + 1e-9)
-    sizes = apportion(_weights(pool.clients, balanced), total)
-    if sizes.min() < 1:
-        raise SettingsError(
-            f"{pool.clients} clients cannot share {total} examples in these sizes: the smallest would get none. Use "
-            "fewer clients, a larger partition.used or partition.balanced=true"
-        )
+    sizes = apportion(_weights(pool.clients, balanced), int(used * len(pool.labels) + 1e-9))
     room = pool.sizes
     proportions = pool.rng.dirichlet(np.full(pool.num_classes, alpha), size=pool.clients)
     counts = pool.no_counts

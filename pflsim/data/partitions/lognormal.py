@@ -54,17 +54,11 @@ def label_lognormal(
 def _scale_to_fit(requested: np.ndarray, available: np.ndarray) -> np.ndarray:
     """Scale counts [N, C] by one factor until each class suffices, and keep at least one where one was requested."""
     total, holders = requested.sum(axis=0), (requested > 0).sum(axis=0)
-    if (holders > available).any():
-        c = int(np.argmax(holders - available))
-        raise SettingsError(
-            f"label_lognormal: {holders[c]} of {len(requested)} clients hold label {c}, which has only {available[c]} "
-            "examples; use fewer clients or fewer partition.classes"
-        )
     short = total > available
     if not short.any():
         return requested
     # Reserve one example per holder and scale the rest, so that the floors never exceed the available examples.
-    factor = ((available - holders)[short] / (total - holders)[short]).min()
+    factor = (np.maximum(available - holders, 0)[short] / np.maximum(total - holders, 1)[short]).min()
     return np.where(requested > 0, 1 + np.floor((requested - 1) * factor).astype(np.int64), 0)
 
 
@@ -100,14 +94,4 @@ def n_way_k_shot(pool: Pool, *, n: int = 3, k: int = 100, std: float = 2.0, even
     else:
         for client, way in enumerate(ways):
             held[client, pool.rng.choice(present, way, replace=False)] = True
-    counts = held * shots[:, None]
-    available, requested = pool.sizes, counts.sum(axis=0)
-    if (requested > available).any():
-        c = int(np.argmax(requested - available))
-        holders = int((counts[:, c] > 0).sum())
-        raise SettingsError(
-            f"n_way_k_shot with k={k}: {holders} of {pool.clients} clients need {requested[c]} examples of class {c}, "
-            f"which has {available[c]}; set partition.k to at most {max(int(available[c] // holders - std), 1)}, "
-            "or use fewer clients"
-        )
-    return pool.deal(counts)
+    return pool.deal(held * shots[:, None])

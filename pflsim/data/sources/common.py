@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +16,6 @@ from pflsim.errors import SettingsError
 def entries(folder: Path) -> list[Path]:
     """Return the entries of a folder sorted by name, without hidden ones."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
-@contextmanager
-def reading(what: object, expected: str) -> Iterator[None]:
-    """Raise any error inside the block, such as those of libraries about invalid bytes, as a `SettingsError`.
-
-    Args:
-        what: the file or object, for the message.
-        expected: what it should be, for the message.
-    """
-    try:
-        yield
-    except SettingsError:
-        raise
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
-        raise SettingsError(f"{what} cannot be read ({reason}); expected {expected}") from error
 
 
 def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None = None) -> Dataset:

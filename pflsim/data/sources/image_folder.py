@@ -9,8 +9,8 @@ import numpy as np
 
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
-from pflsim.data.sources.common import entries, finished, fixed_split, joined, reading
-from pflsim.errors import SettingsError
+from pflsim.data.sources.common import entries, finished, fixed_split, joined
+from pflsim.errors import SettingsError, reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MAX_SIZE = 4096
@@ -69,7 +69,6 @@ def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.
     for row, (path, _) in enumerate(files):
         with reading(path, "an image; repair it or take it out"), Image.open(path) as image:
             image = image.convert("L" if grayscale else "RGB")
-            if image.size != (size, size):
-                image = image.resize((size, size), Image.Resampling.BILINEAR)
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
             x[row] = np.asarray(image).reshape(size, size, channels)
     return x.transpose(0, 3, 1, 2), np.array([label for _, label in files], dtype=np.int64)

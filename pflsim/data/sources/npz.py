@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from pflsim.data.dataset import Dataset, described
-from pflsim.data.sources.common import finished, joined, reading
-from pflsim.errors import SettingsError
+from pflsim.data.sources.common import finished, joined
+from pflsim.errors import SettingsError, reading
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 CHANNELS = (1, 3, 4)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pflsim.data.dataset import MAX_NAMED, Dataset, described
-from pflsim.data.sources.common import finished, joined, reading
+from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
 
 LABEL = "label"
 """Column of the labels in tables."""

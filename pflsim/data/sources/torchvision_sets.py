@@ -11,8 +11,8 @@ import numpy as np
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources import npz
-from pflsim.data.sources.common import finished, joined, not_found, reading
-from pflsim.errors import SettingsError
+from pflsim.data.sources.common import finished, joined, not_found
+from pflsim.errors import SettingsError, reading
 
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 EmnistSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]

@@ -146,7 +146,7 @@ def test_incidents_are_listed(tmp_path: Path) -> None:
     (tmp_path / "a" / "metrics.jsonl").write_text("\n".join(faulty) + "\n")
     text = words(report(tmp_path / "a"))
     assert "resumed after round 1, 2" in text and "restarts of dead actors: 2" in text
-    assert "absent (simulated): 3 of 6 times" in text
+    assert "dropout: 3 of 6" in text
 
 
 def test_settings_environment_and_command(tmp_path: Path) -> None:

@@ -102,7 +102,6 @@ def test_all_parameters_of_an_own_model_are_settings(tmp_path: Path, monkeypatch
             "names": (Any, ("a",)), "act": (Any, ...), "thing": (Any, 2), "table": (Any, None),
             "kind": (Literal["p", "q"], "p"), "depth": (int | None, None), "rest": (Any, ...),
         }  # fmt: skip
-        assert not any(p.required for p in found.values())
     assert "act" not in settings_of({"": "own_model_settings.Base"}, "model")
     with pytest.raises(SettingsError, match=r"model\.width=x|model\.width='x'"):
         check_component({"_target_": "own_model_settings.Base", "width": "x"}, "model")
@@ -149,13 +148,6 @@ def test_resolve_names_what_is_near(module: str) -> None:
     for target in ("nowhere", "nowhere.Thing", "", "json.loads"):
         with pytest.raises(SettingsError, match="^_target_="):
             resolve(target)
-
-
-def test_a_file_in_the_place_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("rows.json").write_text("{}")
-    with pytest.raises(SettingsError, match="partition=explicit partition.path=rows.json"):
-        resolve("rows.json", key="partition._target_")
 
 
 def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pflsim.config.components import COMPONENTS, settings_of, targets_of
+from pflsim.config.components import COMPONENTS, MISSING, settings_of, targets_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 
@@ -33,7 +33,7 @@ def defaults() -> dict[str, Any]:
         group, node = file.parent.name, yaml.safe_load(text) or {}
         if group in COMPONENTS:
             known = settings_of(targets_of(node, group), group)
-            node = {name: "required" if p.required else p.default for name, p in known.items()} | node
+            node = {name: "required" if p.default == MISSING else p.default for name, p in known.items()} | node
         found[f"{group}={file.stem}"] = node
     return yaml.safe_load(yaml.safe_dump(found))  # with lists for tuples
 

@@ -197,7 +197,7 @@ def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):
         ({"user_data": {}}, "all_data_0.json .*users"),
         ({"users": [], "user_data": {}}, "train_size=0"),
         (leaf({"b": (np.zeros((1, 9)), [3])}), "all_data_0.json .*784"),
-        (leaf({"b": (np.zeros((1, 784)), [3, 4])}), "'b'"),
+        (leaf({"b": (np.zeros((1, 784)), [3, 4])}), "labels"),
         (leaf({"b": (np.full((1, 784), np.nan), [3])}), "finite"),
         (leaf({"b": (np.zeros((1, 784)), [62])}), "labels"),
     ],
