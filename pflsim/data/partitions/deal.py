@@ -131,7 +131,7 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
         bounds = np.cumsum(counts[:, c])
         if len(bounds) and bounds[-1] > len(rows):
             raise SettingsError(
-                f"class {c} has {len(rows)} examples, but {np.count_nonzero(counts[:, c])} clients would get "
+                f"partition: class {c} has {len(rows)} examples, but {np.count_nonzero(counts[:, c])} clients would get "
                 f"{bounds[-1]} of them; use fewer clients, or fewer classes or examples per client"
             )
         for client in np.flatnonzero(counts[:, c]):

@@ -62,6 +62,8 @@ def _read_part(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
             for user in content["users"]:
                 data = content["user_data"][user]
                 x, y = np.asarray(data["x"], np.float32).reshape(-1, PIXELS), np.asarray(data["y"]).reshape(-1)
+                if len(x) != len(y):
+                    raise ValueError(f"user {user!r} has {len(x)} examples and {len(y)} labels")
                 if len(x):
                     users += [str(user)] * len(x)
                     xs.append(x)
