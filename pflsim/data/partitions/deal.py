@@ -130,9 +130,10 @@ def deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> li
         rows = rng.permutation(np.flatnonzero(labels == c))
         bounds = np.cumsum(counts[:, c])
         if len(bounds) and bounds[-1] > len(rows):
+            holders = np.count_nonzero(counts[:, c])
             raise SettingsError(
-                f"partition: class {c} has {len(rows)} examples, but {np.count_nonzero(counts[:, c])} clients would get "
-                f"{bounds[-1]} of them; use fewer clients, or fewer classes or examples per client"
+                f"partition: class {c} has {len(rows)} examples, but {holders} clients would get {bounds[-1]} of them; "
+                "use fewer clients, or fewer classes or examples per client"
             )
         for client in np.flatnonzero(counts[:, c]):
             per_client[client].append(rows[bounds[client] - counts[client, c] : bounds[client]])
