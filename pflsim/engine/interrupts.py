@@ -68,13 +68,11 @@ class Interrupts:
     @contextmanager
     def signals_blocked(self) -> Iterator[None]:
         """Ignore all signals inside the block."""
-        mine = self._handle
-        self._handle = lambda signum, frame: None  # type: ignore[method-assign]
-        self.install()
+        for signum in self._before:
+            signal.signal(signum, signal.SIG_IGN)
         try:
             yield
         finally:
-            self._handle = mine  # type: ignore[method-assign]
             self.install()
 
     def release(self) -> None:

@@ -73,26 +73,17 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """Return the limits of the colour scale.
 
-    Scales of weights start at 0; scales of similarities start at the smallest value.
+    Scales of weights start at 0; scales of similarities start at the smallest value. The diagonals of matrices between
+    clients do not count.
     """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    values = _compared(matrices)
-    if not len(values):
-        return 0.0, 1.0
-    low, high = float(values.min()), float(values.max())
-    return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
-
-
-def _compared(matrices: Sequence[Matrix]) -> np.ndarray:
-    """Return the finite values, without the diagonals of matrices between clients.
-
-    A client's weight on itself can exceed all others.
-    """
     shown = [m.values for m in matrices]
-    if matrices[0].rows.label in ("receiver", "client"):
+    if matrices[0].rows.label in ("receiver", "client"):  # a client's weight on itself can exceed all others
         shown = [v[~np.eye(len(v), dtype=bool)] if 1 < len(v) == v.shape[1] else v for v in shown]
-    return np.concatenate([v[np.isfinite(v)] for v in shown])
+    values = np.concatenate([v[np.isfinite(v)] for v in shown])
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
 
 
 def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:

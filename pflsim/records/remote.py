@@ -85,7 +85,7 @@ class RemoteCopy:
         """Upload what is new, then remove the checkpoints that the run has removed."""
         paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
         names = [name for name in paths if not re.search(r"(^|/)\.", name)]
-        for name in sorted(names, key=lambda name: (name == "summary.json", name.startswith(CHECKPOINTS), META in name)):
+        for name in sorted(names, key=lambda n: (n == "summary.json", n.startswith(CHECKPOINTS), META in n)):
             details = paths[name].stat()
             if self._uploaded.get(name) != (version := (details.st_size, details.st_mtime_ns)):
                 path = f"{self.root}/{name}"

@@ -6,7 +6,8 @@
     diagnostics.safetensors                 matrices of the last round that computes them, e.g. mixing weights
 
 Tensor names of messages: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C],
-`extra/<name>` and `numbers/<name>` (0-d float64). Header: method, round, client, and num_examples of replies, as strings.
+`extra/<name>` and `numbers/<name>` (0-d float64). Header, as strings: method, round,
+client, and num_examples of replies.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,8 @@ class Tracker:
         if self._summary is None:
             self.memory.sample(force=True)
             self._summary = replace(self._summarised(complete), states_saved=states_saved, stopped=stopped)
-            with ExitStack() as stack:  # closes the files even if the disk is full
-                for file in (self._per_client, self._lines):
-                    stack.callback(file.close)
-                stack.callback(self._loggers.close, complete)
-                stack.callback(self._tensorboard.close)
+            with self._per_client, self._lines, closing(self._tensorboard):  # also if the disk is full
+                self._loggers.close(complete)
                 write_summary(self.folder, self._summary)
         return self._summary
 
@@ -210,19 +207,16 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
 def held_mb() -> float:
     """Return the memory of this process and all its descendants, in MB (10⁶ bytes).
 
-    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) where Linux
-    permits reading it, else the resident set size, which counts shared pages in every process.
+    Uses the proportional set size of each process on Linux (a page shared by k processes counts 1/k in each), elsewhere
+    the resident set size, which counts shared pages in every process.
     """
     own = psutil.Process()
-    return sum(_process_bytes(process) for process in [own, *own.children(recursive=True)]) / 1e6
-
-
-def _process_bytes(process: psutil.Process) -> int:
-    with suppress(psutil.Error, AttributeError):  # not permitted, or not Linux
-        return process.memory_full_info().pss
-    with suppress(psutil.Error):
-        return process.memory_info().rss
-    return 0
+    held = 0
+    for process in [own, *own.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended
+            memory = process.memory_full_info()
+            held += getattr(memory, "pss", memory.rss)
+    return held / 1e6
 
 
 class MemorySampler:
