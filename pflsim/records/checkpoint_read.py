@@ -19,7 +19,7 @@ META = "meta.json"
 State = TypeVar("State")
 
 
-class BadCheckpoint(ValueError):
+class BadCheckpoint(SettingsError):
     """Raised when a checkpoint is damaged."""
 
 
@@ -73,12 +73,12 @@ class Checkpoint:
         """
         data = _read(self.path / name)
         if hashlib.sha256(data).hexdigest() != self.files.get(name):
-            raise BadCheckpoint(f"{name} does not match its checksum")
+            raise BadCheckpoint(f"{self.path / name} does not match its checksum")
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load raises errors of many types
             reason = str(error).strip().partition("\n")[0]
-            raise BadCheckpoint(f"{name} cannot be loaded: {reason}") from error
+            raise BadCheckpoint(f"{self.path / name} cannot be loaded: {reason}") from error
 
 
 def from_containers(kind: type[State], saved: object) -> State:
@@ -131,14 +131,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         environment.check_format(content.pop("format", None), folder)
         return Checkpoint(folder, **content)
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
-        raise BadCheckpoint(f"{META} is damaged") from None
+        raise BadCheckpoint(f"{folder / META} is damaged") from None
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise BadCheckpoint(f"{path.name} is missing") from None
+        raise BadCheckpoint(f"{path} is missing") from None
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
@@ -164,7 +164,7 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
                 found.load(name)
             return found
         except BadCheckpoint as bad:
-            report(f"{name_of(path)} is damaged and not used: {bad}")
+            report(f"{bad}: this checkpoint is not used")
     return None
 
 
@@ -176,16 +176,13 @@ def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
         asked: "last"; "best", the first one with the highest score; or a round.
 
     Raises:
-        SettingsError: there is no such checkpoint, or its meta.json is damaged.
+        SettingsError: there is no such checkpoint, or a meta.json is damaged.
     """
     paths = by_round(folder)
     if not paths:
         raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
     rounds = f"the run has checkpoints of rounds {', '.join(map(str, paths))}"
-    try:
-        found = [read_checkpoint(path) for path in paths.values()]
-    except BadCheckpoint as bad:
-        raise SettingsError(f"{folder} has a damaged checkpoint: {bad}; {rounds}") from bad
+    found = [read_checkpoint(path) for path in paths.values()]
     named = {str(checkpoint.round): checkpoint for checkpoint in found} | {"last": found[-1]}
     if scored := [checkpoint for checkpoint in found if checkpoint.score is not None]:
         named["best"] = max(scored, key=lambda checkpoint: checkpoint.score or 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pflsim.errors import SettingsError
+from pflsim.records.folder import read_summary
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
 from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
@@ -40,13 +39,11 @@ class Tracker:
     Args:
         folder: the run folder. It must not contain these files, except when the run is resumed.
         meta: the attributes of the run.
-        resume_after: resume the run after this round. Removes records of later rounds and of newcomers.
+        resume_after: resume the run after this round, which the records must include. Removes records of later rounds
+            and of newcomers.
         hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab and the loggers.
         per_client: whether to log scalars of every client.
         loggers: functions that create further loggers, by name. They get the scalars of TensorBoard.
-
-    Raises:
-        SettingsError: records of the run to resume are missing. No file was changed.
     """
 
     def __init__(
@@ -173,20 +170,11 @@ class Tracker:
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     """Remove the records after a round, and return what is kept.
 
-    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Reads and
-    checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be resumed
-    again.
-
-    Raises:
-        SettingsError: records of rounds up to `after` are missing.
+    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Replaces
+    each file atomically, so a run that is interrupted meanwhile can be resumed again.
     """
     history = complete_rounds(folder)
-    if (last := history[-1].round if history else 0) < after:
-        what = f"{METRICS} and {PER_CLIENT} are complete up to round {last} only"
-        raise SettingsError(f"the run cannot resume after round {after}: {what}")
-    summary: dict[str, Any] = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0}
-    with suppress(OSError, ValueError, TypeError):  # the file may be missing or damaged
-        summary |= json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0, **read_summary(folder)}
     seconds = summary["seconds"] + sum(line.total_seconds for line in history if line.round > summary["rounds"])
     cut(folder, after)
     matrices = read_matrices(folder)

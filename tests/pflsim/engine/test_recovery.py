@@ -219,7 +219,7 @@ def test_without_its_checkpoint_it_ends_with_words(time: int, straight: Any, tmp
     with pytest.raises(RunError, match=f"round {done} cannot be computed again.*no checkpoint of this session"):
         go(made, drawn, tmp_path, [Loss("train", time)], done=3, begin=begin)
     assert files(tmp_path).items() >= before.items() and not (tmp_path / "checkpoints" / "round_0004").exists()
-    assert "round_0003 is damaged" in said(tmp_path)
+    assert "round_0003" in said(tmp_path)
     if time == 2:
         assert "the state after round 4 is not saved" in said(tmp_path)
 
