@@ -59,7 +59,6 @@ class Interrupts:
             self._abandonable -= 1
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        del frame
         self.count += 1
         first, self.requested = self.requested is None, self.requested or signum
         if self._abandonable or not first:

@@ -126,12 +126,6 @@ def last_run(root: str | Path = "runs") -> Path:
     return found.parent
 
 
-def stopped_early(folder: Path) -> tuple[int, str] | None:
-    """Return the round in which a complete run stopped early, and why; None if it did not."""
-    found = read_summary(folder).get("stopped_early", {})
-    return (found["round"], found["reason"]) if found and is_complete(folder, found["round"]) else None
-
-
 def is_complete(folder: Path, rounds: int | None = None) -> bool:
     """Return whether summary.json of a run folder says that the run is complete.
 

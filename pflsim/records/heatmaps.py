@@ -43,8 +43,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     along = min(len(matrices), MAX_COLUMNS)
     down = math.ceil(len(matrices) / along)
     rows, columns = (max(m.values.shape[side] for m in matrices) for side in (0, 1))
-    wide, high = SIDE * max(columns / rows, 1.0), SIDE * max(rows / columns, 1.0)
-    wide, high = min(wide, 2.5 * SIDE), min(high, 2.5 * SIDE)
+    wide, high = (SIDE * min(max(ratio, 1.0), 2.5) for ratio in (columns / rows, rows / columns))
     figure = Figure(figsize=(along * (wide + 0.55) + 0.9, down * (high + 0.75) + 0.35), layout="constrained")
     FigureCanvasAgg(figure)  # TensorBoard reads the pixels of this canvas
     low, top = _bounds(matrices)
@@ -65,8 +64,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
     if title:
-        letters = int(14 * figure.get_figwidth())  # characters per line
-        figure.suptitle("\n".join(textwrap.wrap(title, letters)), fontsize=10)
+        figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), fontsize=10)
     return figure
 
 
