@@ -19,7 +19,7 @@ from pflsim.records.folder import read_summary
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
 from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
-from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
+from pflsim.records.summary import RunMeta, Summary, write_summary
 from pflsim.records.tensorboard import TensorBoard
 from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
 from pflsim.types import NewcomerRecord, RoundRecord
@@ -66,7 +66,7 @@ class Tracker:
         self.warnings = self._earlier.warnings
         """What makes the results doubtful, in all sessions."""
         self._summary: Summary | None = None
-        self._newcomers: NewcomerFigures | None = None
+        self._newcomers: NewcomerRecord | None = None
         write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
         mode = "a" if resumes else "x"
         self._lines = (folder / METRICS).open(mode, encoding="utf-8")
@@ -118,11 +118,10 @@ class Tracker:
         if self._summary is None:
             self._save()
 
-    def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
-        """Write and return the results of newcomers. No other metric includes them."""
-        self._newcomers = newcomer_figures(record)
+    def newcomers(self, record: NewcomerRecord) -> None:
+        """Write the results of newcomers. No other metric includes them."""
+        self._newcomers = record
         self._write_rows(newcomer_rows(record, self.meta.metrics))
-        return self._newcomers
 
     def close(self, complete: bool, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.

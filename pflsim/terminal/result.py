@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from pflsim.config.names import program
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
-from pflsim.records.summary import RunMeta, Summary
+from pflsim.records.summary import RunMeta, Summary, newcomer_accuracy
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
@@ -53,8 +53,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
     meta = summary.meta
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
-        stats = (summary.newcomers.received, summary.newcomers.trained)
-        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in stats)
+        found = newcomer_accuracy(summary.newcomers).values()
+        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
         yield (
             f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
