@@ -192,12 +192,15 @@ class Executor(Protocol[Handle]):
         Raises:
             RunError: the other nodes have no room.
         """
+        ...
 
     def send(self, clients: Sequence[int], joining: bool = False) -> Sent[Handle]:
         """Have the server make the downlinks of these clients, or their first ones if they are `joining`."""
+        ...
 
     def run(self, task: ClientTask, sent: Sent[Handle]) -> Trained[Handle]:
         """Have the clients in `sent` do a task."""
+        ...
 
     def fuse(self, trained: Trained[Handle], matrices: bool = False) -> RoundDiagnostics:
         """Have the server fuse the uplinks, in the order of the client ids, and store the clients' new states.
@@ -206,6 +209,7 @@ class Executor(Protocol[Handle]):
             trained: the results of a task.
             matrices: also compute the matrices of the diagnostics.
         """
+        ...
 
     def store(self, trained: Trained[Handle]) -> None:
         """Store the clients' new states without a fusion."""
@@ -223,24 +227,31 @@ class Executor(Protocol[Handle]):
             request: what to evaluate.
             sent: downlinks for personal models as received; None: the server makes new ones.
         """
+        ...
 
     def downlink(self, handle: Handle) -> Message:
         """Fetch a downlink, for the trace."""
+        ...
 
     def uplinks(self, handle: Handle) -> Sequence[Uplink]:
         """Fetch the uplinks behind one handle, for the trace."""
+        ...
 
     def server_numbers(self) -> Tensors:
         """Return the server rule's own numbers after the last fusion."""
+        ...
 
     def server_state(self) -> object:
         """Return the server rule's state, for a checkpoint."""
+        ...
 
     def client_states(self) -> Iterator[tuple[int, Tensors]]:
         """Yield every client's id and private state, for a checkpoint."""
+        ...
 
     def adapted_states(self, request: EvalRequest) -> Iterator[tuple[int, Tensors]]:
         """Adapt a model to its clients' examples; yields the tensors that differ from the private states."""
+        ...
 
     def restore(self, server: object, clients: Iterable[tuple[int, Tensors]]) -> None:
         """Load the states of a checkpoint.

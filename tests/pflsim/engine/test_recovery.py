@@ -249,7 +249,7 @@ def test_an_older_checkpoint_where_the_newest_is_damaged(straight: Any, tmp_path
     assert alike(found.states, before.states) and alike(found.server, before.server)
     assert [evaluated(r) for r in listener.records] == [evaluated(r) for r in before.listener.records]
     assert [phase[0] for phase in listener.phases if isinstance(phase, tuple) and phase[1] == "again"] == [4]
-    assert "round_0004" in said(tmp_path) and "round_0003 is used" in said(tmp_path)
+    assert "round_0004" in said(tmp_path) and "round_0003; rounds 4 to 4" in said(tmp_path)
 
 
 def evaluated(record: RoundRecord) -> Any:

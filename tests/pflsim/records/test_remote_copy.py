@@ -208,6 +208,7 @@ def test_a_failed_upload_is_logged_and_repeated(run: Run, store: str, caplog: py
         run.go(number)
         remote_copy.upload_if_due()
     asks(nothing)
+    run.go(5)
     remote_copy.upload_if_due()
     same(run, store)
     assert len(caplog.records) == 4
