@@ -316,8 +316,6 @@ class _Listener:
 
     def sync(self) -> None:
         self.tracker.sync()
-        if self.remote_copy:
-            self.remote_copy.checkpoint_saved()
 
     def newcomers(self, record: NewcomerRecord) -> None:
         self.tracker.newcomers(record)

@@ -57,7 +57,7 @@ def read_message(path: Path) -> Message | Uplink:
 
 
 def read_server(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `write_server` wrote: tensors by name, and the texts of the header."""
+    """Read what `write_trace` wrote: tensors by name, and the texts of the header."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
 

@@ -11,7 +11,7 @@ from pflsim.config.compose import composed, composing, parse, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.validate import is_url
 from pflsim.errors import SettingsError
-from pflsim.records.folder import is_complete, stopped_early
+from pflsim.records.folder import is_complete, read_summary
 from pflsim.records.saved_settings import changed, check_destination, run_folder, saved_settings
 
 
@@ -47,14 +47,13 @@ def resume_run(
             data = option if option in groups_in(folders)["data"] else settings.data["_target_"]
             same = [f"data={data}"] if any(key.startswith("data.") for key in keys) else []
             settings = changed(settings, to_settings(composed([*same, *overrides], folders)), keys)
-    stopped, saved = stopped_early(folder), saved_settings(folder)
-    if stopped is not None and settings.stop == saved.stop:
-        at, reason = stopped
-        more = "rounds" in keys and settings.rounds > at
-        if not more or (settings.rounds <= saved.rounds and not reason.startswith("callback ")):
+    stopped, saved = read_summary(folder).get("stopped_early"), saved_settings(folder)
+    if stopped and is_complete(folder, at := stopped["round"]) and settings.stop == saved.stop:
+        by_callback = stopped["reason"].startswith("callback ")
+        if "rounds" not in keys or settings.rounds <= (at if by_callback else saved.rounds):
             print(f"{folder} is complete: it stopped early in round {at}")
             return folder
-        if not reason.startswith("callback "):
+        if not by_callback:
             raise SettingsError(
                 f"rounds={settings.rounds}: {folder} stopped early in round {at}; to continue it, give a "
                 f"stop.patience above {saved.stop.patience} as well, or stop.patience=null"

@@ -43,12 +43,6 @@ def main(arguments: Sequence[str]) -> int:
         The exit status: 0, 1 if a run of the chosen values is missing, 2 after an error in the settings, 128 + n if
         signal n stops it.
     """
-    options = vars(_options(arguments))
-    folder = options.pop("into")
-    return exit_status(lambda: _tune(folder, options))
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Tune methods on validation data with equal budgets, then compare them with other seeds."
     parser = command_parser("tune", about, EXAMPLES)
     add = parser.add_argument
@@ -58,7 +52,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=_positive, metavar="N", help="rounds of these runs; default: rounds=, those of the trials")
     add("--into", type=Path, required=True, metavar="DIR", help="folder of the study, for its runs and tuned.md")
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
-    return parser.parse_intermixed_args(arguments)
+    options = vars(parser.parse_intermixed_args(arguments))
+    folder = options.pop("into")
+    return exit_status(lambda: _tune(folder, options))
 
 
 def _positive(text: str) -> int:

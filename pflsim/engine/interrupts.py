@@ -59,7 +59,6 @@ class Interrupts:
             self._abandonable -= 1
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        del frame
         self.count += 1
         first, self.requested = self.requested is None, self.requested or signum
         if self._abandonable or not first:
@@ -68,13 +67,11 @@ class Interrupts:
     @contextmanager
     def signals_blocked(self) -> Iterator[None]:
         """Ignore all signals inside the block."""
-        mine = self._handle
-        self._handle = lambda signum, frame: None  # type: ignore[method-assign]
-        self.install()
+        for signum in self._before:
+            signal.signal(signum, signal.SIG_IGN)
         try:
             yield
         finally:
-            self._handle = mine  # type: ignore[method-assign]
             self.install()
 
     def release(self) -> None:

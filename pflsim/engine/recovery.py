@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from pflsim.engine.execution import Executor, NodeLost, ReplyTask, Sent, TrainTask
 from pflsim.engine.plan import RunPlan
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import RunError
 from pflsim.records.checkpoint_read import newest_checkpoint
 from pflsim.types import RoundRecord
 
@@ -43,7 +43,7 @@ class Recovery(Generic[Handle]):
         done: int | None,
     ):
         self._executor, self._plan, self._folder, self._phase = executor, plan, folder, phase
-        self._first_recorded: int | None = None  # of this session
+        self._resumed_after = done
         self._no_reply: dict[int, frozenset[int]] = {}
         self._not_sent: dict[int, frozenset[int]] = {}
         self._done = self._current = done
@@ -52,7 +52,6 @@ class Recovery(Generic[Handle]):
     def add(self, record: RoundRecord) -> None:
         """Add the record of a finished round."""
         self._done = self._current = record.round
-        self._first_recorded = record.round if self._first_recorded is None else self._first_recorded
         if no_reply := frozenset(record.cohort).difference(report.client for report in record.reports):
             nonfinite = {client for client, kind in record.faults.items() if kind == "nonfinite"}
             self._no_reply[record.round], self._not_sent[record.round] = no_reply, no_reply - nonfinite
@@ -82,13 +81,10 @@ class Recovery(Generic[Handle]):
     def _load_checkpoint(self) -> int | None:
         """Load the newest usable checkpoint into the executor, and return its round; None: there is none."""
         folder = self._folder / "checkpoints"
-        try:
-            found = newest_checkpoint(folder, logger.warning, self._done)
-        except SettingsError as error:
-            raise RunError(f"states were lost with a node, and no checkpoint can be used: {error}") from error
+        found = newest_checkpoint(folder, logger.warning, self._done)
         current = None if found is None else found.round
         first = self._plan.next_round(current)
-        if current != self._done and (self._first_recorded is None or first < self._first_recorded):
+        if first < self._plan.next_round(self._resumed_after):
             raise RunError(
                 f"states were lost with a node, and those of round {self._done} cannot be computed again: there is no "
                 f"checkpoint of this session in {folder}"

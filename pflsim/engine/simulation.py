@@ -15,14 +15,14 @@ from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
 from pflsim.engine.diagnostics import mean_confusion
 from pflsim.engine.execution import EvalRequest, Executor, FinetuneTask, NodeLost, ReplyTask, Sent, Trained, TrainTask
-from pflsim.engine.interrupts import Interrupts, Stopped
+from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
 from pflsim.records.accuracy import validation_score
 from pflsim.records.history import stalled_since
-from pflsim.records.trace import write_message, write_server
-from pflsim.types import EvalRow, Fault, NewcomerRecord, RoundRecord
+from pflsim.records.trace import write_trace
+from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
 Handle = TypeVar("Handle")
@@ -91,7 +91,9 @@ class Simulation(Generic[Handle]):
         """Run all rounds that are left, or until early stopping, then let the newcomers join.
 
         Raises:
-            Stopped: a signal asked for it; the states after the last finished round are saved.
+            KeyboardInterrupt: a signal asked for it; the states after the last finished round are saved, except after
+                a second signal.
+            RunError, OSError: the run failed; these states are saved if that is possible.
         """
         try:
             while not self._ends and (round_number := self.plan.next_round(self.done)) <= self.plan.rounds:
@@ -100,16 +102,10 @@ class Simulation(Generic[Handle]):
                 assert self.done is not None
                 self.listener.phase(self.done, "newcomers")
                 self.listener.newcomers(self._repeat_after_losses(partial(self._join, self.done)))
-        except (RunError, OSError) as error:
-            self._save_last_round()
-            if isinstance(error, RunError):
-                raise
-            raise RunError(f"a file of the run could not be written: {error}") from error
-        except KeyboardInterrupt:
-            if self.interrupts.requested is None or self.interrupts.count > 1:
-                raise
-            self._save_last_round()
-            raise Stopped(self.interrupts.requested) from None
+        except (RunError, OSError, KeyboardInterrupt):
+            if self.interrupts.count < 2:
+                self._save_last_round()
+            raise
 
     @property
     def _ends(self) -> bool:
@@ -170,34 +166,29 @@ class Simulation(Generic[Handle]):
         if not plan.is_due(round_number, plan.settings.eval.every):
             return ()
         clients = tuple(range(plan.clients)) if plan.settings.eval.on == "all" else cohort
-        requests = [
-            EvalRequest("personal", plan.meta.reported_phase, clients, plan.splits, round_number),
-            EvalRequest("global", "received", clients, plan.splits, round_number),
-        ]
+        phase = plan.meta.reported_phase
+        models: list[tuple[ModelKind, EvalPhase]] = [("personal", phase), ("global", "received")]
         if plan.settings.eval.received:
-            other = "trained" if plan.meta.reported_phase == "received" else "received"
-            requests.insert(1, EvalRequest("personal", other, clients, plan.splits, round_number))
-        if plan.is_due(round_number, plan.settings.tracking.diagnostics_every):
-            requests = [replace(r, confusion=(r.model, "test", r.phase) == plan.meta.reported) for r in requests]
+            models.insert(1, ("personal", "trained" if phase == "received" else "received"))
+        diagnosed = plan.is_due(round_number, plan.settings.tracking.diagnostics_every)
         rows: list[EvalRow] = []
-        for request in requests:
+        for model, phase in models:
             self.listener.phase(round_number, "evaluate", len(clients))
-            rows += self.executor.evaluate(request)
+            counts = diagnosed and (model, "test", phase) == plan.meta.reported
+            rows += self.executor.evaluate(
+                EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts)
+            )
         return tuple(rows)
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:
-        method, folder = self.plan.meta.method, self.folder
-        examples: dict[int, int] = {}
+        write, method = partial(write_trace, self.folder, round_number), {"method": self.plan.meta.method}
         for handle in trained.uplinks:
             for up in self.executor.uplinks(handle):
-                examples[up.client] = up.num_examples
-                write_message(folder, round_number, "up", up.client, up, method, up.num_examples)
+                write(f"up_{up.client:03d}", up, {**method, "client": up.client, "num_examples": up.num_examples})
         for client, handle in sent.downlinks.items():
             assert handle is not None
-            message = self.executor.downlink(handle)
-            write_message(folder, round_number, "down", client, message, method, examples.get(client, 0))
-        header = {"method": method, "units": ",".join(self.plan.units)}
-        write_server(folder, round_number, self.executor.server_numbers(), header)
+            write(f"down_{client:03d}", self.executor.downlink(handle), {**method, "client": client})
+        write("server", self.executor.server_numbers(), {**method, "units": ",".join(self.plan.units)})
 
     def _finish(self, record: RoundRecord) -> None:
         """Record a round, save a checkpoint if it is due, and stop if a signal asked for it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from pflsim.errors import SettingsError
 from pflsim.records import environment
 
 META = "meta.json"
-FOLDER = re.compile(r"round_(\d{4}|[1-9]\d{4,})")
 State = TypeVar("State")
 
 
@@ -118,13 +116,7 @@ def name_of(checkpoint: Path) -> str:
 
 def by_round(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a folder by round, ascending."""
-    found = {int(path.name[6:]): path for path in folder.glob("round_*") if FOLDER.fullmatch(path.name)}
-    return dict(sorted(found.items()))
-
-
-def as_json(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header as it is after a round trip through JSON: tuples as lists, keys as strings."""
-    return json.loads(json.dumps(dict(header), allow_nan=False))
+    return dict(sorted((int(path.name[6:]), path) for path in folder.glob("round_*") if path.name[6:].isdecimal()))
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -139,7 +131,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         environment.check_format(content.pop("format", None), folder)
         return Checkpoint(folder, **content)
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
-        raise BadCheckpoint(f"{META} is damaged") from None
+        raise BadCheckpoint(f"{folder / META} is damaged") from None
 
 
 def _read(path: Path) -> bytes:
@@ -162,25 +154,18 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
     Raises:
         SettingsError: a checkpoint has another format.
     """
-    refused: list[str] = []
-    used: Checkpoint | None = None
     for number, path in reversed(by_round(folder).items()):
         if until is not None and number > until:
-            refused.append(f"{name_of(path)} is ignored (the records end at round {until})")
+            report(f"{name_of(path)} is not used: the records end at round {until}")
             continue
         try:
             found = read_checkpoint(path)
             for name in found.files:
                 found.load(name)
+            return found
         except BadCheckpoint as bad:
-            refused.append(f"{name_of(path)} is damaged ({bad})")
-        else:
-            used = found
-            break
-    instead = f"{used.path.name} is used instead" if used else "there is no other checkpoint"
-    for line in refused:
-        report(f"{line}; {instead}")
-    return used
+            report(f"{bad}: this checkpoint is not used")
+    return None
 
 
 def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
@@ -191,16 +176,13 @@ def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
         asked: "last"; "best", the first one with the highest score; or a round.
 
     Raises:
-        SettingsError: there is no such checkpoint, or its meta.json is damaged.
+        SettingsError: there is no such checkpoint, or a meta.json is damaged.
     """
     paths = by_round(folder)
     if not paths:
         raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
     rounds = f"the run has checkpoints of rounds {', '.join(map(str, paths))}"
-    try:
-        found = [read_checkpoint(path) for path in paths.values()]
-    except BadCheckpoint as bad:
-        raise SettingsError(f"{folder} has a damaged checkpoint: {bad}; {rounds}") from bad
+    found = [read_checkpoint(path) for path in paths.values()]
     named = {str(checkpoint.round): checkpoint for checkpoint in found} | {"last": found[-1]}
     if scored := [checkpoint for checkpoint in found if checkpoint.score is not None]:
         named["best"] = max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
@@ -221,7 +203,8 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     Raises:
         SettingsError: the headers differ; names every difference.
     """
-    saved, own = _flat(checkpoint.header), _flat(as_json(header))
+    sides = checkpoint.header, json.loads(json.dumps(dict(header)))  # JSON has lists for tuples
+    saved, own = ({**side, **(side.get("settings") or {}), "settings": None} for side in sides)
     differing = [key for key in {**saved, **own} if saved.get(key) != own.get(key)]
     if differing:
         theirs, ours = (", ".join(f"{key}={side.get(key)}" for key in differing) for side in (saved, own))
@@ -230,8 +213,3 @@ def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Call
     for name, version in versions().items():
         if (other := checkpoint.versions[name]) != version:
             report(f"the run was saved with {name} {other} and resumes with {version}: the last bits may differ")
-
-
-def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header with its settings next to the other entries."""
-    return {**{k: v for k, v in header.items() if k != "settings"}, **(header.get("settings") or {})}

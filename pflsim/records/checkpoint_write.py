@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,8 +18,9 @@ import torch
 from torch import Tensor
 
 from pflsim.errors import SettingsError
-from pflsim.records.checkpoint_read import META, BadCheckpoint, as_json, by_round, read_checkpoint, versions
+from pflsim.records.checkpoint_read import META, BadCheckpoint, by_round, read_checkpoint, versions
 from pflsim.records.environment import FORMAT
+from pflsim.records.files import write_atomically
 from pflsim.types import Tensors
 
 
@@ -93,12 +93,12 @@ def stage_checkpoint(
         content = {
             "format": FORMAT,
             "round": round_number,
-            "header": as_json(header),
+            "header": dict(header),
             "score": score if score is not None and math.isfinite(score) else None,
             "files": {name: _save(staged.aside / name, state) for name, state in states},
             "versions": versions(),
         }
-        _write(staged.aside / META, json.dumps(content, indent=1, allow_nan=False).encode())
+        write_atomically(staged.aside / META, json.dumps(content, indent=1, allow_nan=False))
     except BaseException:
         shutil.rmtree(staged.aside, ignore_errors=True)
         raise
@@ -135,15 +135,8 @@ def _save(path: Path, state: object) -> str:
     """Write a state to a new file, and return the file's SHA-256."""
     buffer = io.BytesIO()  # given a file, torch.save would replace the error of a full disk by a less specific one
     torch.save(to_containers(state), buffer)
-    _write(path, buffer.getbuffer())
+    write_atomically(path, buffer.getbuffer())
     return hashlib.sha256(buffer.getbuffer()).hexdigest()
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _remove_old(folder: Path, newest: int, keep: int) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     """Write a temporary file in the same folder, fsync it, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:

@@ -126,12 +126,6 @@ def last_run(root: str | Path = "runs") -> Path:
     return found.parent
 
 
-def stopped_early(folder: Path) -> tuple[int, str] | None:
-    """Return the round in which a complete run stopped early, and why; None if it did not."""
-    found = _summary(folder).get("stopped_early", {})
-    return (found["round"], found["reason"]) if found and is_complete(folder, found["round"]) else None
-
-
 def is_complete(folder: Path, rounds: int | None = None) -> bool:
     """Return whether summary.json of a run folder says that the run is complete.
 
@@ -139,12 +133,12 @@ def is_complete(folder: Path, rounds: int | None = None) -> bool:
         folder: the run folder.
         rounds: the number of rounds that must be done, with the states after the last one saved; None: any.
     """
-    summary = _summary(folder)
+    summary = read_summary(folder)
     done = rounds is None or (summary.get("rounds") == rounds and summary.get("states_saved", True))
     return summary.get("complete") is True and done
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     """Return the content of summary.json; nothing if it is missing or damaged."""
     try:
         return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))

@@ -43,8 +43,7 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     along = min(len(matrices), MAX_COLUMNS)
     down = math.ceil(len(matrices) / along)
     rows, columns = (max(m.values.shape[side] for m in matrices) for side in (0, 1))
-    wide, high = SIDE * max(columns / rows, 1.0), SIDE * max(rows / columns, 1.0)
-    wide, high = min(wide, 2.5 * SIDE), min(high, 2.5 * SIDE)
+    wide, high = (SIDE * min(max(ratio, 1.0), 2.5) for ratio in (columns / rows, rows / columns))
     figure = Figure(figsize=(along * (wide + 0.55) + 0.9, down * (high + 0.75) + 0.35), layout="constrained")
     FigureCanvasAgg(figure)  # TensorBoard reads the pixels of this canvas
     low, top = _bounds(matrices)
@@ -65,34 +64,24 @@ def draw_heatmaps(matrices: Sequence[Matrix], title: str = "") -> Any:
     bar = figure.colorbar(image, ax=figure.axes, shrink=0.9, pad=0.02, extend="max" if beyond else "neither")
     bar.ax.tick_params(labelsize=7)
     if title:
-        letters = int(14 * figure.get_figwidth())  # characters per line
-        figure.suptitle("\n".join(textwrap.wrap(title, letters)), fontsize=10)
+        figure.suptitle(textwrap.fill(title, int(14 * figure.get_figwidth())), fontsize=10)
     return figure
 
 
 def _bounds(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """Return the limits of the colour scale.
 
-    Scales of weights start at 0; scales of similarities start at the smallest value.
+    Scales of weights start at 0; scales of similarities start at the smallest value. The diagonals of matrices between
+    clients do not count.
     """
     if matrices[0].bounds is not None:
         return matrices[0].bounds
-    values = _compared(matrices)
-    if not len(values):
-        return 0.0, 1.0
-    low, high = float(values.min()), float(values.max())
-    return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
-
-
-def _compared(matrices: Sequence[Matrix]) -> np.ndarray:
-    """Return the finite values, without the diagonals of matrices between clients.
-
-    A client's weight on itself can exceed all others.
-    """
     shown = [m.values for m in matrices]
-    if matrices[0].rows.label in ("receiver", "client"):
+    if matrices[0].rows.label in ("receiver", "client"):  # a client's weight on itself can exceed all others
         shown = [v[~np.eye(len(v), dtype=bool)] if 1 < len(v) == v.shape[1] else v for v in shown]
-    return np.concatenate([v[np.isfinite(v)] for v in shown])
+    values = np.concatenate([v[np.isfinite(v)] for v in shown])
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    return (min(low, 0.0) if matrices[0].rows.label == "receiver" else low), high
 
 
 def _label(axis: Any, what: Axis, size: int, rotate: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -101,9 +101,8 @@ def to_line(metrics: RoundMetrics) -> str:
     accuracy: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}
     for scope, stats in metrics.accuracy.items():
         accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = stats.values()
-    both = {"": metrics.traffic, "_total": metrics.traffic_total}
-    traffic = {f"{name}{end}": getattr(bytes_, name) for end, bytes_ in both.items() for name in Traffic.__match_args__}
-    known = {"accuracy": accuracy, "traffic": traffic}
+    total = {f"{name}_total": value for name, value in asdict(metrics.traffic_total).items()}
+    known = {"accuracy": accuracy, "traffic": asdict(metrics.traffic) | total}
     names = ("round", "cohort", "losses", "accuracy", "traffic", "faults", "drift", "seconds")
     content = {name: known[name] if name in known else getattr(metrics, name) for name in names}
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pflsim.records.files import write_atomically
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, client_traffic, from_line
@@ -26,31 +26,23 @@ COLUMNS = ("round", "client", "split", "model", "phase", "correct", "total", "lo
 
 def round_rows(record: RoundRecord, metrics: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a round, with these metrics in the last columns."""
-    traffic = client_traffic(record)
+    traffic, empty = client_traffic(record), cast(Any, "")
     unevaluated = (traffic.keys() | record.faults.keys()) - {row.client for row in record.evaluations}
-    lines = [
-        (row.client, (row.split, row.model, row.phase), _counts(row), _values(row, metrics))
-        for row in record.evaluations
-    ]
-    lines += [(client, ("", "", ""), (0, 0, 0.0), [""] * len(metrics)) for client in unevaluated]
-    for client, scope, counts, values in sorted(lines, key=lambda line: line[:2]):
-        both_ways = astuple(traffic.get(client, Traffic()))
-        yield record.round, client, *scope, *counts, *both_ways, record.faults.get(client, ""), *values
+    rows = [*record.evaluations, *(EvalRow(client, empty, empty, empty, 0, 0, 0.0) for client in unevaluated)]
+    for row in sorted(rows, key=lambda row: (row.client, row.split, row.model, row.phase)):
+        sent, fault = traffic.get(row.client, Traffic()), record.faults.get(row.client, "")
+        yield record.round, *_cells(row, row.model, sent, fault, metrics)
 
 
 def newcomer_rows(record: NewcomerRecord, metrics: Sequence[str] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the evaluations of newcomers, with model "newcomer". Newcomers have no uplinks."""
     for row in sorted((*record.received, *record.trained), key=lambda row: (row.client, row.split, row.phase)):
-        counts = row.client, row.split, "newcomer", row.phase, *_counts(row)
-        yield record.round, *counts, 0, record.down_bytes[row.client], "", *_values(row, metrics)
+        yield record.round, *_cells(row, "newcomer", Traffic(0, record.down_bytes[row.client]), "", metrics)
 
 
-def _counts(row: EvalRow) -> tuple[int, int, float]:
-    return row.correct, row.total, row.loss
-
-
-def _values(row: EvalRow, metrics: Sequence[str]) -> list[Any]:
-    return [row.metrics.get(name, "") for name in metrics]
+def _cells(row: EvalRow, model: str, sent: Traffic, fault: str, metrics: Sequence[str]) -> tuple[Any, ...]:
+    counts, others = (row.correct, row.total, row.loss), (row.metrics.get(name, "") for name in metrics)
+    return row.client, row.split, model, row.phase, *counts, *astuple(sent), fault, *others
 
 
 def complete_rounds(folder: Path) -> list[RoundMetrics]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -17,15 +17,15 @@ from pflsim.records.folder import CONFIG, first_free, write_config
 from pflsim.records.history import METRICS
 
 logger = logging.getLogger(__name__)
-SUMMARY = "summary.json"
+CHECKPOINTS = "checkpoints/"
 
 
 class RemoteCopy:
     """Keeps a copy of a run folder at a URL, whose file system can raise any exception.
 
-    An upload brings the records first, then each new checkpoint with its meta.json last, then removes checkpoints that
-    the run has removed, and brings summary.json at the end. A checkpoint with meta.json is complete, and the records
-    include its round. So a run can be resumed from a copy whose upload was interrupted between two files.
+    An upload brings the records first, then new checkpoints, their meta.json last, then summary.json. A checkpoint with
+    meta.json is complete, and the records include its round. So a run can be resumed from a copy whose upload was
+    interrupted between two files.
 
     Use it as a context: it uploads at the beginning and at the end. During the run, `upload_if_due` uploads after each
     checkpoint. A failed upload is logged and repeated after the next checkpoint; if the last upload fails, the run
@@ -44,8 +44,8 @@ class RemoteCopy:
         from fsspec.core import url_to_fs  # slow to import, and only runs with a URL need it
 
         self.url, self.folder, self._setting = url, folder, setting
-        self._uploaded: dict[str, tuple[int, int]] = {}  # the size and time of each record in the copy
-        self._due = False
+        self._uploaded: dict[str, tuple[int, int]] = {}  # the size and time of each file in the copy
+        self._newest: int | None = None
         with self.errors("used"):
             self.fs, self.root = url_to_fs(url)
         self._make_folder = cache(partial(self.fs.makedirs, exist_ok=True))
@@ -55,8 +55,6 @@ class RemoteCopy:
         """Raise an error inside the block as a `SettingsError`."""
         try:
             yield
-        except SettingsError:
-            raise
         except Exception as error:
             raise SettingsError(
                 f"{self._setting}={self.url} cannot be {verb}: {_reason(error)}; {CONFIGURATION}"
@@ -68,21 +66,15 @@ class RemoteCopy:
         return [path.removeprefix(self.root).lstrip("/") for path in self.fs.find(self.root)]
 
     def read(self, name: str) -> bytes:
-        """Return the content of a remote file; empty if it does not exist."""
-        try:
-            return self.fs.cat_file(f"{self.root}/{name}")
-        except FileNotFoundError:
-            return b""
-
-    def checkpoint_saved(self) -> None:
-        """Make the next `upload_if_due` upload."""
-        self._due = True
+        """Return the content of a remote file."""
+        return self.fs.cat_file(f"{self.root}/{name}")
 
     def upload_if_due(self) -> None:
-        """Upload if a checkpoint was saved since the last upload."""
-        if not self._due:
+        """Upload if there is a new checkpoint since the last call."""
+        newest = max(by_round(self.folder / CHECKPOINTS), default=None)
+        if newest == self._newest:
             return
-        self._due = False
+        self._newest = newest
         try:
             self.upload()
         except Exception as error:
@@ -90,37 +82,19 @@ class RemoteCopy:
             logger.warning(f"the remote copy {self.url} could not be updated: {_reason(error)}; {next_try}")
 
     def upload(self) -> None:
-        """Upload what is new."""
-        names = [path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()]
-        records = [name for name in names if not re.match(r"checkpoints/|(.*/)?\.", name)]
-        self._upload_records(name for name in records if name != SUMMARY)
-        self._upload_checkpoints()
-        self._upload_records(name for name in records if name == SUMMARY)
-
-    def _upload_records(self, names: Iterable[str]) -> None:
-        for name in names:
-            details = (self.folder / name).stat()
+        """Upload what is new, then remove the checkpoints that the run has removed."""
+        paths = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        names = [name for name in paths if not re.search(r"(^|/)\.", name)]
+        for name in sorted(names, key=lambda n: (n == "summary.json", n.startswith(CHECKPOINTS), META in n)):
+            details = paths[name].stat()
             if self._uploaded.get(name) != (version := (details.st_size, details.st_mtime_ns)):
-                self._put(name)
+                path = f"{self.root}/{name}"
+                self._make_folder(path.rpartition("/")[0])
+                self.fs.pipe_file(path, paths[name].read_bytes())
                 self._uploaded[name] = version
-
-    def _upload_checkpoints(self) -> None:
-        remote = self.files()
-        kept = {f"checkpoints/{path.name}/": path for path in by_round(self.folder / "checkpoints").values()}
-        for name, path in kept.items():
-            if self.read(f"{name}{META}") != (path / META).read_bytes():
-                if f"{name}{META}" in remote:  # of an earlier session
-                    self.fs.rm_file(f"{self.root}/{name}{META}")
-                for file in sorted(path.iterdir(), key=lambda file: file.name == META):
-                    self._put(f"{name}{file.name}")
-        old = [name for name in remote if name.startswith("checkpoints/") and not name.startswith(tuple(kept))]
-        for name in sorted(old, key=lambda name: not name.endswith(META)):
+        old = [name for name in self.files() if name.startswith(CHECKPOINTS) and name not in paths]
+        for name in sorted(old, key=lambda name: META not in name):
             self.fs.rm_file(f"{self.root}/{name}")
-
-    def _put(self, name: str) -> None:
-        path = f"{self.root}/{name}"
-        self._make_folder(path.rpartition("/")[0])
-        self.fs.pipe_file(path, (self.folder / name).read_bytes())
 
     def __enter__(self) -> RemoteCopy:
         with self.errors("written to"):
@@ -148,8 +122,9 @@ def check_new_url(url: str) -> None:
     """
     copy = RemoteCopy(url, Path())
     with copy.errors("read"):
-        if copy.files():
-            raise SettingsError(f"run_dir={url} is not empty: give another URL, or remove the files")
+        names = copy.files()
+    if names:
+        raise SettingsError(f"run_dir={url} is not empty: give another URL, or remove the files")
 
 
 def resumed_copy(url: str, folder: Path, done: int | None) -> RemoteCopy:
@@ -165,15 +140,17 @@ def resumed_copy(url: str, folder: Path, done: int | None) -> RemoteCopy:
     """
     copy = RemoteCopy(url, folder)
     with copy.errors("read"):
-        found = [re.fullmatch(rf"checkpoints/round_(\d+)/{META}", name) for name in copy.files()]
-        last, lines = max((int(match[1]) for match in found if match), default=-1), folder / METRICS
-        own = lines.read_bytes().partition(b"\n")[0] if lines.exists() else b""
-        if last > (-1 if done is None else done):
-            why = f"has a checkpoint of round {last}, but {folder} has {'none' if done is None else f'round {done}'}"
-        elif copy.read(METRICS).partition(b"\n")[0] not in (b"", own):  # two runs differ in seconds
-            why = f"has files of another run than {folder}"
-        else:
-            return copy
+        names = copy.files()
+        first = copy.read(METRICS).partition(b"\n")[0] if METRICS in names else b""
+    found = [re.fullmatch(rf"{CHECKPOINTS}round_(\d+)/{META}", name) for name in names]
+    last, lines = max((int(match[1]) for match in found if match), default=-1), folder / METRICS
+    own = lines.read_bytes().partition(b"\n")[0] if lines.exists() else b""
+    if last > (-1 if done is None else done):
+        why = f"has a checkpoint of round {last}, but {folder} has {'none' if done is None else f'round {done}'}"
+    elif first not in (b"", own):  # two runs differ in seconds
+        why = f"has files of another run than {folder}"
+    else:
+        return copy
     raise SettingsError(f"run_dir={url} {why}: give resume={url} to continue that run, or another URL")
 
 
@@ -190,13 +167,13 @@ def download(url: str, root: Path = Path("runs")) -> Path:
     with copy.errors("downloaded"):
         names = copy.files()
         if CONFIG not in names:
-            raise SettingsError(f"resume={url}: there is no run, because {CONFIG} is missing")
+            raise FileNotFoundError(f"there is no {CONFIG}")
         root.mkdir(parents=True, exist_ok=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", url.rstrip("/").rpartition("/")[2]).lstrip(".")
         folder = first_free(root / (name or "run"))
         try:
             # Checkpoints are downloaded before the records, which then include their rounds even if the run continues.
-            for name in sorted(names, key=lambda name: not name.startswith("checkpoints/")):
+            for name in sorted(names, key=lambda name: not name.startswith(CHECKPOINTS)):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(copy.read(name))
             write_config(folder, {**yaml.safe_load((folder / CONFIG).read_bytes()), "run_dir": url})

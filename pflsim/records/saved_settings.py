@@ -57,13 +57,9 @@ def saved_settings(folder: Path) -> Settings:
     read_environment(folder)  # refuses another format
     path = folder / CONFIG
     try:
-        content = dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return settings_from(dict(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise SettingsError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
-    try:
-        return settings_from(content)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from error
+        raise SettingsError(f"{path} cannot be used: {str(error).partition(chr(10))[0]}") from error
 
 
 def fixed_settings(settings: Settings) -> dict[str, Any]:

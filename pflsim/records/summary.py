@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_stats
 from pflsim.records.files import write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
-from pflsim.types import EvalPhase, ModelKind, NewcomerRecord, Precision
+from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision
 
 Choice = Literal["last", "best_val", "best_test_oracle"]
 """How to choose the round whose accuracy is reported: the last evaluated one; the first one with the best mean
@@ -68,24 +68,10 @@ class RunMeta:
         return Scope(self.reported_model, "test", self.phase(self.reported_model))
 
 
-@dataclass(frozen=True, slots=True)
-class NewcomerFigures:
-    """The test accuracy over the clients that joined after the last round, as received and after fine-tuning.
-
-    `down_bytes` sums their downlinks, which the traffic of the run does not include.
-    """
-
-    received: AccuracyStats | None
-    trained: AccuracyStats | None
-    down_bytes: int
-
-
-def newcomer_figures(record: NewcomerRecord) -> NewcomerFigures:
-    """Compute the results of newcomers."""
-    received, trained = (
-        accuracy_stats([row for row in rows if row.split == "test"]) for rows in (record.received, record.trained)
-    )
-    return NewcomerFigures(received, trained, sum(record.down_bytes.values()))
+def newcomer_accuracy(record: NewcomerRecord) -> dict[EvalPhase, AccuracyStats | None]:
+    """Return the test accuracy over the clients that joined after the last round, as received and after fine-tuning."""
+    found: dict[EvalPhase, Sequence[EvalRow]] = {"received": record.received, "trained": record.trained}
+    return {phase: accuracy_stats([row for row in rows if row.split == "test"]) for phase, rows in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +85,7 @@ class Summary:
         states_saved: whether a complete run has a checkpoint of its last round; its disk may have been full.
         seconds: wall seconds of all sessions.
         peak_rss_mb: the peak memory of any session, in MB (10⁶ bytes).
-        newcomers: results of newcomers; None if there are none yet.
+        newcomers: evaluations of newcomers; None if there are none yet.
         resumed_after: the round after which each resumed session continued.
         actor_restarts: the number of actors that died and were replaced.
         warnings: what makes the results doubtful.
@@ -111,7 +97,7 @@ class Summary:
     complete: bool
     seconds: float
     peak_rss_mb: float
-    newcomers: NewcomerFigures | None = None
+    newcomers: NewcomerRecord | None = None
     resumed_after: tuple[int, ...] = ()
     actor_restarts: int = 0
     states_saved: bool = True
@@ -188,9 +174,11 @@ def to_dict(summary: Summary) -> dict[str, object]:
 
 
 def _newcomers(summary: Summary) -> dict[str, object]:
-    figures = {name: getattr(summary.newcomers, name, None) for name in ("received", "trained", "down_bytes")}
-    values = {name: each.values() if isinstance(each, AccuracyStats) else each for name, each in figures.items()}
-    return {"clients": summary.meta.newcomers, "finetune_epochs": summary.meta.finetune_epochs, **values}
+    """Return the results of newcomers. The traffic of the run does not include their downlinks."""
+    meta, record = summary.meta, summary.newcomers or NewcomerRecord(0, {}, (), ())
+    accuracy = {phase: stats and stats.values() for phase, stats in newcomer_accuracy(record).items()}
+    down = {"down_bytes": sum(record.down_bytes.values()) if summary.newcomers else None}
+    return {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **accuracy, **down}
 
 
 def write_summary(folder: Path, summary: Summary) -> None:

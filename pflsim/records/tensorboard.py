@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.loggers import BEST
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 BINS: Any = np.linspace(0, 1, 31)
@@ -30,6 +27,9 @@ EXPECTED_S = 0.3
 
 class TensorBoard:
     """Writes each round to an event file, which TensorBoard shows during the run.
+
+    Skips the matrices of a round if drawing them would exceed its share of the time. Those of the last round are always
+    drawn, at the end if necessary.
 
     Args:
         folder: the run folder. It may contain partition.png, which is shown too.
@@ -50,7 +50,8 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
-        self._gallery = Gallery(lambda kind, *drawn: self._writer.add_figure(f"diagnostics/{kind}", *drawn))
+        self._pending: RoundMatrices | None = None
+        self._next_drawing = time.perf_counter() + EXPECTED_S / SHARE
         if hyperparameters:  # unlike `add_hparams`, without another folder; the tab shows the curves' last values
             tags = f"{BEST}/mean", f"{BEST}/worst_decile", "/".join(("accuracy", *reported))
             traffic = "traffic/up_bytes_total", "traffic/down_bytes_total"
@@ -69,47 +70,26 @@ class TensorBoard:
             values = np.array([row.correct / row.total for row in rows])
             self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=BINS)
         if record.diagnostics:
-            self._gallery.show(RoundMatrices(step, record.diagnostics))
+            self._pending = RoundMatrices(step, record.diagnostics)
+            if time.perf_counter() >= self._next_drawing:
+                self._draw()
         self._writer.flush()
 
     def close(self) -> None:
-        """Write pending matrices, and close the event file."""
-        self._gallery.close()
+        """Draw the last matrices, and close the event file."""
+        self._draw()
         self._writer.close()
 
-
-class Gallery:
-    """Draws the matrices of rounds as figures.
-
-    Skips rounds while drawing exceeds its share of the time. The matrices of the last round are always drawn, at the
-    end if necessary.
-
-    Args:
-        put: receives each figure's kind, the figure, and the round.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, put: Callable[[str, Figure, int], None], clock: Callable[[], float] = time.perf_counter):
-        self._put, self._clock = put, clock
-        self._start, self._spent, self._expected = clock(), 0.0, EXPECTED_S
-        self._pending: RoundMatrices | None = None
-
-    def show(self, found: RoundMatrices) -> None:
-        """Draw matrices if there is time; otherwise keep them until `close` or the next call."""
-        self._pending = found
-        if self._spent + self._expected <= SHARE * (self._clock() - self._start):
-            self.close()
-
-    def close(self) -> None:
-        """Draw the latest matrices if they are not drawn yet."""
-        found, self._pending = self._pending, None
+    def _draw(self) -> None:
+        """Draw the latest matrices as figures if they are not drawn yet."""
+        found, self._pending, start = self._pending, None, time.perf_counter()
         if found is None:
             return
-        start = self._clock()
         try:
             for kind, matrices in by_kind(found.matrices).items():
-                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}"), found.round)
+                figure = draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}")
+                self._writer.add_figure(f"diagnostics/{kind}", figure, found.round)
         except Exception as error:  # a failed drawing must not end the run
             logger.warning(f"the matrices of round {found.round} could not be drawn: {error}")
-        self._expected = self._clock() - start
-        self._spent += self._expected
+        end = time.perf_counter()
+        self._next_drawing = end + (end - start) / SHARE

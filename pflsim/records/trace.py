@@ -6,7 +6,8 @@
     diagnostics.safetensors                 matrices of the last round that computes them, e.g. mixing weights
 
 Tensor names of messages: `weights/<state_dict key>`, `prototypes/means` [C, D] with `prototypes/counts` [C],
-`extra/<name>` and `numbers/<name>` (0-d float64). Header: method, round, client, num_examples, as strings.
+`extra/<name>` and `numbers/<name>` (0-d float64). Header, as strings: method, round,
+client, and num_examples of replies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -28,54 +28,29 @@ from pflsim.types import Axis, Matrix, Tensors
 DIAGNOSTICS = "diagnostics.safetensors"
 
 
-def write_message(
-    folder: Path,
-    round_number: int,
-    direction: Literal["down", "up"],
-    client: int,
-    message: Message,
-    method: str,
-    num_examples: int,
+def write_trace(
+    folder: Path, round_number: int, name: str, content: Message | Tensors, header: Mapping[str, object]
 ) -> Path:
-    """Write one message of a round.
+    """Write a message of a round, or what the server rule reports after its fusion, and return the file.
 
     Args:
         folder: the run folder.
-        round_number: the round, from 1.
-        direction: "down" (server to client) or "up".
-        client: the client's id.
-        message: the message. Its tensors are copied, so they may be views or share memory.
-        method: the method's name, for the header.
-        num_examples: the client's training examples, for the header.
-
-    Returns:
-        The path of the file.
+        round_number: the round; it is added to the header.
+        name: of the file, without its ending.
+        content: a message, or tensors by name, e.g. `zeta/<unit>` [N, N]. Tensors may be views or share memory.
+        header: of the file.
     """
-    tensors = {f"weights/{name}": tensor for name, tensor in message.weights.items()}
-    if message.prototypes is not None:
-        tensors |= {f"prototypes/{name}": getattr(message.prototypes, name) for name in ("means", "counts")}
-    tensors |= {f"extra/{name}": tensor for name, tensor in message.extra.items()}
-    tensors |= {f"numbers/{name}": torch.tensor(x, dtype=torch.float64) for name, x in message.numbers.items()}
-    header = {"method": method, "client": str(client), "num_examples": str(num_examples)}
-    return _write(folder, round_number, f"{direction}_{client:03d}", tensors, header)
-
-
-def write_server(folder: Path, round_number: int, tensors: Tensors, metadata: Mapping[str, str]) -> Path:
-    """Write what the server rule reports after a round's fusion, e.g. `zeta/<unit>` [N, N].
-
-    Args:
-        folder: the run folder.
-        round_number: the round, from 1.
-        tensors: tensors by name.
-        metadata: texts for the header, e.g. the names of the units. The round is added.
-    """
-    return _write(folder, round_number, "server", tensors, metadata)
-
-
-def _write(folder: Path, round_number: int, name: str, tensors: Tensors, header: Mapping[str, str]) -> Path:
+    tensors = _tensors(content) if isinstance(content, Message) else content
     path = folder / "trace" / f"round_{round_number:04d}" / f"{name}.safetensors"
-    write_tensors(path, tensors, {"round": str(round_number), **header})
+    write_tensors(path, tensors, {key: str(value) for key, value in {"round": round_number, **header}.items()})
     return path
+
+
+def _tensors(message: Message) -> Tensors:
+    prototypes = {name: getattr(message.prototypes, name) for name in ("means", "counts") if message.prototypes}
+    numbers = {name: torch.tensor(x, dtype=torch.float64) for name, x in message.numbers.items()}
+    parts = {"weights": message.weights, "prototypes": prototypes, "extra": message.extra, "numbers": numbers}
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str]) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from pflsim.errors import SettingsError
+from pflsim.records.folder import read_summary
 from pflsim.records.history import METRICS, RoundMetrics, Traffic, round_metrics, to_line
 from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scalars
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
-from pflsim.records.summary import NewcomerFigures, RunMeta, Summary, newcomer_figures, write_summary
+from pflsim.records.summary import RunMeta, Summary, write_summary
 from pflsim.records.tensorboard import TensorBoard
 from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
 from pflsim.types import NewcomerRecord, RoundRecord
@@ -40,13 +39,11 @@ class Tracker:
     Args:
         folder: the run folder. It must not contain these files, except when the run is resumed.
         meta: the attributes of the run.
-        resume_after: resume the run after this round. Removes records of later rounds and of newcomers.
+        resume_after: resume the run after this round, which the records must include. Removes records of later rounds
+            and of newcomers.
         hyperparameters: settings by dotted key, for TensorBoard's HPARAMS tab and the loggers.
         per_client: whether to log scalars of every client.
         loggers: functions that create further loggers, by name. They get the scalars of TensorBoard.
-
-    Raises:
-        SettingsError: records of the run to resume are missing. No file was changed.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class Tracker:
         self.warnings = self._earlier.warnings
         """What makes the results doubtful, in all sessions."""
         self._summary: Summary | None = None
-        self._newcomers: NewcomerFigures | None = None
+        self._newcomers: NewcomerRecord | None = None
         write_summary(folder, self._summarised(complete=False))  # records the session even if it is killed
         mode = "a" if resumes else "x"
         self._lines = (folder / METRICS).open(mode, encoding="utf-8")
@@ -121,11 +118,10 @@ class Tracker:
         if self._summary is None:
             self._save()
 
-    def newcomers(self, record: NewcomerRecord) -> NewcomerFigures:
-        """Write and return the results of newcomers. No other metric includes them."""
-        self._newcomers = newcomer_figures(record)
+    def newcomers(self, record: NewcomerRecord) -> None:
+        """Write the results of newcomers. No other metric includes them."""
+        self._newcomers = record
         self._write_rows(newcomer_rows(record, self.meta.metrics))
-        return self._newcomers
 
     def close(self, complete: bool, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
@@ -138,11 +134,8 @@ class Tracker:
         if self._summary is None:
             self.memory.sample(force=True)
             self._summary = replace(self._summarised(complete), states_saved=states_saved, stopped=stopped)
-            with ExitStack() as stack:  # closes the files even if the disk is full
-                for file in (self._per_client, self._lines):
-                    stack.callback(file.close)
-                stack.callback(self._loggers.close, complete)
-                stack.callback(self._tensorboard.close)
+            with self._per_client, self._lines, closing(self._tensorboard):  # also if the disk is full
+                self._loggers.close(complete)
                 write_summary(self.folder, self._summary)
         return self._summary
 
@@ -176,20 +169,11 @@ class Tracker:
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
     """Remove the records after a round, and return what is kept.
 
-    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Reads and
-    checks all records first, and replaces each file atomically. A run that is interrupted meanwhile can be resumed
-    again.
-
-    Raises:
-        SettingsError: records of rounds up to `after` are missing.
+    The summary's seconds include rounds that are not kept, and its `resumed_after` the round of this session. Replaces
+    each file atomically, so a run that is interrupted meanwhile can be resumed again.
     """
     history = complete_rounds(folder)
-    if (last := history[-1].round if history else 0) < after:
-        what = f"{METRICS} and {PER_CLIENT} are complete up to round {last} only"
-        raise SettingsError(f"the run cannot resume after round {after}: {what}")
-    summary: dict[str, Any] = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0}
-    with suppress(OSError, ValueError, TypeError):  # the file may be missing or damaged
-        summary |= json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = {"rounds": -1, "seconds": 0.0, "peak_rss_mb": 0.0, **read_summary(folder)}
     seconds = summary["seconds"] + sum(line.total_seconds for line in history if line.round > summary["rounds"])
     cut(folder, after)
     matrices = read_matrices(folder)
@@ -210,19 +194,16 @@ def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:
 def held_mb() -> float:
     """Return the memory of this process and all its descendants, in MB (10⁶ bytes).
 
-    Uses the proportional set size of each process (a page shared by k processes counts 1/k in each) where Linux
-    permits reading it, else the resident set size, which counts shared pages in every process.
+    Uses the proportional set size of each process on Linux (a page shared by k processes counts 1/k in each), elsewhere
+    the resident set size, which counts shared pages in every process.
     """
     own = psutil.Process()
-    return sum(_process_bytes(process) for process in [own, *own.children(recursive=True)]) / 1e6
-
-
-def _process_bytes(process: psutil.Process) -> int:
-    with suppress(psutil.Error, AttributeError):  # not permitted, or not Linux
-        return process.memory_full_info().pss
-    with suppress(psutil.Error):
-        return process.memory_info().rss
-    return 0
+    held = 0
+    for process in [own, *own.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended
+            memory = process.memory_full_info()
+            held += getattr(memory, "pss", memory.rss)
+    return held / 1e6
 
 
 class MemorySampler:

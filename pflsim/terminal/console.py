@@ -25,15 +25,6 @@ LIVE_LINES = 20
 """Approximate number of round lines that a run with a live display prints."""
 REFRESHES_PER_S = 2
 """At this rate, the display takes less than 1% of a core."""
-PHASES = {
-    "start": "starting",
-    "downlink": "sending",
-    "train": "training",
-    "fuse": "fusing",
-    "trace": "writing trace",
-    "evaluate": "evaluating",
-    "checkpoint": "saving",
-}
 
 
 class IgnoreClosedPipe:
@@ -88,7 +79,7 @@ class Console:
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._round_seconds: list[float] = []
         self._best: tuple[float, int, float] | None = None
-        self._round, self._phase, self._done, self._due = 0, "start", 0, 0
+        self._round, self._phase, self._done, self._due = 0, "starting", 0, 0
         self._left: float | None = None
         self._lines: list[str] = []
         self._begun = self._since = time.monotonic()
@@ -178,9 +169,7 @@ class Console:
             self._print(f"stopped after {summary.rounds} of {self.meta.rounds} rounds")
         elif summary.stopped_early:
             self._print(f"stopped early in round {summary.rounds} of {self.meta.rounds}: {summary.stopped_early}")
-        with self._rich.capture() as captured:
-            self._rich.print(accuracy_table(summary))
-        print("\n".join(line.rstrip() for line in captured.get().splitlines()), file=self.stream)
+        self._rich.print(accuracy_table(summary))
         for line in result_lines(summary):
             self._print(line)
         self._print(f"peak memory  {format_bytes(summary.peak_rss_mb * 1e6)}, {self.memory_of}")
@@ -245,8 +234,7 @@ class Console:
 
         now, rounds = time.monotonic(), self.meta.rounds
         share = self._done / self._due if self._due and self._phase == "train" else 0.0
-        phase = PHASES.get(self._phase, self._phase)
-        phase += f" {self._done} of {self._due} clients" if self._due else ""
+        phase = self._phase + (f" {self._done} of {self._due} clients" if self._due else "")
         elapsed = f"{format_seconds(now - self._begun)} elapsed"
         if self._left is not None:
             elapsed += f", {format_seconds(max(self._left - (now - self._since), 0.0))} left"

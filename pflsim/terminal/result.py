@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pflsim.config.names import program
-from pflsim.records.accuracy import AccuracyStats
 from pflsim.records.environment import JOB
-from pflsim.records.summary import RunMeta, Summary
+from pflsim.records.folder import read_summary
+from pflsim.records.summary import RunMeta, Summary, newcomer_accuracy
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
@@ -41,16 +40,12 @@ def accuracy_table(summary: Summary) -> Table:
             table.add_row(name, *[NONE] * 5)
         else:
             for number, (choice, label) in enumerate(CHOSEN.items()):
-                table.add_row("" if number else name, label, *_cells(figures[choice]))
+                round_number, stats = figures[choice] or (NONE, None)
+                values = (stats.mean, stats.std, stats.worst_decile) if stats else ()
+                cells = [f"{value:.4f}" for value in values] or [NONE] * 3
+                table.add_row("" if number else name, label, str(round_number), *cells)
         table.add_section()
     return table
-
-
-def _cells(figure: tuple[int, AccuracyStats] | None) -> list[str]:
-    if figure is None:
-        return [NONE] * 4
-    number, stats = figure
-    return [str(number), f"{stats.mean:.4f}", f"{stats.std:.4f}", f"{stats.worst_decile:.4f}"]
 
 
 def result_lines(summary: Summary) -> Iterator[str]:
@@ -58,8 +53,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
     meta = summary.meta
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
-        stats = (summary.newcomers.received, summary.newcomers.trained)
-        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in stats)
+        found = newcomer_accuracy(summary.newcomers).values()
+        received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
         yield (
             f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
@@ -73,7 +68,7 @@ def result_lines(summary: Summary) -> Iterator[str]:
 
 def result_line(folder: Path) -> str:
     """Return the accuracy, the time and the folder of a complete run in one line."""
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_summary(folder)
     figures = summary["accuracy"][summary["reported_model"]]
     best = figures["best_val"] or figures["last"]
     accuracy = f"accuracy {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"

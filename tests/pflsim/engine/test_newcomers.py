@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflsim.records.summary import RunMeta, Summary, newcomer_figures
+from pflsim.records.summary import RunMeta, Summary
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console
 from pflsim.types import EvalPhase, EvalRow, NewcomerRecord, RoundRecord, TrainReport
@@ -76,5 +76,5 @@ def test_files(tmp_path: Path) -> None:
 
 def test_the_console_has_their_figures() -> None:
     console = Console(META, stream := io.StringIO())
-    console.end(Summary(META, [], True, 1.0, 1.0, newcomer_figures(JOINED)), Path("runs/x"))
+    console.end(Summary(META, [], True, 1.0, 1.0, JOINED), Path("runs/x"))
     assert re.search(r"newcomers .*0\.2500 .*0\.8500 ", stream.getvalue())

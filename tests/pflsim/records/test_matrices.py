@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pflsim.records import tensorboard
+from pflsim.records.accuracy import Scope
 from pflsim.records.heatmaps import draw_heatmaps
-from pflsim.records.tensorboard import SHARE, Gallery
+from pflsim.records.tensorboard import SHARE, TensorBoard
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices
-from pflsim.types import Axis, Matrix
+from pflsim.types import Axis, Matrix, RoundRecord
 
 Bounds = tuple[float, float] | None
 
@@ -52,30 +56,44 @@ def test_the_scale_is_of_the_values_between_clients(values: list[list[float]], s
     assert (image.norm.vmin, image.norm.vmax) == pytest.approx(scale)
 
 
-def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn() -> None:
+def board(folder: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[str, object, int], None]) -> TensorBoard:
+    made = TensorBoard(folder, Scope("personal", "test", "trained"))
+    monkeypatch.setattr(made._writer, "add_figure", put)
+    return made
+
+
+def diagnosed(number: int) -> RoundRecord:
+    return RoundRecord(number, (), (), {}, (), {}, diagnostics=(matrix(),))
+
+
+def test_drawing_takes_its_share_of_the_time_and_the_last_round_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A clock that every picture moves by 1 s; 20 s pass between two rounds."""
     now, drawn = [0.0], []
+    monkeypatch.setattr(tensorboard, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def put(kind: str, figure: object, round_number: int) -> None:
         now[0] += 1.0
         drawn.append((round_number, now[0]))
 
-    gallery = Gallery(put, lambda: now[0])
+    shown = board(tmp_path, monkeypatch, put)
     for number in range(1, 20):
-        gallery.show(RoundMatrices(number, (matrix(),)))
+        shown.write(diagnosed(number), {})
         now[0] += 20.0
-    assert [at for at, _ in drawn] == [3, 11, 16]
+    assert [at for at, _ in drawn] == [3, 8, 13, 18]
     assert all(number <= SHARE * at + 1 for number, (_, at) in enumerate(drawn, start=1))
-    gallery.close()
-    gallery.close()
-    assert [at for at, _ in drawn] == [3, 11, 16, 19]
+    shown.close()
+    assert [at for at, _ in drawn] == [3, 8, 13, 18, 19]
 
 
-def test_a_picture_that_cannot_be_drawn_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_picture_that_cannot_be_drawn_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def put(kind: str, figure: object, round_number: int) -> None:
         raise ValueError("no such font")
 
-    gallery = Gallery(put)
-    gallery.show(RoundMatrices(4, (matrix(),)))
-    gallery.close()
+    shown = board(tmp_path, monkeypatch, put)
+    shown.write(diagnosed(4), {})
+    shown.close()
     assert "round 4" in caplog.text and "no such font" in caplog.text

@@ -181,13 +181,12 @@ def usable(url: str, root: Path, complete: bool = False) -> int:
 def test_it_is_uploaded_after_each_checkpoint(run: Run, store: str, tmp_path: Path) -> None:
     with run.remote_copy(store) as remote_copy:
         same(run, store)
-        run.go(1, 2)
+        run.go(1, 2, save=False)
         before = contents(store)
         remote_copy.upload_if_due()
-        assert contents(store) == before, "no checkpoint was reported"
+        assert contents(store) == before, "there is no checkpoint"
         for number in (3, 4):
             run.go(number)
-            remote_copy.checkpoint_saved()
             remote_copy.upload_if_due()
             same(run, store)
             assert usable(store, tmp_path / "fetched") == number
@@ -207,10 +206,9 @@ def test_a_failed_upload_is_logged_and_repeated(run: Run, store: str, caplog: py
     asks(fail(ConnectionError("no route\nto host")))
     for number in range(1, 5):
         run.go(number)
-        remote_copy.checkpoint_saved()
         remote_copy.upload_if_due()
     asks(nothing)
-    remote_copy.checkpoint_saved()
+    run.go(5)
     remote_copy.upload_if_due()
     same(run, store)
     assert len(caplog.records) == 4
@@ -309,20 +307,6 @@ def test_what_cannot_be_downloaded(run: Run, store: str, tmp_path: Path, monkeyp
         with pytest.raises(SettingsError, match=f"^resume={store} .*no route"):
             download(store, root)
     assert not list(root.iterdir())
-
-
-def test_a_resumed_folder_uploads_no_checkpoint_twice(run: Run, store: str) -> None:
-    """So that the one there counts all the while."""
-    run.go(1, 2)
-    run.remote_copy(store).upload()
-    asked: list[str] = []
-    remote_copy = run.resumed(store)
-    asks(lambda what, path: asked.append(path))
-    run.go(3, save=False)
-    remote_copy.upload()
-    assert asked and not [path for path in asked if "checkpoints" in path]
-    asks(nothing)
-    same(run, store)
 
 
 Change = Callable[[Run, str, Path], str]

@@ -7,7 +7,7 @@ from run_files import read_message, read_server
 from safetensors.numpy import load_file
 
 from pflsim.messages import Prototypes, Uplink
-from pflsim.records.trace import write_message, write_server
+from pflsim.records.trace import write_trace
 
 
 def header(path):
@@ -31,7 +31,7 @@ def full_message():
 
 def test_an_uplink_comes_back_with_the_documented_names(tmp_path):
     sent = full_message()
-    path = write_message(tmp_path, 1, "up", 3, sent, "pfedcfr", 41)
+    path = write_trace(tmp_path, 1, "up_003", sent, {"method": "pfedcfr", "client": 3, "num_examples": 41})
     assert path == tmp_path / "trace" / "round_0001" / "up_003.safetensors"
     back = read_message(path)
     assert isinstance(back, Uplink)
@@ -55,7 +55,7 @@ def test_an_uplink_comes_back_with_the_documented_names(tmp_path):
 
 def test_the_servers_numbers_keep_their_names_and_texts(tmp_path):
     zeta = torch.rand(3, 3, requires_grad=True)
-    path = write_server(tmp_path, 2, {"zeta/net.body.0": zeta.T}, {"units": "net.body.0,net.head"})
+    path = write_trace(tmp_path, 2, "server", {"zeta/net.body.0": zeta.T}, {"units": "net.body.0,net.head"})
     assert path.name == "server.safetensors"
     tensors, texts = read_server(path)
     assert torch.equal(tensors["zeta/net.body.0"], zeta.detach().T)

@@ -138,7 +138,7 @@ def test_the_live_display_says_where_the_run_is():
         console.clients_done(2)
         console.clients_done(3)
         assert "round 3/20" in shown(console)
-        assert "training 5 of 8 clients" in shown(console)
+        assert "train 5 of 8 clients" in shown(console)
         console.round(metrics(3, {**FULL, **validation}), 1234.0)
         console.round(metrics(4, {PERSONAL: stats(0.95), Scope("personal", "val", "trained"): stats(0.7)}), 2000.0)
         text = shown(console)
