@@ -13,6 +13,7 @@ from lightning_modules.hosts.devices import torch_threads, with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
+from lightning_modules.surroundings import torch_defaults
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
@@ -65,7 +66,7 @@ class Runner:
             SettingsError: the settings cannot be run; no actor was started.
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
-        with self._stoppable():
+        with torch_defaults(), self._stoppable():
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 if url := settings.run_dir if is_url(settings.run_dir) else None:
@@ -96,7 +97,7 @@ class Runner:
             SettingsError: the folder is in use, or contains another run; nothing was changed.
             RunError: see `run`.
         """
-        with run_lock(folder), run_log(folder), self._stoppable():
+        with torch_defaults(), run_lock(folder), run_log(folder), self._stoppable():
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 prepared = prepare(settings)

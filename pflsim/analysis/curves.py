@@ -16,6 +16,7 @@ from pflsim.analysis.comparison import Comparison, both_ways
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
+from pflsim.records.drawing import drawing
 from pflsim.records.history import RoundMetrics
 from pflsim.terminal.formats import byte_unit
 
@@ -74,7 +75,8 @@ def draw(comparison: Comparison, path: Path, against: Against) -> None:
     curves, x_label = curves_of(comparison.groups, against, accuracy())
     band = f"; {BAND}" if any(len(group.runs) > 1 for group in comparison.groups) else ""
     head = "\n".join(textwrap.wrap(title(comparison) + band, 64))
-    draw_curves(curves, x_label, "test accuracy", title=head, size=(6.0, 4.0)).savefig(path, dpi=150)
+    with drawing():
+        draw_curves(curves, x_label, "test accuracy", title=head, size=(6.0, 4.0)).savefig(path, dpi=150)
 
 
 def _points(run: Run, against: Against, measure: Measure) -> dict[int, tuple[float, float]]:

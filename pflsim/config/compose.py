@@ -7,7 +7,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
@@ -62,12 +63,23 @@ def quoted(text: str) -> str:
 
 @contextmanager
 def composing(folders: Sequence[Path]) -> Iterator[None]:
-    """Initialize Hydra with the first folder, inside the block; `composed` adds the others."""
+    """Initialize Hydra with the first folder, inside the block; `composed` adds the others.
+
+    The calling program may use Hydra too: its state is put aside.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise SettingsError(f"--config-dir {folder}: there is no such folder")
-    with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
-        yield
+    hydra, version = GlobalHydra.instance(), VersionBase.instance()
+    GlobalHydra.set_instance(copy(hydra))
+    GlobalHydra.instance().clear()
+    VersionBase.set_instance(copy(version))
+    try:
+        with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.set_instance(hydra)
+        VersionBase.set_instance(version)
 
 
 def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pflsim.records.accuracy import Scope, rows_by_scope
+from pflsim.records.drawing import drawing
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.loggers import BEST
 from pflsim.records.trace import RoundMatrices
@@ -107,8 +108,9 @@ class Gallery:
             return
         start = self._clock()
         try:
-            for kind, matrices in by_kind(found.matrices).items():
-                self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}"), found.round)
+            with drawing():
+                for kind, matrices in by_kind(found.matrices).items():
+                    self._put(kind, draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}"), found.round)
         except Exception as error:  # a failed drawing must not end the run
             logger.warning(f"the matrices of round {found.round} could not be drawn: {error}")
         self._expected = self._clock() - start

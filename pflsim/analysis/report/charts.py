@@ -11,9 +11,10 @@ import numpy as np
 from pflsim.analysis.comparison import Comparison
 from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_curves
 from pflsim.analysis.groups import Group
-from pflsim.analysis.report.svg import GRID, INK, colour_of, drawing, style_axes, to_svg
+from pflsim.analysis.report.svg import FONT_SIZE, GRID, INK, colour_of, style_axes, to_svg
 from pflsim.analysis.runs import Run
 from pflsim.data.record import partition_figure
+from pflsim.records.drawing import drawing
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice
@@ -84,12 +85,12 @@ def loss_charts(groups: Sequence[Group]) -> list[Chart]:
 
 def _chart(curves: Sequence[Curve], x_label: str, y_label: str, name: str, caption: str, log: bool = False) -> Chart:
     """Draw without a legend: the page has one legend for all charts."""
-    with drawing():
+    with drawing(FONT_SIZE):
         figure = draw_curves(curves, x_label, y_label, size=SIZE, legend=False)
-    style_axes(figure.axes[0])
-    if log:
-        figure.axes[0].set_yscale("log")
-    return Chart(to_svg(figure, name, caption), caption)
+        style_axes(figure.axes[0])
+        if log:
+            figure.axes[0].set_yscale("log")
+        return Chart(to_svg(figure, name, caption), caption)
 
 
 def shown_runs(groups: Sequence[Group]) -> list[Run]:
@@ -113,7 +114,7 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
         if local and local[1] is not run and local[1].partition_hash == run.partition_hash:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name) if reference else "every client's test accuracy"
-        with drawing():
+        with drawing(FONT_SIZE):
             drawn = draw_clients(rates, reference, colour_of(number))
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from contextlib import AbstractContextManager
 from html import escape
 from typing import Any
 
@@ -26,13 +25,6 @@ FONT_SIZE = 11.5
 def colour_of(number: int) -> str:
     """Return the colour of a group by its position; the palette repeats."""
     return PALETTE[number % len(PALETTE)]
-
-
-def drawing() -> AbstractContextManager[None]:
-    """Return a context in which matplotlib uses the font size of the page."""
-    from matplotlib import rc_context
-
-    return rc_context({"font.size": FONT_SIZE})
 
 
 def style_axes(axes: Any) -> None:
