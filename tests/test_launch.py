@@ -18,6 +18,9 @@ from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.folder import create_run_folder
 from pflsim.records.saved_settings import run_folder
+from pflsim.records.tracker import Tracker
+from pflsim.servers.base import ServerRule
+from pflsim.terminal.exit_status import DEBUG
 
 NUMBERS = itertools.count()
 COMPONENTS = """
@@ -342,3 +345,23 @@ def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     chosen = [f"{group}={name}", *(["partition=by_writer", "split.test_by=writers"] if name == "synthetic" else [])]
     assert cli.main([*chosen, "--cfg", "job"]) == 0
     assert f"{group}: {name}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("where", "name"), [(Tracker, "round"), (ServerRule, "full_participation")])
+def test_an_unexpected_error_is_one_line(
+    where: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a round, with the traceback in run.log; and while the run is prepared."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("a defect\nof this program")
+
+    monkeypatch.setattr(where, name, fail)
+    line = f"method=fedavg clients=2 rounds=1 executor=inline progress=none run_dir={tmp_path / 'run'}"
+    assert cli.main(line.split()) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "KeyError" in said
+    assert DEBUG in said or "Traceback" in (tmp_path / "run" / "run.log").read_text()
+    monkeypatch.setenv(DEBUG, "1")
+    line = line.replace(str(tmp_path), str(tmp_path / "again"))
+    assert cli.main(line.split()) == 1 and "Traceback" in capsys.readouterr().err
