@@ -109,6 +109,18 @@ def test_overrides_reach_the_run(runs: list[Settings]) -> None:
     assert settings.local_steps == 5 and settings.local_epochs is None
 
 
+@pytest.mark.parametrize("path", ["j\u00fcrgen", "run (1)", "lr=0.1", "100%", "a#b", "it's", "{x}y"])
+def test_paths_are_taken_as_they_are(path: str, runs: list[Settings]) -> None:
+    assert cli.main([f"run_dir=/x/{path}"]) == 0 and runs[0].run_dir == f"/x/{path}"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_config_file_in_another_encoding_is_named(encoding: str, mine: str, refused: Refused) -> None:
+    file = Path(mine, "method", "german.yaml")
+    file.write_text(f"# Gr\u00f6\u00dfe\n{Path(mine, 'method', 'own.yaml').read_text()}", encoding=encoding)
+    assert str(file) in refused("--config-dir", mine, "method=german")
+
+
 def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str) -> None:
     assert cli.main(["--config-dir", mine, "method=own", "data=own", "data.size=0.5", "data.shape=[3]"]) == 0
     (settings,) = runs

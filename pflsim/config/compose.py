@@ -56,11 +56,6 @@ def config_folders(config_dirs: Sequence[str]) -> list[Path]:
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
-def quoted(text: str) -> str:
-    """Quote `on_client_error=retry(2)`, because Hydra reads parentheses as a call of one of its functions."""
-    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
-
-
 @contextmanager
 def composing(folders: Sequence[Path]) -> Iterator[None]:
     """Initialize Hydra with the first folder, inside the block; `composed` adds the others.
@@ -199,8 +194,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
         text = re.sub(r"^optimizer=(?=\w+\.)", "optimizer.name=", text)  # a class of torch or one's own
+        key, equals, value = text.partition("=")
+        quoted = value.replace("'", "\\'")
         try:
-            (override,) = parser.parse_overrides([text])
+            try:
+                (override,) = parser.parse_overrides([text])
+            except OverrideParseException:
+                if not equals or value[:1] in ("[", "{", "'", '"', "$"):
+                    raise
+                # a path such as "run (1)/lr=0.1", or "retry(2)", which Hydra reads as a call of one of its functions
+                (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError, RecursionError) as error:  # also too many digits or brackets
             why = str(getattr(error, "message", error)).partition("\n")[0]
             raise SettingsError(f"{form} ({why})") from error
@@ -235,10 +238,24 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{_undecodable(folders)}: not a text in UTF-8 ({error.reason}): save it as UTF-8"
+        ) from None
     except RecursionError:
         raise SettingsError("the brackets in a value are nested too deeply") from None
     del content["hydra"]
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
+
+
+def _undecodable(folders: Sequence[Path]) -> Path | None:
+    """Return the config file that is not a text in UTF-8."""
+    for file in (file for folder in folders for file in folder.rglob("*.yaml")):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return file
+    return None
 
 
 @lru_cache
