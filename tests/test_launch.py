@@ -308,15 +308,6 @@ def test_a_settings_error_of_the_run_is_a_message(
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: Settings) -> None:
-        raise ValueError("a bug")
-
-    replace_runner(monkeypatch, run)
-    with pytest.raises(ValueError, match="a bug"):
-        cli.main([])
-
-
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
