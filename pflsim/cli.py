@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 
 from pflsim.commands.sweep import LIGHT, run_all
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, quoted, to_settings
+from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, to_settings
 from pflsim.config.help import usage
 from pflsim.config.names import program
 from pflsim.config.settings import Settings
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _execute(options: argparse.Namespace, partition: bool) -> int:
-    folders, overrides = config_folders(options.config_dir), [quoted(text) for text in options.overrides]
+    folders, overrides = config_folders(options.config_dir), options.overrides
     if options.help:
         print(usage(folders), flush=True)
         return 0
@@ -112,7 +112,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
     Raises:
         SettingsError: a setting is wrong.
     """
-    folders, texts = config_folders(config_dirs), [quoted(text) for text in overrides]
+    folders, texts = config_folders(config_dirs), list(overrides)
     others = [text for text in texts if not text.startswith(RESUME)]
     if len(others) < len(texts):
         from pflsim.records.saved_settings import changed

@@ -84,6 +84,12 @@ def reading(what: object, expected: str) -> Iterator[None]:
         raise SettingsError(f"{what} cannot be read ({reason}); expected {expected}") from error
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the type of an error, the first line of its text, and the line of a user's code where it was raised."""
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}{place_of(error)}"
+
+
 def place_of(error: BaseException) -> str:
     """Return the last line of a user's code in the traceback, as ` (FILE, line N)`; empty if there is none."""
     while error.__cause__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -37,18 +38,25 @@ def numpy_generator(seed: int, purpose: str, client: int = -1, round_number: int
 
 @contextmanager
 def seeded_global(seed: int, purpose: str, client: int = -1, round_number: int = -1) -> Iterator[None]:
-    """Seed torch's global generators inside the block and restore them after it.
+    """Seed the global generators of torch, NumPy and Python inside the block and restore them after it.
 
-    Initialisers of torch.nn modules and dropout need this, since they take no generator.
+    Initialisers of torch.nn modules and dropout need this, since they take no generator; a user's code may use any.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     number = seed_for(seed, purpose, client, round_number)
+    before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
+        random.seed(number)
+        np.random.seed(number % 2**32)
         # torch.manual_seed stores a stack trace for each unused kind of device and never frees it.
         torch.default_generator.manual_seed(number)
         if devices:
             torch.cuda.manual_seed_all(number)
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 def cohort_size(clients: int, fraction: float) -> int:

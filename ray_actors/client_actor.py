@@ -105,10 +105,12 @@ class ClientActor:
         import torch
 
         from lightning_modules.hosts.client_host import ClientHost
+        from lightning_modules.surroundings import set_torch_defaults
         from pflsim.errors import in_words
 
         if setup != self._setup:
             factory, dataset, partition = setup.get()
+            set_torch_defaults()  # the modules that this has imported may have set others
             try:
                 self.host = ClientHost(factory, dataset, partition, setup.clients)
             except torch.cuda.OutOfMemoryError as error:

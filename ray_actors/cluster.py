@@ -24,7 +24,7 @@ from ray.job_config import JobConfig
 from pflsim.config.names import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.environment import usable_cpus
+from pflsim.records.limits import check_limits, free_memory, usable_cpus
 from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
 from ray_actors.resources import POLL_S, ActorPool
 
@@ -33,25 +33,28 @@ if TYPE_CHECKING:
 
 PREFIX = "pflsim-ray-"
 MAX_PATH_LENGTH = 28
-"""Of the folder, in characters: the path of a socket in it must not exceed 107 characters."""
+"""Of the folder, in bytes: the path of a socket in it must not exceed 107 bytes."""
 FILES, LOCK = "r", "lock"
 """In the folder, which only this user can open: Ray's folder, and a file that this process locks as long as it lives.
 Ray's own folder is open to all users."""
 CONNECT_TIMEOUT_S = 5.0
 """How long the head may take to accept a connection; Ray itself would try for minutes."""
+CLOSE_TIMEOUT_S = 10.0
+"""How long the end of a run waits for a start of Ray."""
 _locks: dict[Path, int] = {}
 
 
 # Ray on this machine
 
 
-def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
+def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None = None) -> Path:
     """Start Ray on the loopback interface, without a dashboard.
 
     Args:
         cpus: the CPUs that actors can request.
         gpus: the GPUs that actors can request.
         store_mb: the size of the object store in MiB; None: 30% of the free memory.
+        folder: of its files, from `create_folder`; None: a new one.
 
     Returns:
         The folder of its files, for `stop`.
@@ -60,7 +63,7 @@ def start(cpus: int, gpus: int, store_mb: int | None = None) -> Path:
     from ray._private import ray_constants
 
     remove_leftovers()
-    folder = _create_folder()
+    folder = folder or create_folder()
     _silence_notices()
     ray_constants.ENABLE_RAY_CLUSTER = False  # or Ray listens on all network interfaces
     # Ray's processes are in the process group of this one. Block signals to the group, which would end them before the
@@ -124,10 +127,10 @@ def _silence_notices() -> None:
         logging.getLogger(f"ray._private.{name}").setLevel(logging.ERROR)
 
 
-def _create_folder() -> Path:
+def create_folder() -> Path:
     """Create and lock a folder in the system's folder for temporary files, or in /tmp if the path of that is long."""
     parent = tempfile.gettempdir()
-    if len(parent) > MAX_PATH_LENGTH - len(PREFIX):
+    if len(os.fsencode(parent)) > MAX_PATH_LENGTH - len(PREFIX):
         parent = "/tmp"
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
     (folder / LOCK).touch()
@@ -192,14 +195,15 @@ class StartedRay:
 
     def __init__(self, started_for: tuple[int, int, int | None], actors: int = 0):
         self.size, self.pool, self._actors = started_for, ActorPool(), actors
-        self._folder: Path | None = None
+        check_limits(actors or self.size[0])
+        self._folder = create_folder()
         self._ready: Future[ActorPool] = Future()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="start-ray", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._folder = start(*self.size)
+            start(*self.size, self._folder)
             self.pool.check_ray = watch()
             if self._actors:
                 self.pool.start(Layout(((),) * self._actors, share([self.size[0]], self._actors), 0.0))
@@ -209,15 +213,26 @@ class StartedRay:
             self._ready.set_exception(error)
         self._closed.wait()  # Linux ends the processes of Ray with the thread that has started them
 
-    def wait(self) -> ActorPool:
-        """Wait until Ray runs, and return the pool; raises the error of its start."""
-        return self._ready.result()
+    def wait(self, seconds: float) -> ActorPool:
+        """Wait until Ray runs, and return the pool; raises the error of its start.
+
+        Raises:
+            RunError: it does not run after that many seconds.
+        """
+        try:
+            return self._ready.result(seconds)
+        except TimeoutError:
+            why = f"Ray has not started within placement.wait_s={seconds:g} seconds"
+            raise RunError(f"{why}: wait longer, or use executor=inline to run without Ray") from None
 
     def close(self) -> None:
-        """Wait until Ray runs, and stop it with its actors."""
-        self._ready.exception()
-        if self._folder is not None:
-            stop(self._folder)
+        """Stop Ray with its actors; if it is starting, wait for it a little first."""
+        for _ in range(2):
+            with suppress(TimeoutError):
+                self._ready.exception(CLOSE_TIMEOUT_S)
+                break
+            _kill_users(self._folder)  # so that the start fails
+        stop(self._folder)
         self._closed.set()
 
 
@@ -257,14 +272,14 @@ class LocalRay:
         """Return the resources of this machine for a run; the memory of running actors counts as free."""
         actors = self._started.pool.actors if self._started else ()
         cpus, gpus, _ = size(placement)
-        return [Node("this machine", cpus, gpus, psutil.virtual_memory().available / 2**20 + len(actors) * ACTOR_MB)]
+        return [Node("this machine", cpus, gpus, free_memory() / 2**20 + len(actors) * ACTOR_MB)]
 
     def pool(self, placement: Placement, layout: Layout) -> ActorPool:
         """Start Ray and the actors of a run, if they do not run yet."""
         if self._started is None or self._started.size != size(placement):
             self.close()
             self._started = StartedRay(size(placement))
-        pool = self._started.wait()
+        pool = self._started.wait(placement.wait_s)
         pool.wait_s = placement.wait_s
         pool.start(layout)
         return pool

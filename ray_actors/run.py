@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from lightning_modules.hosts.devices import torch_threads, with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loggers import logger_makers
 from lightning_modules.prepare import PreparedRun, prepare
+from lightning_modules.surroundings import torch_defaults
 from pflsim.analysis.runs import read_run
 from pflsim.config.settings import Settings, swept
 from pflsim.config.validate import is_url
@@ -22,10 +24,10 @@ from pflsim.engine.execution import Executor, NodeLost
 from pflsim.engine.interrupts import Interrupts, Stopped
 from pflsim.engine.recovery import MAX_NODE_LOSSES
 from pflsim.engine.simulation import Simulation
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import Checkpoint
 from pflsim.records.environment import own_modules, write_environment
-from pflsim.records.folder import create_run_folder, run_lock, run_log, write_config
+from pflsim.records.folder import LOG, create_run_folder, run_lock, run_log, write_config
 from pflsim.records.history import validation_scores
 from pflsim.records.loggers import hyperparameters
 from pflsim.records.remote import RemoteCopy, check_new_url, resumed_copy
@@ -65,7 +67,7 @@ class Runner:
             SettingsError: the settings cannot be run; no actor was started.
             RunError: the run ended early; `Stopped` if a signal asked for it.
         """
-        with self._stoppable():
+        with torch_defaults(), self._stoppable():
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 if url := settings.run_dir if is_url(settings.run_dir) else None:
@@ -76,7 +78,7 @@ class Runner:
                 run_dir = None if url else settings.run_dir
                 names = prepared.meta.method, prepared.meta.data
                 folder = create_run_folder(*names, settings.seed, run_dir, swept=swept(settings))
-            with run_lock(folder), run_log(folder):
+            with run_lock(folder), run_log(folder), self._stoppable(folder):
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
@@ -96,7 +98,7 @@ class Runner:
             SettingsError: the folder is in use, or contains another run; nothing was changed.
             RunError: see `run`.
         """
-        with run_lock(folder), run_log(folder), self._stoppable():
+        with torch_defaults(), run_lock(folder), run_log(folder), self._stoppable(folder):
             with self.interrupts.abandonable():
                 called = Callbacks(callbacks)
                 prepared = prepare(settings)
@@ -163,7 +165,7 @@ class Runner:
             stack.push(self._end_actors)
             console.earlier(tracker.history)
             try:
-                with self._stoppable():
+                with self._stoppable(folder):
                     with self.interrupts.abandonable():
                         if settings.executor == "ray":
                             console.waiting("starting Ray and its actors")
@@ -188,21 +190,28 @@ class Runner:
         return summary
 
     @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an error of Ray or a file."""
+    def _stoppable(self, folder: Path | None = None) -> Iterator[None]:
+        """Raise `Stopped` after a first signal inside the block, and a `RunError` after an unexpected error.
+
+        Args:
+            folder: the run folder, whose run.log gets the traceback; None: there is none yet.
+        """
         try:
             yield
         except KeyboardInterrupt:
             if self.interrupts.requested is None or self.interrupts.count > 1:
                 raise
             raise Stopped(self.interrupts.requested) from None
+        except (RunError, SettingsError):
+            raise
         except OSError as error:
             raise RunError(f"reading or writing failed: {error}") from error
         except Exception as error:
-            if type(error).__module__.partition(".")[0] != "ray":
+            if folder is None:
                 raise
-            first = str(error).strip().partition("\n")[0]
-            raise RunError(f"Ray failed: {type(error).__name__}: {first}") from error
+            logger.debug("".join(traceback.format_exception(error)).rstrip())
+            what = "Ray failed" if type(error).__module__.partition(".")[0] == "ray" else "an unexpected error"
+            raise RunError(f"{what}: {in_one_line(error)}; the traceback is in {folder / LOG}") from error
 
     def _end_actors(self, error: type[BaseException] | None, *details: object) -> None:
         """End all actors after an error; their current work is not needed any more."""

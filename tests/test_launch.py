@@ -18,6 +18,9 @@ from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.folder import create_run_folder
 from pflsim.records.saved_settings import run_folder
+from pflsim.records.tracker import Tracker
+from pflsim.servers.base import ServerRule
+from pflsim.terminal.exit_status import DEBUG
 
 NUMBERS = itertools.count()
 COMPONENTS = """
@@ -104,6 +107,18 @@ def test_overrides_reach_the_run(runs: list[Settings]) -> None:
     assert settings.partition["alpha"] == 0.5 and settings.lr == 1.0
     assert settings.trace.rounds == [1, 2] and settings.placement.clients_per_actor == 1
     assert settings.local_steps == 5 and settings.local_epochs is None
+
+
+@pytest.mark.parametrize("path", ["j\u00fcrgen", "run (1)", "lr=0.1", "100%", "a#b", "it's", "{x}y"])
+def test_paths_are_taken_as_they_are(path: str, runs: list[Settings]) -> None:
+    assert cli.main([f"run_dir=/x/{path}"]) == 0 and runs[0].run_dir == f"/x/{path}"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_config_file_in_another_encoding_is_named(encoding: str, mine: str, refused: Refused) -> None:
+    file = Path(mine, "method", "german.yaml")
+    file.write_text(f"# Gr\u00f6\u00dfe\n{Path(mine, 'method', 'own.yaml').read_text()}", encoding=encoding)
+    assert str(file) in refused("--config-dir", mine, "method=german")
 
 
 def test_settings_of_parts_come_from_signatures(runs: list[Settings], mine: str) -> None:
@@ -292,15 +307,6 @@ def test_a_settings_error_of_the_run_is_a_message(
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: Settings) -> None:
-        raise ValueError("a bug")
-
-    replace_runner(monkeypatch, run)
-    with pytest.raises(ValueError, match="a bug"):
-        cli.main([])
-
-
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
@@ -341,3 +347,23 @@ def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     chosen = [f"{group}={name}", *(["partition=by_writer", "split.test_by=writers"] if name == "synthetic" else [])]
     assert cli.main([*chosen, "--cfg", "job"]) == 0
     assert f"{group}: {name}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("where", "name"), [(Tracker, "round"), (ServerRule, "full_participation")])
+def test_an_unexpected_error_is_one_line(
+    where: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a round, with the traceback in run.log; and while the run is prepared."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("a defect\nof this program")
+
+    monkeypatch.setattr(where, name, fail)
+    line = f"method=fedavg clients=2 rounds=1 executor=inline progress=none run_dir={tmp_path / 'run'}"
+    assert cli.main(line.split()) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "KeyError" in said
+    assert DEBUG in said or "Traceback" in (tmp_path / "run" / "run.log").read_text()
+    monkeypatch.setenv(DEBUG, "1")
+    line = line.replace(str(tmp_path), str(tmp_path / "again"))
+    assert cli.main(line.split()) == 1 and "Traceback" in capsys.readouterr().err

@@ -120,5 +120,6 @@ def claim_device(device: str, share: float, precision: Precision = "ieee") -> to
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     fp32 = "tf32" if precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = fp32
-    torch.backends.cudnn.conv.fp32_precision = fp32  # type: ignore[attr-defined]
+    for layers in ("conv", "rnn"):
+        getattr(torch.backends.cudnn, layers).fp32_precision = fp32
     return found

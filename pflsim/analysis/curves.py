@@ -15,6 +15,7 @@ from pflsim.analysis.comparison import Comparison, both_ways
 from pflsim.analysis.groups import Group
 from pflsim.analysis.runs import Run
 from pflsim.analysis.tables import title
+from pflsim.records.heatmaps import drawing
 from pflsim.records.history import RoundMetrics
 from pflsim.terminal.formats import byte_unit
 
@@ -68,11 +69,12 @@ def draw(comparison: Comparison, path: Path, against: Against) -> None:
     """Write the accuracy curves of all groups to a picture."""
     curves, x_label = curves_of(comparison.groups, against, accuracy())
     band = f"; {BAND}" if any(len(group.runs) > 1 for group in comparison.groups) else ""
-    figure = draw_curves(curves, x_label, "test accuracy", (6.0, 4.0))
-    figure.set_layout_engine("none")  # `bbox_inches` makes room for the legend
-    figure.axes[0].set_title("\n".join(textwrap.wrap(title(comparison) + band, 64)), fontsize="medium")
-    figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    with drawing():
+        figure = draw_curves(curves, x_label, "test accuracy", (6.0, 4.0))
+        figure.set_layout_engine("none")  # `bbox_inches` makes room for the legend
+        figure.axes[0].set_title("\n".join(textwrap.wrap(title(comparison) + band, 64)), fontsize="medium")
+        figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+        figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
 def _points(run: Run, against: Against, measure: Measure) -> dict[int, tuple[float, float]]:

@@ -86,14 +86,12 @@ def parallel_runs(runs: Sequence[Settings]) -> int:
     asked, one = runs[0].sweep.parallel, len(runs) == 1 or any(run.executor != "inline" for run in runs)
     if one or asked != "auto":
         return 1 if one else int(asked)
-    import psutil
-
-    from pflsim.records.environment import usable_cpus
+    from pflsim.records import limits
 
     if any(run.placement.gpus or run.data.get("download") for run in runs):
         return 1
-    cpus = usable_cpus() // max(run.placement.threads for run in runs)
-    return max(1, min(len(runs), cpus, psutil.virtual_memory().available // RUN_BYTES))
+    cpus = limits.usable_cpus() // max(run.placement.threads for run in runs)
+    return max(1, min(len(runs), cpus, limits.free_memory() // RUN_BYTES))
 
 
 def _run_in_processes(

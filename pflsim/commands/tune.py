@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflsim.commands.resume import resume_run
 from pflsim.commands.sweep import parallel_runs, run_alone
-from pflsim.config.compose import composing, config_folders, quoted
+from pflsim.config.compose import composing, config_folders
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -84,7 +84,7 @@ def _tune(folder: Path, options: Mapping[str, Any]) -> None:
     warnings.filterwarnings("ignore", message="Choices for a categorical distribution")  # lists, which JSON stores
     folders = config_folders(options["config_dir"])
     with composing(folders):
-        methods = methods_of([quoted(text) for text in options["settings"]], folders)
+        methods = methods_of(options["settings"], folders)
         for method in methods if options["rounds"] else ():  # `methods_of` has checked the rounds of the trials
             method.settings({"rounds": options["rounds"]})
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
@@ -55,19 +56,25 @@ def config_folders(config_dirs: Sequence[str]) -> list[Path]:
     return [CONFIGS, *(Path(folder).absolute() for folder in config_dirs)]
 
 
-def quoted(text: str) -> str:
-    """Quote `on_client_error=retry(2)`, because Hydra reads parentheses as a call of one of its functions."""
-    return re.sub(r"^(on_client_error=)(\w+\([^'\"]*\))$", r"\1'\2'", text)
-
-
 @contextmanager
 def composing(folders: Sequence[Path]) -> Iterator[None]:
-    """Initialize Hydra with the first folder, inside the block; `composed` adds the others."""
+    """Initialize Hydra with the first folder, inside the block; `composed` adds the others.
+
+    The calling program may use Hydra too: its state is put aside.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise SettingsError(f"--config-dir {folder}: there is no such folder")
-    with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
-        yield
+    hydra, version = GlobalHydra.instance(), VersionBase.instance()
+    GlobalHydra.set_instance(copy(hydra))
+    GlobalHydra.instance().clear()
+    VersionBase.set_instance(copy(version))
+    try:
+        with initialize_config_dir(str(folders[0]), job_name="launch", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.set_instance(hydra)
+        VersionBase.set_instance(version)
 
 
 def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
@@ -187,8 +194,16 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
         text = re.sub(r"^optimizer=(?=\w+\.)", "optimizer.name=", text)  # a class of torch or one's own
+        key, equals, value = text.partition("=")
+        quoted = value.replace("'", "\\'")
         try:
-            (override,) = parser.parse_overrides([text])
+            try:
+                (override,) = parser.parse_overrides([text])
+            except OverrideParseException:
+                if not equals or value[:1] in ("[", "{", "'", '"', "$"):
+                    raise
+                # a path such as "run (1)/lr=0.1", or "retry(2)", which Hydra reads as a call of one of its functions
+                (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
             raise SettingsError(f"{form} ({why})") from error
@@ -223,8 +238,20 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{_undecodable(folders)} is not in UTF-8 ({error.reason}): save it in UTF-8") from None
     del content["hydra"]
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
+
+
+def _undecodable(folders: Sequence[Path]) -> Path | None:
+    """Return the config file that is not a text in UTF-8."""
+    for file in (file for folder in folders for file in folder.rglob("*.yaml")):
+        try:
+            file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return file
+    return None
 
 
 @lru_cache

@@ -17,6 +17,7 @@ from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition, class_counts
 from pflsim.data.shifts import Shift
+from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
@@ -64,7 +65,8 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
-    partition_figure(counts, title, partition.shift.groups).savefig(folder / "partition.png", dpi=100)
+    with drawing():
+        partition_figure(counts, title, partition.shift.groups).savefig(folder / "partition.png", dpi=100)
     return digest
 
 

@@ -25,6 +25,7 @@ from pflsim.config.names import PACKAGES as OURS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.records.files import write_atomically
+from pflsim.records.limits import usable_cpus
 
 FORMAT = 1
 """The format of the files of a run, also in meta.json of checkpoints. Every change of a file's meaning raises it."""
@@ -104,11 +105,6 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
     name = next(names, platform.processor() or platform.machine())
     torch = sys.modules.get("torch")
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if torch else name
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use; macOS only knows those of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:

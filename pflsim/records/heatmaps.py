@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ MAX_ANNOTATED = 144
 """Larger matrices are drawn without numbers in their cells."""
 MAX_TICKS = 40
 """Longer axes show a few numbers instead of all names."""
+
+
+def drawing() -> AbstractContextManager[None]:
+    """Return a context in which matplotlib has its defaults, whatever a matplotlibrc or the calling program sets."""
+    from matplotlib import style
+
+    return style.context("default")
 
 
 def by_kind(matrices: Iterable[Matrix]) -> dict[str, list[Matrix]]:

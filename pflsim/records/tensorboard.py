@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pflsim.records.accuracy import Scope, rows_by_scope
-from pflsim.records.heatmaps import by_kind, draw_heatmaps
+from pflsim.records.heatmaps import by_kind, draw_heatmaps, drawing
 from pflsim.records.loggers import BEST
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
@@ -86,9 +86,10 @@ class TensorBoard:
         if found is None:
             return
         try:
-            for kind, matrices in by_kind(found.matrices).items():
-                figure = draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}")
-                self._writer.add_figure(f"diagnostics/{kind}", figure, found.round)
+            with drawing():
+                for kind, matrices in by_kind(found.matrices).items():
+                    figure = draw_heatmaps(matrices, f"{matrices[0].title}, round {found.round}")
+                    self._writer.add_figure(f"diagnostics/{kind}", figure, found.round)
         except Exception as error:  # a failed drawing must not end the run
             logger.warning(f"the matrices of round {found.round} could not be drawn: {error}")
         end = time.perf_counter()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -115,10 +114,7 @@ def _call(function: Callable[[], Any]) -> tuple[Any, str, str]:
     """Call the function; returns its result, or None if it failed, and what it printed."""
     found, output, errors = list[Any](), io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
-        try:
-            exit_status(lambda: found.append(function()))
-        except Exception:
-            traceback.print_exc()
+        exit_status(lambda: found.append(function()))
     if not _parent().is_alive():
         os._exit(1)
     return found[0] if found else None, output.getvalue(), errors.getvalue()

@@ -42,8 +42,12 @@ def test_every_part_without_ray(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('refused')")
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--out", str(tmp_path)]
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    # of part 1 one method, since all methods take the same path
-    for more in (["--parts", "1", "--only", "pfedpm,precisions"], ["--parts", "2,3,4"]):
+    # one method and one net, since all take the same path
+    for more in (
+        ["--parts", "1", "--only", "pfedpm,precisions"],
+        ["--parts", "2,4", "--only", "mlp,on Ray"],
+        ["--parts", "3"],
+    ):
         done = subprocess.run([*command, *more, "--seconds", "900"], cwd=ROOT, env={**os.environ, **paths})
         assert done.returncode == 0
     found = results(tmp_path)

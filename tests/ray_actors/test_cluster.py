@@ -38,11 +38,10 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return self.up
 
-    def start(self, cpus: int, gpus: int, store_mb: int | None) -> Path:
-        assert not self.up
+    def start(self, cpus: int, gpus: int, store_mb: int | None, folder: Path) -> None:
+        assert not self.up and folder == Path("files")
         self.up = True
         self.calls.append(("init", cpus, gpus, store_mb))
-        return Path("files")
 
     def stop(self, folder: Path) -> None:
         assert folder == Path("files")
@@ -54,6 +53,7 @@ class FakeRay:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
     monkeypatch.setattr(cluster, "ray", made)
+    monkeypatch.setattr(cluster, "create_folder", lambda: Path("files"))
     monkeypatch.setattr(cluster, "start", made.start)
     monkeypatch.setattr(cluster, "stop", made.stop)
     pools = lambda joined=False: SimpleNamespace(  # noqa: E731
@@ -92,7 +92,7 @@ def test_a_ray_of_someone_else_is_left_running(fake: FakeRay) -> None:
 
 
 def test_memory_of_actors_that_run_counts_as_free(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.psutil, "virtual_memory", lambda: SimpleNamespace(available=3000 * 2**20))
+    monkeypatch.setattr(cluster, "free_memory", lambda: 3000 * 2**20)
     with closing(cluster.LocalRay()) as local:
         assert local.nodes(TWO)[0].memory_mb == 3000
         local.pool(TWO, SAME).actors += [1, 2]  # type: ignore[list-item]

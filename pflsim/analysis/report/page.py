@@ -18,6 +18,7 @@ from pflsim.analysis.runs import incomplete, read_run
 from pflsim.analysis.tables import title as heading
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
+from pflsim.records.heatmaps import drawing
 from pflsim.records.summary import Choice
 from pflsim.terminal.formats import CHOSEN, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
@@ -39,7 +40,8 @@ def page(folders: Sequence[Path]) -> str:
     for run in runs:
         if run.at("last") is None:
             raise SettingsError(f"{run.folder}: this run has no evaluated round yet")
-    return _render([_context(comparison) for comparison in compare_sets(runs)])
+    with drawing():
+        return _render([_context(comparison) for comparison in compare_sets(runs)])
 
 
 def _context(whole: Comparison) -> dict[str, Any]:

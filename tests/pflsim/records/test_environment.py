@@ -1,5 +1,4 @@
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 
 import pflsim
-from pflsim.records.environment import code, gpu_names, processor, usable_cpus, write_environment
+from pflsim.records.environment import code, gpu_names, processor, write_environment
 
 
 def git(folder, *arguments):
@@ -27,12 +26,6 @@ def test_the_file_names_versions_code_and_machine_but_no_host(tmp_path):
     del content["command"]
     node = platform.node()
     assert not node or f'"{node}"' not in json.dumps(content)
-
-
-def test_cpus_of_this_process(monkeypatch):
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 6})
-    assert usable_cpus() == 3
 
 
 def test_the_processor_is_its_model_and_the_instructions_that_torch_uses(tmp_path):

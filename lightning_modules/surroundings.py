@@ -1,0 +1,72 @@
+"""What the calling program may have set, and results depend on: the same in every run, and restored after it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflsim.errors import SettingsError
+
+FLAGS = (
+    *((f"{name}.fp32_precision", "ieee") for name in ("mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")),
+    *((f"{name}.fp32_precision", "ieee") for name in ("cuda.matmul", "cudnn.conv", "cudnn.rnn")),
+    *(("cudnn.deterministic", True), ("cudnn.benchmark", False)),
+)
+"""Attributes of `torch.backends` and their values in a run."""
+_running = threading.RLock()
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Set PyTorch to its defaults inside the block, and leave all global random generators as they were.
+
+    Raises:
+        SettingsError: another thread is inside such a block; the defaults are those of the whole process.
+    """
+    if not _running.acquire(blocking=False):
+        raise SettingsError("another thread of this process runs pflsim: run one after the other, or in two processes")
+    with ExitStack() as stack:
+        stack.callback(_running.release)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        set_torch_defaults(stack)
+        for mode in (torch.inference_mode(False), torch.enable_grad(), torch.autograd.set_detect_anomaly(False)):
+            stack.enter_context(mode)
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def set_torch_defaults(stack: ExitStack | None = None) -> None:
+    """Set PyTorch to its defaults.
+
+    Args:
+        stack: restores at its end what was set before.
+    """
+    warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_device()
+    calls: list[tuple[Any, Any, Any]] = [
+        (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
+        (torch.set_default_device, None if device.type == "cpu" else device, None),
+        (torch.set_flush_denormal, not torch.tensor(1e-40, device="cpu").mul(1.0).item(), False),
+        (
+            lambda on: torch.use_deterministic_algorithms(on, warn_only=warn_only),
+            torch.are_deterministic_algorithms_enabled(),
+            False,
+        ),
+    ]
+    for name, value in FLAGS:
+        backend, _, attribute = name.rpartition(".")
+        owner = attrgetter(backend)(torch.backends)
+        calls.append((lambda to, o=owner, a=attribute: setattr(o, a, to), getattr(owner, attribute), value))
+    for put, before, value in calls:
+        put(value)
+        if stack:
+            stack.callback(put, before)

@@ -1,0 +1,106 @@
+"""What the machine and the container of this process allow it to use."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from pflsim.errors import SettingsError
+
+GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""Where Linux shows control groups, with which containers and batch systems limit processes, and those of a process."""
+
+
+FILES, FILES_PER_ACTOR = 128, 8
+"""Files that one of Ray's processes opens, without actors and for each actor; measured: 50 and 5."""
+THREADS, THREADS_PER_ACTOR = 200, 30
+"""Threads of Ray, without actors and for each actor; measured: 150 and 25."""
+
+
+def check_limits(actors: int) -> None:
+    """Check what Ray needs to run, because Ray would wait for it without a message.
+
+    The limit of open files is raised if this process may raise it.
+
+    Raises:
+        SettingsError: something is missing; a table has what was found, what is needed, and how to change it.
+    """
+    files, threads = FILES + FILES_PER_ACTOR * actors, THREADS + THREADS_PER_ACTOR * actors
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = math.inf if hard == resource.RLIM_INFINITY else hard
+    if soft < files <= most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+        loopback = ""
+    except OSError as error:
+        loopback = str(error)
+    table = [
+        ("open files", most, f"{files} (ulimit -n {files})", most < files),
+        (
+            "processes and threads",
+            free_processes(),
+            f"{threads} (ulimit -u, or a larger container)",
+            free_processes() < threads,
+        ),
+        ("the loopback interface", loopback, "127.0.0.1 (ip link set lo up)", loopback),
+    ]
+    lines = [f"  {what}: found {found}, needed {needed}" for what, found, needed, missing in table if missing]
+    if lines:
+        advice = f"for {actors} client actors Ray needs more than this process may use; executor=inline needs no Ray"
+        raise SettingsError("\n".join([advice, *lines]))
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use; macOS only knows those of the machine."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = (*_read("cpu", "cpu.max"), *_read("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return max(1, min([cpus, *(math.ceil(quota / period) for quota, period in limits if quota > 0)]))
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process may still use."""
+    limits = (
+        *_read("memory", "memory.max", "memory.current", "memory.stat"),
+        *_read("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
+    )
+    return max(0, min([psutil.virtual_memory().available, *(most - used + cache for most, used, cache in limits)]))
+
+
+def free_processes() -> float:
+    """Return how many more processes and threads this process and its children may start."""
+    free = [math.inf, *(most - now for most, now in _read("pids", "pids.max", "pids.current"))]
+    most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    if user and most != resource.RLIM_INFINITY:  # of the user; root has no limit
+        processes = [one.info for one in psutil.process_iter(["uids", "num_threads"])]
+        free.append(
+            most - sum(one["num_threads"] or 0 for one in processes if one["uids"] and one["uids"].real == user)
+        )
+    return min(free)
+
+
+def _read(controller: str, *names: str) -> Iterator[list[int]]:
+    """Yield the numbers in files of every control group that this process is in; none for groups without a limit.
+
+    Of memory.stat it is the size of the files in the cache, which Linux removes if memory is needed.
+    """
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers or controller in controllers.split(","):
+            for group in (Path(path), *Path(path).parents):
+                folder = GROUPS / controllers / group.relative_to("/")
+                with suppress(OSError, ValueError):
+                    texts = [(folder / name).read_text() for name in names]
+                    cached = [text.rpartition("inactive_file ")[2] if "\n" in text.strip() else text for text in texts]
+                    yield [int(number) for text in cached for number in text.splitlines()[0].split()]

@@ -1,0 +1,84 @@
+import math
+import os
+import resource
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pflsim.errors import SettingsError
+from pflsim.records import limits
+
+FREE = psutil.virtual_memory().available
+
+
+def groups(folder: Path, lines: str, files: dict[str, str], patch: pytest.MonkeyPatch) -> None:
+    """Have the process be in control groups with these files."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    membership = folder / "membership"
+    membership.write_text(lines)
+    patch.setattr(limits, "GROUPS", folder)
+    patch.setattr(limits, "MEMBERSHIP", membership)
+    patch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    patch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_without_limits_they_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"a/cpu.max": "max 100000\n", "a/memory.max": "max\n", "a/memory.current": "5\n", "a/pids.max": "max\n"}
+    groups(tmp_path, "0::/a\n", files, monkeypatch)
+    assert limits.usable_cpus() == 16 and limits.free_processes() == math.inf
+    assert limits.free_memory() == pytest.approx(FREE, rel=0.5)
+
+
+def test_the_smallest_limit_of_all_groups_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 2**20
+    files = {
+        "job/cpu.max": "250000 100000\n",
+        "job/step/cpu.max": "max 100000\n",
+        "job/memory.max": f"{500 * mib}\n",
+        "job/memory.current": f"{450 * mib}\n",
+        "job/memory.stat": f"anon 5\ninactive_file {30 * mib}\nactive_file 7\n",
+        "job/step/memory.max": "max\n",
+        "job/step/pids.max": "300\n",
+        "job/step/pids.current": "100\n",
+    }
+    groups(tmp_path, "0::/job/step\n", files, monkeypatch)
+    assert (limits.usable_cpus(), limits.free_memory(), limits.free_processes()) == (3, 80 * mib, 200)
+
+
+def test_limits_in_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "cpu/x/cpu.cfs_quota_us": "150000\n",
+        "cpu/x/cpu.cfs_period_us": "100000\n",
+        "cpu/cpu.cfs_quota_us": "-1\n",
+        "cpu/cpu.cfs_period_us": "100000\n",
+        "memory/memory.limit_in_bytes": "1000\n",
+        "memory/memory.usage_in_bytes": "900\n",
+        "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 50\ntotal_active_file 3\n",
+    }
+    groups(tmp_path, "4:memory:/gone\n2:cpu:/x\n1:name=systemd:/\n", files, monkeypatch)
+    assert limits.usable_cpus() == 2 and limits.free_memory() == 150
+
+
+def test_what_ray_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(resource, "setrlimit", lambda what, values: raised.append(values))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 4096))
+    monkeypatch.setattr(limits, "free_processes", lambda: math.inf)
+    limits.check_limits(2)
+    assert raised == [(144, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 64))
+    monkeypatch.setattr(limits, "free_processes", lambda: 100)
+
+    def refuse(*_: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(SettingsError) as error:
+        limits.check_limits(2)
+    for words in ("open files: found 64", "144", "found 100", "260", "loopback", "executor=inline"):
+        assert words in str(error.value)

@@ -1,0 +1,116 @@
+"""What the calling program has set changes no result, and a run changes nothing of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from torch import nn
+
+import pflsim
+from pflsim.config.compose import CONFIGS
+from pflsim.errors import SettingsError
+
+
+class Drawing(nn.Module):
+    """Draws from all global generators, when it is built and in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        with torch.no_grad():
+            self.layer.bias.fill_(random.random() + np.random.random())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+def run(folder: Path, **settings: Any) -> str:
+    """Run, and return what was recorded of the clients."""
+    given = {"data": "digits", "method": "fedavg", "model": Drawing, "clients": 2, "rounds": 1, **settings}
+    made = pflsim.run(**given, executor="inline", progress="none", run_dir=str(folder))
+    return (made.folder / "per_client.csv").read_text().replace(str(folder), "")
+
+
+@contextmanager
+def put(get: Callable[[], Any], set_: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Set something inside the block, and check at its end that it is still set."""
+    before = get()
+    set_(value)
+    try:
+        yield
+        assert get() == value
+    finally:
+        set_(before)
+
+
+@contextmanager
+def moved_generators() -> Iterator[None]:
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    yield
+    found = random.random(), np.random.random(), torch.rand(()).item()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    assert found == (random.random(), np.random.random(), torch.rand(()).item())
+
+
+def attribute(owner: Any, name: str, value: Any) -> Any:
+    return put(lambda: getattr(owner, name), lambda to: setattr(owner, name, to), value)
+
+
+SET: dict[str, Callable[[], Any]] = {
+    "dtype": lambda: put(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "precision": lambda: put(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "convolutions": lambda: attribute(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic": lambda: put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "device": lambda: put(torch.get_default_device, torch.set_default_device, torch.device("meta")),
+    "generators": moved_generators,
+    "TeX": lambda: mpl.rc_context({"text.usetex": True}),
+    "Hydra": lambda: initialize_config_dir(str(CONFIGS), version_base="1.2"),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return run(tmp_path_factory.mktemp("runs") / "alone")
+
+
+@pytest.mark.parametrize("name", SET)
+def test_results_do_not_depend_on_it(name: str, expected: str, tmp_path: Path) -> None:
+    with SET[name]():
+        found = run(tmp_path / "surrounded")
+        if name == "Hydra":
+            assert compose("config") and GlobalHydra.instance().is_initialized()
+    assert found == expected
+
+
+def test_a_second_run_in_another_thread_is_refused(tmp_path: Path) -> None:
+    refused: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            run(tmp_path / "second")
+        except SettingsError as error:
+            refused.append(error)
+
+    def start_second(_: Any) -> None:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+
+    run(tmp_path / "first", callbacks=[start_second])
+    assert len(refused) == 1 and "thread" in str(refused[0])
+    assert not (tmp_path / "second").exists()
