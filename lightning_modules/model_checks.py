@@ -44,8 +44,8 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
         if dataset.kind not in kinds:
             raise SettingsError(
                 f"model={component_name(settings, 'model')} takes {' or '.join(kinds)}, but "
-                f"data={component_name(settings, 'data')} has {dataset.kind}; use model=mlp for images and tables, "
-                "model=text_transformer for token sequences"
+                f"data={component_name(settings, 'data')} has {dataset.kind}; use model=cnn or mlp for "
+                "images, model=tabular_mlp for tables, model=text_transformer for token sequences"
             )
         if dataset.tokens is not None:
             size = model.keywords.get("vocabulary") or dataset.tokens
