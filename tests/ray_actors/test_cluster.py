@@ -84,6 +84,17 @@ def test_other_needs_start_it_anew(fake: FakeRay, other: dict[str, int]) -> None
     ]  # fmt: skip
 
 
+def test_a_start_that_takes_too_long_ends_the_run(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = threading.Event()
+    monkeypatch.setattr(cluster, "start", lambda *_: killed.wait())
+    monkeypatch.setattr(cluster, "CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cluster, "_kill_users", lambda folder: killed.set())
+    fake.up = True
+    with closing(cluster.LocalRay()) as local, pytest.raises(RunError, match=r"placement\.wait_s=0\.2"):
+        local.pool(replace(TWO, wait_s=0.2), SAME)
+    assert killed.is_set() and not fake.up
+
+
 def test_a_ray_of_someone_else_is_left_running(fake: FakeRay) -> None:
     fake.up = True
     with closing(cluster.JoinedRay()) as joined:
