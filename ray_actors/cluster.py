@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -62,6 +63,10 @@ def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray._private import ray_constants
 
+    try:
+        Path("~/.ray").expanduser().mkdir(exist_ok=True)
+    except (OSError, RuntimeError):  # Ray cannot write its token there
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_urlsafe(32))
     remove_leftovers()
     folder = folder or create_folder()
     _silence_notices()
@@ -86,7 +91,7 @@ def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None
         if not isinstance(error, Exception):
             raise
         why = str(error).partition("\n")[0]  # on a busy machine, Ray gives up after a minute
-        raise RunError(f"Ray did not start: {why} Use executor=inline to run without Ray") from error
+        raise RunError(f"Ray did not start: {why.rstrip('.')}; use executor=inline to run without Ray") from error
     finally:
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it by one that exits at once

@@ -38,9 +38,10 @@ def check_limits(actors: int) -> None:
     most = math.inf if hard == resource.RLIM_INFINITY else hard
     if soft < files <= most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    loopback = ""
     try:
-        socket.create_server(("127.0.0.1", 0)).close()
-        loopback = ""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError as error:
         loopback = str(error)
     table = [
