@@ -36,7 +36,7 @@ RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down
 """Keys of `Run.overview` that describe the result."""
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",
-    "executor", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress", "sweep",
+    "executor", "ray_address", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress", "sweep",
     "eval.batch_size", "eval.received", "eval.metrics",
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
