@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -353,17 +354,25 @@ def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_an_unexpected_error_is_one_line(
     where: type, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a round, with the traceback in run.log; and while the run is prepared."""
+    """In round 2, with the traceback in run.log and the states of round 1 saved; and while the run is prepared."""
+    original = getattr(where, name)
 
-    def fail(*_: object) -> None:
-        raise KeyError("a defect\nof this program")
+    def fail(*arguments: Any) -> Any:
+        if getattr(arguments[1], "round", arguments[1]) == 2:
+            raise KeyError("a defect\nof this program")
+        return original(*arguments)
 
     monkeypatch.setattr(where, name, fail)
-    line = f"method=fedavg clients=2 rounds=1 executor=inline progress=none run_dir={tmp_path / 'run'}"
+    folder = tmp_path / "run"
+    line = f"method=fedavg clients=2 rounds=2 executor=inline progress=none run_dir={folder}"
     assert cli.main(line.split()) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert "KeyError" in said
-    assert DEBUG in said or "Traceback" in (tmp_path / "run" / "run.log").read_text()
+    if where is Tracker:
+        assert "Traceback" in (folder / "run.log").read_text()
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round_0001"]
+    else:
+        assert DEBUG in said
     monkeypatch.setenv(DEBUG, "1")
-    line = line.replace(str(tmp_path), str(tmp_path / "again"))
-    assert cli.main(line.split()) == 1 and "Traceback" in capsys.readouterr().err
+    assert cli.main(line.replace(str(folder), str(tmp_path / "again")).split()) == 1
+    assert "Traceback" in capsys.readouterr().err

@@ -93,7 +93,7 @@ class Simulation(Generic[Handle]):
         Raises:
             KeyboardInterrupt: a signal asked for it; the states after the last finished round are saved, except after
                 a second signal.
-            RunError, OSError: the run failed; these states are saved if that is possible.
+            Exception: the run failed; these states are saved if that is possible.
         """
         try:
             while not self._ends and (round_number := self.plan.next_round(self.done)) <= self.plan.rounds:
@@ -102,7 +102,7 @@ class Simulation(Generic[Handle]):
                 assert self.done is not None
                 self.listener.phase(self.done, "newcomers")
                 self.listener.newcomers(self._repeat_after_losses(partial(self._join, self.done)))
-        except (RunError, OSError, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt):
             if self.interrupts.count < 2:
                 self._save_last_round()
             raise
