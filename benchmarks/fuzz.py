@@ -1,0 +1,170 @@
+"""Runs random configurations and prints those that end otherwise than with one line that names a setting.
+
+    python -m benchmarks.fuzz --count 1500 --seed 0
+
+Methods, models, data, partitions, optimisers, precisions and faults are drawn together, with values that users try.
+A run ends with status 0, or with status 2 and a line that names a key of the command, or because values are not finite.
+All others are printed. If a run hangs, the program ends, and `--first` continues after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from pflsim.config.compose import CONFIGS
+
+DATA = {"images": ["digits"], "tables": ["wine", "breast_cancer"]}
+MODELS = {
+    "images": ["mlp", "cnn", "cnn_bn", "dnn", "mlp model.hidden=[]", "mlp model.hidden=[8,8]"],
+    "tables": ["tabular_mlp", "mlp", "tabular_mlp model.hidden=[]", "tabular_mlp model.norm=batch"],
+}
+OPTIMIZERS = [
+    *(
+        "sgd",
+        "adam",
+        "adamw",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "ASGD",
+        "Rprop",
+        "SparseAdam",
+    ),
+    *("LBFGS", "Adafactor", "Muon", "torch.optim.RMSprop", "rmsprop"),
+]
+OPTIONS = {
+    "precision": ["bf16", "tf32"],
+    "optimizer.keep": ["true"],
+    "momentum": ["0.5"],
+    "weight_decay": ["0.01"],
+    "clip_grad_norm": ["1.0", "0"],
+    "lockstep": ["true", "false"],
+    "local_steps": ["1", "3"],
+    "local_epochs": ["2"],
+    "batch_size": ["1", "2", "7", "1000"],
+    "lr": ["0.5", "1e-5", "1e30"],
+    "lr_schedule": ["cosine", "step", "exponential"],
+    "lr_warmup": ["2"],
+    "buffers": ["local", "aggregate", "recalibrate"],
+    "init": ["per_client", "same"],
+    "augment": ["crop_flip"],
+    "fraction": ["0.5", "0.01"],
+    "faults.dropout": ["0.5", "1"],
+    "faults.straggler": ["0.5"],
+    "eval.holdout_clients": ["1", "2"],
+    "eval.finetune_epochs": ["2"],
+    "eval.every": ["2"],
+    "eval.on": ["all", "cohort", "participants"],
+    "eval.received": ["true"],
+    "eval.metrics": ["[macro_f1]", "[nll,macro_f1]"],
+    "eval.batch_size": ["1", "3"],
+    "on_nonfinite": ["drop", "keep"],
+    "on_client_error": ["drop", "abort", "retry(1)"],
+    "split.validation": ["0", "0.3"],
+    "stop.patience": ["1"],
+    "checkpoint.every": ["1"],
+    "tracking.per_client": ["false"],
+    "trace.rounds": ["[1]", "[0,2]"],
+    "model.variants": ["[{hidden: [4]},{hidden: [6]}]", "[]"],
+    "clients": ["1", "2", "9"],
+    "seed": ["3"],
+}
+
+
+def command(choose: random.Random) -> list[str]:
+    """Draw a command line."""
+    kind = choose.choice(["images", "images", "tables"])
+    names = {
+        group: sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+        for group in ("method", "partition", "shift", "split")
+    }
+    words = [f"method={choose.choice(names['method'])}", f"data={choose.choice(DATA[kind])}"]
+    words += f"model={choose.choice(MODELS[kind] if choose.random() < 0.95 else MODELS['images'])}".split()
+    for group, share in (("partition", 0.3), ("shift", 0.15), ("split", 0.3)):
+        if choose.random() < share:
+            words.append(f"{group}={choose.choice(names[group])}")
+    if choose.random() < 0.4:
+        words.append(f"optimizer={choose.choice(OPTIMIZERS)}")
+    given = {word.partition("=")[0] for word in words}
+    for key in choose.sample(sorted(OPTIONS), choose.choice([0, 1, 1, 2, 3, 5])):
+        if key not in given:
+            words.append(f"{key}={choose.choice(OPTIONS[key])}")
+    base = {"clients": "4", "rounds": "2", "executor": "inline", "progress": "none"}
+    return [
+        *(f"{key}={value}" for key, value in base.items() if key not in {w.partition("=")[0] for w in words}),
+        *words,
+    ]
+
+
+def outcome(words: list[str], folder: Path) -> tuple[str, str]:
+    """Run a command line; returns what kind of end it had and what was said."""
+    from pflsim import cli
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            status = cli.main([*words, f"run_dir={folder}"])
+    except BaseException:
+        return "traceback", traceback.format_exc()
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
+    error = lines[-1] if lines else ""
+    keys = {word.partition("=")[0] for word in words} | {
+        part for word in words for part in word.partition("=")[0].split(".")
+    }
+    if "Traceback" in said.getvalue() or "unexpected" in error:
+        return "unexpected", said.getvalue()
+    if status == 2:
+        return (
+            ("refused", error)
+            if any(key in error for key in keys | {"split", "partition", "model"})
+            else ("no key", error)
+        )
+    if status == 1:
+        return ("not finite", error) if "finite" in error else ("failed", error)
+    return ("ran", "") if status == 0 else (f"status {status}", said.getvalue())
+
+
+def main() -> int:
+    """Run the configurations and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first configuration")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds after which one configuration has hung")
+    options = parser.parse_args()
+    counts = Counter[str]()
+    start, slowest = time.perf_counter(), 0.0
+    for number in range(options.first, options.count):
+        words = command(random.Random(f"{options.seed}/{number}"))
+        folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        print(f"{number}\r", end="", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(options.timeout, exit=True)
+        began = time.perf_counter()
+        kind, said = outcome(words, folder / "run")
+        slowest = max(slowest, time.perf_counter() - began)
+        faulthandler.cancel_dump_traceback_later()
+        shutil.rmtree(folder)
+        counts[kind] += 1
+        if kind not in ("ran", "refused", "not finite"):
+            print(f"{number} {kind}: {' '.join(words)}\n    {said.strip()[-1500:]}", flush=True)
+    print(f"{dict(counts)} in {time.perf_counter() - start:.0f} s, at most {slowest:.1f} s each")
+    return int(any(kind not in ("ran", "refused", "not finite") for kind in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
