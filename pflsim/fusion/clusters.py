@@ -51,6 +51,8 @@ def ward_clusters(similarity: Float[Tensor, " N N"], clusters: int) -> Int[Tenso
         Ward's method needs Euclidean distances. Vectors scaled to length 1 have the distance √(2 − 2ρ).
     """
     n = similarity.shape[0]
+    if not similarity.isfinite().all():
+        raise ValueError("similarities must be finite, but training diverged: use a lower lr")
     if n == 1:
         return torch.zeros(1, dtype=torch.int64)
     distances = np.sqrt(np.clip(2 - 2 * similarity.double().numpy(), 0, None))
