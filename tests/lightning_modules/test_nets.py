@@ -131,7 +131,7 @@ def test_units_in_the_order_of_the_forward_pass(
     assert names(net, "module") == modules
     assert names(net, "tensor") == [f"{m}.{p}" for m in modules for p in ("weight", "bias")]
     layout = units(net, [name for name, _ in net.named_parameters()], [], "module")
-    assert resolve_threshold("body", layout, head="head") == threshold
+    assert resolve_threshold("body", layout) == threshold
 
 
 def test_resnet18_computes_what_torchvisions_does() -> None:
