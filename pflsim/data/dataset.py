@@ -15,6 +15,7 @@ MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
 """Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
+MASKED = "there are masked values; fill them, or leave their rows out"
 Kind = Literal["images", "tables", "token sequences"]
 """Kind of inputs."""
 
@@ -95,6 +96,8 @@ def check_dataset(dataset: object, source: str) -> None:
             f"x is {described(x)} with tokens {x.min()}..{x.max()}, expected [{n}, length] with 0..{limit - 1} "
             f"(data.vocabulary={dataset.vocabulary}); store a table as float32"
         )
+    elif np.ma.is_masked(x) or np.ma.is_masked(y):
+        problem = MASKED
     elif not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1:
         problem = f"y is {described(y)}, expected int64 [n]"
     elif not (1 <= dataset.train_size <= n and 1 <= dataset.num_classes <= MAX_CLASSES):
