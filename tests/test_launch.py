@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_modules.contract import command
 from pflsim import cli
 from pflsim.commands import sweep
 from pflsim.config.compose import CONFIGS
@@ -202,6 +203,28 @@ def test_a_sweep_over_dotted_names_and_a_dotted_server(runs: list[Settings], own
     assert cli.main(line) == 0
     assert [r.names["model"] for r in runs] == ["mlp", "Tiny"]
     assert all(r.method["server"] == {"_target_": f"{own}.MoonServer"} and r.method["beta"] == 3.0 for r in runs)
+
+
+def test_the_server_of_a_client_is_the_rule_in_its_module(
+    runs: list[Settings], own: str, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    rules = "\nfrom pflsim.servers.base import ServerRule\nclass PACServer(ServerRule): ..."
+    Path(f"{own}_b.py").write_text(dedent(OWN) + rules)
+    assert cli.main([f"method={own}_b.Moon", "progress=plain"]) == 0
+    assert runs.pop().method["server"] == {"_target_": f"{own}_b.PACServer"}
+    assert f"{own}_b.PACServer" in capsys.readouterr().out
+    assert cli.main([f"method={own}_b.Moon", "--cfg", "job"]) == 0 and "PACServer" in capsys.readouterr().out
+    assert command._targets(f"{own}_b.Moon", "", [])[1] == f"{own}_b.PACServer"
+    Path(f"{own}_c.py").write_text(dedent(OWN) + rules + "\nclass Other(ServerRule): ...")
+    assert f"method.server={own}_c.PACServer" in refused(f"method={own}_c.Moon")
+    assert cli.main([f"method={own}_c.Moon", f"method.server={own}_c.Other"]) == 0
+    assert runs.pop().method["server"] == {"_target_": f"{own}_c.Other"}
+
+
+@pytest.mark.parametrize("name", ["hospitals.csv", "x.npz", "files/my-table.csv"])
+def test_files_are_no_data_sets(name: str, refused: Refused) -> None:
+    said = refused(f"data={name}", "method=fedavg")
+    assert f"data={name}" in said and "data=npz data.path=" in said and "pflsim.run(data=" in said
 
 
 def test_unknown_dotted_names(own: str, refused: Refused) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import Composition, run_settings, to_settings
+from pflsim.config.compose import Composition, names_client_only, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -51,6 +51,8 @@ def run_all(
     with new_runner(first, own_process) as runner:
         runs = _of_all(to_settings, configs, names)
         check_sweep(runs)
+        for line in dict.fromkeys(map(_found_server, configs, runs)):
+            print(line, end="", flush=True)
         for settings in runs if varying else ():
             settings.names["sweep"] = ",".join(varying)
         parallel = parallel_runs(runs) if own_process else 1
@@ -79,6 +81,13 @@ def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition]
         except SettingsError as error:
             raise (SettingsError(f"{name}: {error}") if len(names) > 1 else error) from None
     return found
+
+
+def _found_server(config: Composition, settings: Settings) -> str:
+    """Return a line with the server rule of a method that is named by its client only."""
+    if settings.progress in ("quiet", "none") or not names_client_only(config.config):
+        return ""
+    return f"method={settings.names['method']}: the server rule is {settings.method['server']['_target_']}\n"
 
 
 def parallel_runs(runs: Sequence[Settings]) -> int:

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config import checks
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, short_name, targets_of
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, server_of, settings_of, short_name, targets_of
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
@@ -32,8 +32,6 @@ from pflsim.errors import SettingsError
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
-FEDAVG = "pflsim.servers.fedavg.FedAvg"
-"""The server rule of a method that is named by its client, `method=mine.moon.Moon`."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -226,8 +224,7 @@ def _compose(
         found = _composed_files(chosen, tuple(folders), stamps)
         config = deepcopy(found)
         for group, target in targets.items():  # instead of the file, whose settings are those of another target
-            sides = {"client": {TARGET: target}, "server": {TARGET: FEDAVG}}
-            config[group] = sides if group == "method" else {TARGET: target}
+            config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
         for override, of_group in zip(overrides, of_groups, strict=True):
             if not of_group:
                 key, value = str(override.key_or_group), override.value()
@@ -277,12 +274,19 @@ def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
+def names_client_only(config: Mapping[str, Any]) -> bool:
+    """Return whether a config has the client of a method, as in `method=mine.moon.Moon`, and no server rule."""
+    return {*SIDES}.intersection(config["method"] or ()) == {"client"}
+
+
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
     """Return a config with every default, in the order of `Settings` and of the signatures."""
     values = {**asdict(Settings()), **given}
     for key, default in asdict(Settings()).items():
         node = values[key]
         if key in COMPONENTS and isinstance(node, Mapping) and node:
+            if names_client_only(given) and key == "method":
+                node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
             default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
             for name, parameter in settings_of(targets_of(node, key), key, node).items():
                 default[name] = parameter.default
