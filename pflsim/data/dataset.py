@@ -31,7 +31,9 @@ class Dataset:
         y: [n] int64 labels in 0..num_classes-1.
         num_classes: C.
         train_size: rows of the official training part.
-        writers: [n] int64, the writer of each example, for partition=by_writer; None if unknown.
+        writers: [n] int64 or text, the writer of each example (a person, a hospital, a device), for
+            partition=by_writer; None if unknown. Text is numbered in sorted order.
+        writer_names: of the writers 0, 1, ...; empty: their numbers.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
@@ -44,11 +46,19 @@ class Dataset:
     num_classes: int
     train_size: int
     writers: np.ndarray | None = None
+    writer_names: tuple[str, ...] = ()
     scale: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.writers)
+        if given.dtype.kind in "OU" and given.ndim and all(isinstance(name, str) for name in given):
+            names, numbers = np.unique(given, return_inverse=True)
+            object.__setattr__(self, "writers", numbers.astype(np.int64))
+            object.__setattr__(self, "writer_names", tuple(map(str, names)))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -216,6 +216,7 @@ def test_femnist_knows_its_writers_in_both_parts(tmp_path, place):
     assert data.x.shape == (4, 1, 28, 28) and data.num_classes == 62 and data.train_size == 3
     assert data.y.tolist() == [61, 0, 5, 7]
     assert data.writers is not None and data.writers.tolist() == [1, 1, 0, 1]
+    assert data.writer_names == ("f1", "f2")
 
 
 def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):
