@@ -288,6 +288,13 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["-momentum", "0.9"], "see "),
         (["--cfg", "run"], "invalid choice"),
         (["method=fedavg", "method.mu=1"], "method.mu: no such setting"),
+        (["eval.metrics=macro_f1"], "expected a list: eval.metrics=[macro_f1]"),
+        (["optimizer=rmsprop"], "optimizer=torch.optim.RMSprop"),
+        (["optimizer=nonesuch"], "optimizer=torch.optim.NAME"),
+        (["local"], "method=local"),
+        (["tune", "local", "--into", "study"], "method=local"),
+        (["-m", "method=[local,fedavg]"], "-m method=local,fedavg"),
+        (["-m", "method=local,fedavg", "method.server=mine.Server"], "error: method.server=mine.Server would"),
     ],
 )
 def test_mistakes_are_explained(refused: Refused, arguments: list[str], said: str) -> None:
@@ -328,6 +335,17 @@ def test_a_settings_error_of_the_run_is_a_message(
     replace_runner(monkeypatch, run)
     assert cli.main([]) == 2
     assert capsys.readouterr().err == "error: no such file: put it there\n"
+
+
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_an_error_of_all_runs_of_a_sweep_is_printed_once(
+    parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "data=npz", "data.path=nowhere.npz", "seed=0,1,2", "executor=inline", f"sweep.parallel={parallel}"]
+    assert cli.main(words) == 1
+    said = capfd.readouterr().err
+    assert said.count("data.path=nowhere.npz cannot be read") == 1 and "3 of 3 runs failed" in said
 
 
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def run_all(
     """
     names = [f"[{number}/{len(jobs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
-    failed: list[str] = []
+    failed, said = list[str](), set[str]()
     first = _of_all(run_settings, configs, names)[0]
     with new_runner(first, own_process) as runner:
         runs = _of_all(to_settings, configs, names)
@@ -66,7 +66,9 @@ def run_all(
             except (SettingsError, RunError) as error:
                 if len(runs) == 1 or isinstance(error, Stopped):
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                if str(error) not in said:
+                    print(f"error: {error}", file=sys.stderr)
+                said.add(str(error))
                 failed.append(name)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
@@ -110,6 +112,7 @@ def _run_in_processes(
     from pflsim.terminal.processes import in_processes
     from pflsim.terminal.result import result_line
 
+    said = set[str]()
     print(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
@@ -121,7 +124,9 @@ def _run_in_processes(
             failed.append(names[one.number])
             hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
             print("\n".join([names[one.number], *hints]), file=sys.stderr)
-        print(one.errors, end="", file=sys.stderr, flush=True)
+        if one.errors not in said:
+            print(one.errors, end="", file=sys.stderr, flush=True)
+        said.add(one.errors)
 
 
 def run_alone(settings: Settings) -> Path:

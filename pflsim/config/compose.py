@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import typing
@@ -171,7 +172,13 @@ def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
     asked = parse(overrides)
     _check_groups(asked, groups_in(folders))
     choices = []
+    several = any(override.key_or_group == "method" and override.is_sweep_override() for override in asked)
     for override in asked:
+        if several and str(override.key_or_group).startswith(("method.client", "method.server")):
+            raise SettingsError(
+                f"{override.input_line} would hold for every method of the sweep; write a YAML file with client and "
+                "server for the method that it is for"
+            )
         if not override.is_sweep_override():
             choices.append([str(override.input_line)])
         elif override.is_discrete_sweep():
@@ -187,7 +194,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         SettingsError: one is not of the form KEY=VALUE.
     """
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
     found = []
     for text in overrides:
         form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
@@ -204,7 +212,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
-            raise SettingsError(f"{form} ({why})") from error
+            groups = [group for group in COMPONENTS if text in loader.get_group_options(group)]
+            hint = f"; did you mean {groups[0]}={text}?" if groups else f" ({why})"
+            raise SettingsError(f"{form}{hint}") from error
         if override.is_hydra_override():
             raise SettingsError(f"{text}: settings of Hydra itself are not supported")
         found.append(override)
@@ -264,7 +274,16 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
         group, sweep = override.key_or_group, override.is_sweep_override()
         if group not in groups or sweep or _is_target(override, groups) or override.value() in groups[group]:
             continue
-        near = nearest(str(override.value()), groups[group])
+        value = override.value()
+        if isinstance(value, list):
+            raise SettingsError(
+                f"{override.input_line}: expected one {group}; with -m {group}={','.join(map(str, value))}"
+            )
+        near = nearest(str(value), groups[group])
+        if group == "optimizer":
+            classes = {name.lower(): name for name in vars(importlib.import_module("torch.optim")) if name[0].isupper()}
+            found = classes.get(str(value).lower())
+            near = f"did you mean optimizer=torch.optim.{found}?" if found else f"{near}, or optimizer=torch.optim.NAME"
         raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 
 

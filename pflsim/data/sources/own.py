@@ -49,6 +49,10 @@ def as_dataset(
     """
     if test is None and isinstance(train, Mapping) and {"train", "test"} <= set(train):
         train, test = train["train"], train["test"]
+    if isinstance(train, Mapping):
+        raise SettingsError(
+            f"{name}: the mapping has {', '.join(map(str, train))}; expected train and test, or no mapping"
+        )
     given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
     xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
     labels, notes = _numbered(name, np.concatenate(ys))

@@ -115,6 +115,7 @@ def test_both_parts_number_their_labels_alike() -> None:
         (lambda: as_dataset((X, Y + 0.5)), ["labels", "float64"]),
         (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
         (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
+        (lambda: as_dataset({"train": (X, Y)}), ["train and test"]),
         (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
         (lambda: as_dataset(frame(a=[1, 2], label=[0, 1]), frame(b=[1, 2], label=[0, 1])), ["'a'", "'b'"]),
         (lambda: as_dataset(frame(a=[1], label=[0]), frame(a=[1], c=[1], label=[0])), ["'c'", "test part"]),
