@@ -176,8 +176,7 @@ def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
     for override in asked:
         if several and str(override.key_or_group).startswith(("method.client", "method.server")):
             raise SettingsError(
-                f"{override.input_line} would hold for every method of the sweep; write a YAML file with client and "
-                "server for the method that it is for"
+                f"{override.input_line} would hold for every method of the sweep; write YAML files for them"
             )
         if not override.is_sweep_override():
             choices.append([str(override.input_line)])

@@ -68,10 +68,8 @@ def _in_order(name: str, test: Any, train: Any) -> Any:
         return test
     names, wanted = test.columns, train.columns
     if {*names} != {*wanted} or not names.is_unique or not wanted.is_unique:
-        raise SettingsError(
-            f"{name}: the columns of the test part are {shortened([*names])}, expected those of the training part: "
-            f"{shortened([*wanted])}, each once"
-        )
+        expected = f"expected {shortened([*wanted])}, each once, as in the training part"
+        raise SettingsError(f"{name}: the columns of the test part are {shortened([*names])}; {expected}")
     return test[wanted]
 
 
