@@ -82,12 +82,19 @@ def _run(
     return done
 
 
-def sweep(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any) -> Runs:
+def sweep(
+    *,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    callbacks: Iterable[Any] = (),
+    **settings: Any,
+) -> Runs:
     """Run all combinations of settings.
 
     Args:
         overrides: see `run`; several values are separated by commas, as with `--multirun`: `["method.mu=0.1,1"]`.
         config_dirs: see `run`.
+        callbacks: see `run`; every run calls them.
         settings: see `run`; a list has one value per run: `method=["fedavg", "ditto"], seed=[0, 1, 2]`.
 
     Returns:
@@ -97,7 +104,7 @@ def sweep(*, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = 
         SettingsError: a setting is wrong; nothing was started.
         RunError: a run ended early; the others were run.
     """
-    return load(_run(overrides, config_dirs, settings, multirun=True))
+    return load(_run(overrides, config_dirs, settings, multirun=True, callbacks=[*callbacks]))
 
 
 def resume(
@@ -165,7 +172,9 @@ def load_model(
         SettingsError: there is no such model, or it cannot be read.
     """
     from pflsim.analysis.runs import Run
+    from pflsim.config.validate import checked
 
+    checked("client", int | None, client)
     importlib.import_module("lightning_modules.light")
     export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
     return export.SavedModels(run.folder if isinstance(run, Run) else Path(run), str(round)).load(client, model)

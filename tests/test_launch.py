@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lightning_modules.contract import command
 from pflsim import cli
 from pflsim.commands import sweep
 from pflsim.config.compose import CONFIGS
@@ -205,6 +206,28 @@ def test_a_sweep_over_dotted_names_and_a_dotted_server(runs: list[Settings], own
     assert all(r.method["server"] == {"_target_": f"{own}.MoonServer"} and r.method["beta"] == 3.0 for r in runs)
 
 
+def test_the_server_of_a_client_is_the_rule_in_its_module(
+    runs: list[Settings], own: str, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    rules = "\nfrom pflsim.servers.base import ServerRule\nclass PACServer(ServerRule): ..."
+    Path(f"{own}_b.py").write_text(dedent(OWN) + rules)
+    assert cli.main([f"method={own}_b.Moon", "progress=plain"]) == 0
+    assert runs.pop().method["server"] == {"_target_": f"{own}_b.PACServer"}
+    assert f"{own}_b.PACServer" in capsys.readouterr().out
+    assert cli.main([f"method={own}_b.Moon", "--cfg", "job"]) == 0 and "PACServer" in capsys.readouterr().out
+    assert command._targets(f"{own}_b.Moon", "", [])[1] == f"{own}_b.PACServer"
+    Path(f"{own}_c.py").write_text(dedent(OWN) + rules + "\nclass Other(ServerRule): ...")
+    assert f"method.server={own}_c.PACServer" in refused(f"method={own}_c.Moon")
+    assert cli.main([f"method={own}_c.Moon", f"method.server={own}_c.Other"]) == 0
+    assert runs.pop().method["server"] == {"_target_": f"{own}_c.Other"}
+
+
+@pytest.mark.parametrize("name", ["hospitals.csv", "x.npz", "files/my-table.csv"])
+def test_files_are_no_data_sets(name: str, refused: Refused) -> None:
+    said = refused(f"data={name}", "method=fedavg")
+    assert f"data={name}" in said and "data=npz data.path=" in said and "pflsim.run(data=" in said
+
+
 def test_unknown_dotted_names(own: str, refused: Refused) -> None:
     assert "did you mean Tiny?" in refused(f"model={own}.Tinny")
     assert f"{own}x" in refused(f"model={own}x.Tiny")
@@ -266,6 +289,13 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["-momentum", "0.9"], "see "),
         (["--cfg", "run"], "invalid choice"),
         (["method=fedavg", "method.mu=1"], "method.mu: no such setting"),
+        (["eval.metrics=macro_f1"], "expected a list: eval.metrics=[macro_f1]"),
+        (["optimizer=rmsprop"], "optimizer=torch.optim.RMSprop"),
+        (["optimizer=nonesuch"], "optimizer=torch.optim.NAME"),
+        (["local"], "method=local"),
+        (["tune", "local", "--into", "study"], "method=local"),
+        (["-m", "method=[local,fedavg]"], "-m method=local,fedavg"),
+        (["-m", "method=local,fedavg", "method.server=mine.Server"], "error: method.server=mine.Server would"),
     ],
 )
 def test_mistakes_are_explained(refused: Refused, arguments: list[str], said: str) -> None:
@@ -306,6 +336,17 @@ def test_a_settings_error_of_the_run_is_a_message(
     replace_runner(monkeypatch, run)
     assert cli.main([]) == 2
     assert capsys.readouterr().err == "error: no such file: put it there\n"
+
+
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_an_error_of_all_runs_of_a_sweep_is_printed_once(
+    parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "data=npz", "data.path=nowhere.npz", "seed=0,1,2", "executor=inline", f"sweep.parallel={parallel}"]
+    assert cli.main(words) == 1
+    said = capfd.readouterr().err
+    assert said.count("data.path=nowhere.npz cannot be read") == 1 and "3 of 3 runs failed" in said
 
 
 def test_an_interrupted_sweep_runs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 METHOD is one of
 
   mine.moon        the client class in mine/moon.py, with the server rule there or else FedAvg
-  mine.moon.Moon   a client class with FedAvg, or with the rule of method.server=mine.moon.MoonServer
+  mine.moon.Moon   a client class, with that rule or the one of method.server=mine.moon.MoonServer
   moon             the name of a YAML file, for example with --config-dir mine/configs
 """
 
@@ -18,20 +18,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lightning_modules.base import ClientModule
 from lightning_modules.contract.checks import CHECKS, SMALL, Broken, Make, Skipped
 from lightning_modules.prepare import PreparedRun, prepare
+from pflsim.config.components import server_of, target_of
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.help import groups_in
 from pflsim.config.names import nearest
 from pflsim.errors import RunError, SettingsError, own_errors, place_of
 from pflsim.records.environment import module_file
-from pflsim.servers.base import ServerRule
 from pflsim.terminal.exit_status import command_parser, exit_status
-
-FEDAVG = "pflsim.servers.fedavg.FedAvg"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,18 +111,14 @@ def _targets(name: str, server: str, methods: Sequence[str]) -> tuple[str, str]:
     if module_file(name) is None and "." not in name:
         raise SettingsError(f"{name}: there is no method of that name, and no module; {nearest(name, methods)}")
     if module_file(name) is None:
-        return name, server or FEDAVG
+        return name, server or server_of(name)
     with own_errors(name):
         members = vars(importlib.import_module(name))
-    found: dict[str, Any] = {
-        f"{name}.{key}": value for key, value in members.items() if isinstance(value, type) and value.__module__ == name
-    }
-    clients = [target for target, cls in found.items() if issubclass(cls, ClientModule)]
-    rules = [server] if server else [target for target, cls in found.items() if issubclass(cls, ServerRule)]
-    if len(clients) != 1 or len(rules) > 1:
-        classes = ", ".join([*clients, *rules]) or "none"
+    classes = [value for value in members.values() if isinstance(value, type) and value.__module__ == name]
+    clients = [target_of(each) for each in classes if issubclass(each, ClientModule)]
+    if len(clients) != 1:
         raise SettingsError(
-            f"{name} must have one subclass of ClientModule and at most one of ServerRule; found {classes}; name them: "
-            f"check-method {name}.CLIENT method.server={name}.SERVER"
+            f"{name} must have one subclass of ClientModule; found {', '.join(map(target_of, classes)) or 'none'}; "
+            f"name it: check-method {name}.CLIENT"
         )
-    return clients[0], (rules or [FEDAVG])[0]
+    return clients[0], server or server_of(clients[0])

@@ -68,6 +68,8 @@ def _loader(data: Any) -> Callable[[], Dataset]:
 
     def convert(*, layout: ImageLayout = "auto", standardize: bool = False) -> Dataset:
         parts = data if isinstance(data, tuple) else (data,)
+        if len(parts) > 2:
+            raise SettingsError(f"data: found {len(parts)} parts, expected two: ((x, y), (x_test, y_test))")
         return as_dataset(*parts, layout=layout, standardize=standardize)
 
     load.__qualname__, convert.__qualname__ = getattr(data, "name", ""), "data"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pflsim.config.checks import check_sweep
-from pflsim.config.compose import Composition, run_settings, to_settings
+from pflsim.config.compose import Composition, names_client_only, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
 from pflsim.errors import RunError, SettingsError
@@ -46,11 +46,13 @@ def run_all(
     """
     names = [f"[{number}/{len(jobs)}] {' '.join(job)}" for number, job in enumerate(jobs, start=1)]
     varying = [values[0].partition("=")[0].lstrip("+") for values in zip(*jobs, strict=True) if len({*values}) > 1]
-    failed: list[str] = []
+    failed, said = list[str](), set[str]()
     first = _of_all(run_settings, configs, names)[0]
     with new_runner(first, own_process) as runner:
         runs = _of_all(to_settings, configs, names)
         check_sweep(runs)
+        for line in dict.fromkeys(map(_found_server, configs, runs)):
+            print(line, end="", flush=True)
         for settings in runs if varying else ():
             settings.names["sweep"] = ",".join(varying)
         parallel = parallel_runs(runs) if own_process else 1
@@ -64,7 +66,9 @@ def run_all(
             except (SettingsError, RunError) as error:
                 if len(runs) == 1 or isinstance(error, Stopped):
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                if str(error) not in said:
+                    print(f"error: {error}", file=sys.stderr)
+                said.add(str(error))
                 failed.append(name)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed:\n" + "\n".join(failed))
@@ -79,6 +83,13 @@ def _of_all(settings: Callable[[Composition], T], configs: Sequence[Composition]
         except SettingsError as error:
             raise (SettingsError(f"{name}: {error}") if len(names) > 1 else error) from None
     return found
+
+
+def _found_server(config: Composition, settings: Settings) -> str:
+    """Return a line with the server rule of a method that is named by its client only."""
+    if settings.progress in ("quiet", "none") or not names_client_only(config.config):
+        return ""
+    return f"method={settings.names['method']}: the server rule is {settings.method['server']['_target_']}\n"
 
 
 def parallel_runs(runs: Sequence[Settings]) -> int:
@@ -101,6 +112,7 @@ def _run_in_processes(
     from pflsim.terminal.processes import in_processes
     from pflsim.terminal.result import result_line
 
+    said = set[str]()
     print(
         f"{len(runs)} runs, {parallel} at the same time (sweep.parallel); each prints a line when it ends", flush=True
     )
@@ -112,7 +124,9 @@ def _run_in_processes(
             failed.append(names[one.number])
             hints = [line for line in one.output.splitlines() if line.startswith("resume with")]
             print("\n".join([names[one.number], *hints]), file=sys.stderr)
-        print(one.errors, end="", file=sys.stderr, flush=True)
+        if one.errors not in said:
+            print(one.errors, end="", file=sys.stderr, flush=True)
+        said.add(one.errors)
 
 
 def run_alone(settings: Settings) -> Path:

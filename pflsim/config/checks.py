@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key
+from pflsim.config.names import program, shortened, unknown_key, written
 from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
@@ -104,6 +105,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
     if math.log10(settings.lr_decay) * (settings.rounds // settings.lr_step) > 30:
         yield f"lr_decay={settings.lr_decay}: the learning rate grows beyond all bounds; use a value of at most 1"
+    for key in ("eval.metrics", "trace.rounds", "tracking.loggers"):
+        given = attrgetter(key)(settings)
+        if len({*given}) < len(given):
+            yield f"{key}={written(given)}: expected every item once"
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
@@ -121,6 +126,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     address, parallel = settings.ray_address, settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
         yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
+    if address and settings.executor == "inline":
+        yield f"ray_address={address} has no effect with executor=inline; set executor=ray, or leave it out"
+    if placement.nodes is not None and not address:
+        yield f"placement.nodes={placement.nodes} waits for nodes of a cluster; give its ray_address, or leave it out"
     if settings.run_dir == "":
         yield "run_dir= is empty; expected a folder, or leave it out for one below runs/"
     check_no_password(settings.run_dir or "", "run_dir")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pflsim.config.names import nearest, unknown_key
@@ -32,6 +33,8 @@ MISSING = "???"
 """OmegaConf's value of a setting that must be given."""
 SIDES = ("client", "server")
 NET = "lightning_modules.nets.net.Net"
+SERVER_RULE, FEDAVG = "pflsim.servers.base.ServerRule", "pflsim.servers.fedavg.FedAvg"
+FILE = r".*(/|\.(csv|tsv|npz|npy|parquet|xlsx?|json|txt|pt|pkl|h5))"
 FILLED_IN = ("input_shape", "num_classes")
 """Parameters of an own model that the simulator fills in, unless they are given."""
 NOTEBOOK = "__main__."
@@ -88,6 +91,20 @@ def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[st
     return {side: str(node[side][TARGET]) for side in SIDES}
 
 
+def server_of(client: str) -> str:
+    """Return the target of the server rule for a client that is named without one: the rule in its module, or FedAvg.
+
+    Raises:
+        SettingsError: the client does not exist, or its module has several server rules.
+    """
+    module = sys.modules[resolve(client, key=f"method.client.{TARGET}").__module__]
+    classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    rules = [target_of(each) for each in classes if issubclass(each, pkgutil.resolve_name(SERVER_RULE))]
+    if len(rules) > 1:
+        raise SettingsError(f"method={client}: its module has {', '.join(rules)}; choose one: method.server={rules[0]}")
+    return (rules or [FEDAVG])[0]
+
+
 def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., Any]:
     """Import a class or function and check what it is; nothing is called.
 
@@ -102,7 +119,16 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
-    found = _objects.get(target) or _imported(target, key)
+    try:
+        found = _objects.get(target) or _imported(target, key)
+    except SettingsError:
+        if key == f"data.{TARGET}" and re.match(FILE, target):
+            arrays = Path(target).with_suffix(".npz")
+            raise SettingsError(
+                f"data={target}: expected a name, not a file; write data=npz data.path={arrays} for arrays, or pass a "
+                "table from Python: pflsim.run(data=(train_frame, test_frame))"
+            ) from None
+        raise
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import typing
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config import checks
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, settings_of, short_name, targets_of
+from pflsim.config.components import COMPONENTS, SIDES, TARGET, server_of, settings_of, short_name, targets_of
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
@@ -32,8 +33,6 @@ from pflsim.errors import SettingsError
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
-FEDAVG = "pflsim.servers.fedavg.FedAvg"
-"""The server rule of a method that is named by its client, `method=mine.moon.Moon`."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -173,7 +172,12 @@ def sweep(overrides: Sequence[str], folders: Sequence[Path]) -> list[list[str]]:
     asked = parse(overrides)
     _check_groups(asked, groups_in(folders))
     choices = []
+    several = any(override.key_or_group == "method" and override.is_sweep_override() for override in asked)
     for override in asked:
+        if several and str(override.key_or_group).startswith(("method.client", "method.server")):
+            raise SettingsError(
+                f"{override.input_line} would hold for every method of the sweep; write YAML files for them"
+            )
         if not override.is_sweep_override():
             choices.append([str(override.input_line)])
         elif override.is_discrete_sweep():
@@ -189,7 +193,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     Raises:
         SettingsError: one is not of the form KEY=VALUE.
     """
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    loader = GlobalHydra.instance().config_loader()
+    parser = OverridesParser.create(config_loader=loader)
     found = []
     for text in overrides:
         form = f"{shortened(text)} is not of the form KEY=VALUE or GROUP=NAME"
@@ -206,7 +211,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
                 (override,) = parser.parse_overrides([f"{key}='{quoted}'"])
         except (OverrideParseException, ValueError) as error:  # also too many digits
             why = str(getattr(error, "message", error)).partition("\n")[0]
-            raise SettingsError(f"{form} ({why})") from error
+            groups = [group for group in COMPONENTS if text in loader.get_group_options(group)]
+            hint = f"; did you mean {groups[0]}={text}?" if groups else f" ({why})"
+            raise SettingsError(f"{form}{hint}") from error
         if override.is_hydra_override():
             raise SettingsError(f"{text}: settings of Hydra itself are not supported")
         found.append(override)
@@ -226,8 +233,7 @@ def _compose(
         found = _composed_files(chosen, tuple(folders), stamps)
         config = deepcopy(found)
         for group, target in targets.items():  # instead of the file, whose settings are those of another target
-            sides = {"client": {TARGET: target}, "server": {TARGET: FEDAVG}}
-            config[group] = sides if group == "method" else {TARGET: target}
+            config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
         for override, of_group in zip(overrides, of_groups, strict=True):
             if not of_group:
                 key, value = str(override.key_or_group), override.value()
@@ -267,7 +273,16 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
         group, sweep = override.key_or_group, override.is_sweep_override()
         if group not in groups or sweep or _is_target(override, groups) or override.value() in groups[group]:
             continue
-        near = nearest(str(override.value()), groups[group])
+        value = override.value()
+        if isinstance(value, list):
+            raise SettingsError(
+                f"{override.input_line}: expected one {group}; with -m {group}={','.join(map(str, value))}"
+            )
+        near = nearest(str(value), groups[group])
+        if group == "optimizer":
+            classes = {name.lower(): name for name in vars(importlib.import_module("torch.optim")) if name[0].isupper()}
+            found = classes.get(str(value).lower())
+            near = f"did you mean optimizer=torch.optim.{found}?" if found else f"{near}, or optimizer=torch.optim.NAME"
         raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 
 
@@ -277,12 +292,19 @@ def _is_target(override: Override, groups: Mapping[str, Sequence[str]]) -> bool:
     return group in COMPONENTS and isinstance(name, str) and "." in name and name not in groups[group]
 
 
+def names_client_only(config: Mapping[str, Any]) -> bool:
+    """Return whether a config has the client of a method, as in `method=mine.moon.Moon`, and no server rule."""
+    return {*SIDES}.intersection(config["method"] or ()) == {"client"}
+
+
 def _with_defaults(given: Mapping[str, Any]) -> DictConfig:
     """Return a config with every default, in the order of `Settings` and of the signatures."""
     values = {**asdict(Settings()), **given}
     for key, default in asdict(Settings()).items():
         node = values[key]
         if key in COMPONENTS and isinstance(node, Mapping) and node:
+            if names_client_only(given) and key == "method":
+                node = {**node, "server": {TARGET: server_of(node["client"][TARGET])}}
             default = {name: node[name] for name in (TARGET, *SIDES) if name in node}
             for name, parameter in settings_of(targets_of(node, key), key, node).items():
                 default[name] = parameter.default

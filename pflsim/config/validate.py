@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from pflsim.config.names import shortened
+from pflsim.config.names import shortened, written
 from pflsim.errors import SettingsError
 
 WIDEST = 1_000_000
@@ -100,8 +100,8 @@ def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
     Raises:
         SettingsError: a width is below 1 or above `WIDEST`.
     """
-    for value in values:
-        Bounds(1, WIDEST)(name, value)
+    if not all(1 <= value <= WIDEST for value in values):
+        raise SettingsError(f"{name}={list(values)}: expected numbers {Bounds(1, WIDEST)}")
     return tuple(values)
 
 
@@ -122,7 +122,8 @@ def checked(key: str, kind: Any, value: Any) -> Any:
         return validator(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         texts = dict.fromkeys(_expected(each["type"], each["msg"], each["loc"]) for each in error.errors())
-        raise SettingsError(f"{key}={shortened(value)}: expected {' or '.join(texts)}") from None
+        form = f": {key}=[{written(value)}]" if "a list" in texts and isinstance(value, str | int | float) else ""
+        raise SettingsError(f"{key}={shortened(value)}: expected {' or '.join(texts)}{form}") from None
 
 
 def _expected(kind: str, message: str, place: Sequence[int | str]) -> str:

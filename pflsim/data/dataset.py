@@ -15,6 +15,7 @@ MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
 """Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
+MASKED = "there are masked values; fill them, or leave their rows out"
 Kind = Literal["images", "tables", "token sequences"]
 """Kind of inputs."""
 
@@ -30,7 +31,9 @@ class Dataset:
         y: [n] int64 labels in 0..num_classes-1.
         num_classes: C.
         train_size: rows of the official training part.
-        writers: [n] int64, the writer of each example, for partition=by_writer; None if unknown.
+        writers: [n] int64 or text, the writer of each example (a person, a hospital, a device), for
+            partition=by_writer; None if unknown. Text is numbered in sorted order.
+        writer_names: of the writers 0, 1, ...; empty: their numbers.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
@@ -43,11 +46,19 @@ class Dataset:
     num_classes: int
     train_size: int
     writers: np.ndarray | None = None
+    writer_names: tuple[str, ...] = ()
     scale: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.writers)
+        if given.dtype.kind in "OU" and given.ndim and all(isinstance(name, str) for name in given):
+            names, numbers = np.unique(given, return_inverse=True)
+            object.__setattr__(self, "writers", numbers.astype(np.int64))
+            object.__setattr__(self, "writer_names", tuple(map(str, names)))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -95,6 +106,8 @@ def check_dataset(dataset: object, source: str) -> None:
             f"x is {described(x)} with tokens {x.min()}..{x.max()}, expected [{n}, length] with 0..{limit - 1} "
             f"(data.vocabulary={dataset.vocabulary}); store a table as float32"
         )
+    elif np.ma.is_masked(x) or np.ma.is_masked(y):
+        problem = MASKED
     elif not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1:
         problem = f"y is {described(y)}, expected int64 [n]"
     elif not (1 <= dataset.train_size <= n and 1 <= dataset.num_classes <= MAX_CLASSES):

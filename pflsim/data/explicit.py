@@ -19,7 +19,7 @@ from pflsim.types import SPLITS, Split
 
 OTHER_KEYS = (
     *("numbering", "hash", "data", "partition", "split"),
-    *("clients", "classes", "examples", "class_counts", "shift", "unshifted_hash", "inputs"),
+    *("clients", "classes", "examples", "class_counts", "shift", "unshifted_hash", "inputs", "names"),
 )
 """Further keys of partition.json."""
 FORM = '{"train": [[...], ...], "test": [[...], ...]}'
@@ -38,14 +38,15 @@ def explicit(
             numbers per client, for example a run's partition.json. With "numbering": "parts" (default), rows of train
             and val count from 0 in the training part, and rows of test from 0 in the test part; with "all", they count
             through the training part and then the test part. Without "val" there are no validation rows. With neither
-            "val" nor "test", `split` draws both, as for the other partitions; otherwise `split` has no effect.
+            "val" nor "test", `split` draws both, as for the other partitions; otherwise `split` takes no setting.
+            "names" are those of the clients.
 
     Returns:
         The partition; `test` is () if there are no test rows.
 
     Raises:
         SettingsError: the file cannot be read, `clients` is not the number of lists, a client has no training or test
-            rows, a row does not exist or is listed twice, or "hash" in the file is of other data.
+            rows, a row does not exist or is listed twice, names are missing, or "hash" in the file is of other data.
     """
     where = f"partition.path={path}" if rows is None else "partition"
     given = _read(path) if rows is None else rows
@@ -67,7 +68,10 @@ def explicit(
     if twice := rows_of_all[times > 1].tolist():
         raise SettingsError(f"{where}: row {twice[0]} of all examples is listed twice; expected every row once")
     none = (np.empty(0, np.int64),) * clients
-    partition = Partition(found["train"], found.get("val", none), found.get("test", ()))
+    called = tuple(checked(f"{where}: names", list[str], given.get("names", [])))
+    if called and len(called) != clients:
+        raise SettingsError(f"{where}: {len(called)} names, expected one for each of clients={clients}")
+    partition = Partition(found["train"], found.get("val", none), found.get("test", ()), names=called)
     if "hash" in given and given.get("unshifted_hash", given["hash"]) != partition_hash(dataset, partition):
         raise SettingsError(
             f"{where}: the hash differs, so these rows were other examples when the file was written; use the same "

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pflsim.config.components import bind, component_name
+from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset, Loader, check_dataset, described
-from pflsim.data.federated import Partition
+from pflsim.data.federated import Partition, writers_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError, own_errors, reading
@@ -75,10 +75,13 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
     if given.test:
+        for key, parameter in settings_of(targets_of(settings.split, "split")).items():
+            if (value := settings.split.get(key, parameter.default)) != parameter.default:
+                raise SettingsError(f"split.{key}={value} has no effect: the partition lists test rows; leave it out")
         partition = _check_partition(given, clients, len(dataset.y))
     else:
         partition = federate(dataset, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
-    return dataset, replace(partition, shift=shift)
+    return dataset, replace(partition, shift=shift, names=given.names or writers_of(dataset, partition))
 
 
 def federate(

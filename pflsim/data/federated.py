@@ -23,12 +23,16 @@ ROW_BITS = 40
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Row numbers of the data set: one ascending array per client and split, and how its examples are shifted."""
+    """Row numbers of the data set: one ascending array per client and split, how its examples are shifted, and names.
+
+    `names` are those of the clients: given, or of their writers if every client has the training rows of one; else ().
+    """
 
     train: tuple[np.ndarray, ...]
     val: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     shift: Shift = Shift()
+    names: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -198,6 +202,17 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
 
     splits = (partition.train, partition.val, partition.test)
     return Shard(client, dataset.num_classes, *(take(rows[client]) for rows in splits))
+
+
+def writers_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """Return the name of each client's writer; () if the training rows of a client are not all of one writer."""
+    if dataset.writers is None:
+        return ()
+    found = [np.unique(dataset.writers[rows]).tolist() for rows in partition.train]
+    numbers = {own[0] for own in found if len(own) == 1}
+    if len(numbers) < len(found):
+        return ()
+    return tuple(dataset.writer_names[own[0]] if dataset.writer_names else str(own[0]) for own in found)
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:

@@ -57,6 +57,8 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
             **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens")},
         },
     }
+    if partition.names:
+        head["names"] = list(partition.names)
     if partition.shift.groups:
         head["shift"] = {"name": names["shift"], **partition.shift.record()}
         head["unshifted_hash"] = partition_hash(dataset, replace(partition, shift=Shift()))

@@ -193,7 +193,9 @@ def rotated(images: Tensor, angle: float) -> Tensor:
 def _groups(groups: int, clients: int, rng: np.random.Generator) -> tuple[int, ...]:
     """Return a random group for each client, of equal sizes ± 1."""
     if at_least_one("shift.groups", groups) > clients:
-        raise SettingsError(f"shift with {groups} groups: clients={clients}, expected at least {groups}")
+        raise SettingsError(
+            f"shift.groups={groups} is more than clients={clients}; expected at most one group per client"
+        )
     return tuple(rng.permutation(np.arange(clients) % groups).tolist())
 
 

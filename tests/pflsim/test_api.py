@@ -77,9 +77,10 @@ def test_a_run_and_its_tables(folder: Path) -> None:
 
 
 def test_a_sweep_is_compared_and_reported(folder: Path) -> None:
-    runs = pflsim.sweep(
-        method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=["model.hidden=[4]", "sweep.parallel=1"]
-    )
+    rounds, words = list[int](), ["model.hidden=[4]", "sweep.parallel=1"]
+    calls = [lambda result: rounds.append(result.round)]
+    runs = pflsim.sweep(method=["local", "fedavg"], seed=[0, 1], **SMALL, overrides=words, callbacks=calls)
+    assert rounds == [1, 2] * 4
     assert [(run.method, run.seed) for run in runs] == [("local", 0), ("local", 1), ("fedavg", 0), ("fedavg", 1)]
     assert list(runs.summary()["method"]) == ["local", "local", "fedavg", "fedavg"]
     assert len(runs.metrics()) == 8 and set(runs.per_client()["run"]) == {run.name for run in runs}
@@ -103,6 +104,10 @@ def test_wrong_settings_and_names() -> None:
         pflsim.load("nothing")
     with pytest.raises(SettingsError, match="method="):
         pflsim.sweep(method=[])
+    with pytest.raises(SettingsError, match="^data: .*4 parts"):
+        pflsim.run(method="fedavg", **SMALL | {"data": (*own_data()[0], *own_data()[1])})
+    with pytest.raises(SettingsError, match="^client='1'"):
+        pflsim.load_model("nothing", client="1")  # type: ignore[arg-type]
 
 
 class Wide(nn.Module):

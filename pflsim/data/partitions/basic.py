@@ -21,6 +21,8 @@ def iid(pool: Pool) -> list[np.ndarray]:
 def by_writer(pool: Pool, *, writers_per_client: int | None = None) -> list[np.ndarray]:
     """Give each client all examples of its writers (LEAF's natural partition with one writer per client).
 
+    With one writer each, the clients are in the order of the writers, which is that of their names.
+
     Args:
         pool: the examples and the number of clients.
         writers_per_client: writers per client, other writers are unused; None: all writers in groups of equal size ± 1.
@@ -31,7 +33,7 @@ def by_writer(pool: Pool, *, writers_per_client: int | None = None) -> list[np.n
     if pool.writers is None:
         raise SettingsError(
             "partition=by_writer needs a data set with the writer of each example: "
-            "use data=femnist, or another partition"
+            "use data=femnist, Dataset(writers=...) in Python, or another partition"
         )
     names = np.unique(pool.writers)
     each = 1 if writers_per_client is None else at_least_one("partition.writers_per_client", writers_per_client)
@@ -40,8 +42,8 @@ def by_writer(pool: Pool, *, writers_per_client: int | None = None) -> list[np.n
             f"clients={pool.clients} with {each} writer(s) each need {pool.clients * each} writers, but there are "
             f"{len(names)}: set clients to at most {len(names) // each}"
         )
-    shuffled = pool.rng.permutation(names)
-    groups = np.array_split(shuffled if writers_per_client is None else shuffled[: pool.clients * each], pool.clients)
+    chosen = pool.rng.permutation(names)[: None if writers_per_client is None else pool.clients * each]
+    groups = np.array_split(np.sort(chosen) if len(chosen) == pool.clients else chosen, pool.clients)
     return [np.flatnonzero(np.isin(pool.writers, group)) for group in groups]
 
 

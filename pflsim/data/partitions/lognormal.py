@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pflsim.config.validate import at_least_one, non_negative
+from pflsim.config.validate import at_least_one, non_negative, positive
 from pflsim.data.partitions.deal import Pool, apportion, choose_classes, partition_rule
 from pflsim.errors import SettingsError
 
@@ -37,10 +37,11 @@ def label_lognormal(
         Equal parts give a client's labels comparable weights.
     """
     present = pool.check_classes("partition.classes", classes)
-    if not (0 < median < math.inf and 0 <= sigma < math.inf and classes <= smallest <= largest):
+    positive("partition.median", median)
+    non_negative("partition.sigma", sigma)
+    if not classes <= smallest <= largest:
         raise SettingsError(
-            f"label_lognormal with median={median}, sigma={sigma}, smallest={smallest}, largest={largest}: expected "
-            f"median > 0, sigma ≥ 0 and partition.classes={classes} ≤ smallest ≤ largest"
+            f"partition.smallest={smallest}, largest={largest}: expected classes={classes} ≤ smallest ≤ largest"
         )
     with np.errstate(over="ignore"):  # a size beyond all numbers is cut to `largest`
         sizes = np.clip(np.exp(pool.rng.normal(math.log(median), abs(sigma), pool.clients)), smallest, largest)

@@ -45,7 +45,8 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     dataset = joined("femnist", [(x, y), (x_test, y_test)], CLASSES)
     numbers = {name: i for i, name in enumerate(sorted({*users, *test_users}))}
     writers = np.array([numbers[user] for user in users + test_users], dtype=np.int64)
-    dataset = dataclasses.replace(dataset, x=_as_bytes(dataset.x).reshape(-1, 1, 28, 28), writers=writers)
+    x, names = _as_bytes(dataset.x).reshape(-1, 1, 28, 28), tuple(numbers)
+    dataset = dataclasses.replace(dataset, x=x, writers=writers, writer_names=names)
     return finished(dataset, standardize)
 
 

@@ -29,11 +29,12 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
         standardize: standardise each channel with statistics of the training part.
 
     Returns:
-        x [n, 3 or 1, size, size] uint8. The name is the folder's.
+        x [n, 3 or 1, size, size] uint8; with 16-bit images float32 from 0 to 1, where 1 is white. Transparency is
+        dropped. The name is the folder's.
 
     Raises:
-        SettingsError: the folder does not exist, an image cannot be read, a class has no training images, or only the
-            test part has it.
+        SettingsError: the folder does not exist, an image cannot be read or has values of more than 16 bits, a class
+            has no training images, or only the test part has it.
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
@@ -52,7 +53,9 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
             make_dataset(part, classes, is_valid_file=_is_image, allow_empty=part is not parts[0]) for part in parts
         ]
     name = Path(os.path.abspath(root)).name
-    dataset = joined(name, [_read(part, size, grayscale) for part in files], len(classes))
+    x, y = _read([image for part in files for image in part], size, grayscale)
+    ends = [len(files[0])]
+    dataset = joined(name, list(zip(np.split(x, ends), np.split(y, ends), strict=True))[: len(parts)], len(classes))
     return finished(dataset if len(parts) == 2 else fixed_split(dataset), standardize)
 
 
@@ -61,14 +64,22 @@ def _is_image(path: str) -> bool:
 
 
 def _read(files: list[tuple[str, int]], size: int, grayscale: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [n, channels, size, size] uint8 and labels [n] int64, sorted by class and file name."""
+    """Read images [n, channels, size, size] uint8, or float32 if one has 16 bits, and labels [n] int64."""
     from PIL import Image
 
     channels = 1 if grayscale else 3
     x = np.empty((len(files), size, size, channels), dtype=np.uint8)
     for row, (path, _) in enumerate(files):
         with reading(path, "an image; repair it or take it out"), Image.open(path) as image:
-            image = image.convert("L" if grayscale else "RGB")
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-            x[row] = np.asarray(image).reshape(size, size, channels)
+            deep = image.mode[0] in "IF"  # values that `convert` clips at 255
+            if deep:
+                values = np.asarray(image)
+                if image.mode == "F" or values.min() < 0 or values.max() >= 2**16:
+                    raise ValueError("its values are not of 8 or 16 bits; save it with as many")
+                image = Image.fromarray((values / np.float32(2**16 - 1)).astype(np.float32))
+                x = x.astype(np.float32) / 255 if x.dtype == np.uint8 else x
+            else:
+                image = image.convert("L" if grayscale else "RGB")
+            pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)).reshape(size, size, -1)
+            x[row] = pixels if deep or x.dtype == np.uint8 else pixels / np.float32(255)
     return x.transpose(0, 3, 1, 2), np.array([label for _, label in files], dtype=np.int64)

@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from pflsim.data.dataset import Dataset, described
+from pflsim.config.validate import Bounds
+from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.data.sources.common import finished, joined
 from pflsim.errors import SettingsError, reading
 
@@ -45,6 +46,8 @@ def load(
     """
     if not path:
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
+    if num_classes is not None:
+        Bounds(1, MAX_CLASSES)("data.num_classes", num_classes)
     expected = f"an .npz archive with {', '.join(KEYS)}, arrays of numbers"
     with reading(f"data.path={path}", expected), open(path, "rb") as file, np.load(file) as archive:
         arrays = {key: np.asarray(archive[key]) for key in KEYS}

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.data.dataset import MAX_NAMED, Dataset, described
+from pflsim.config.names import shortened
+from pflsim.data.dataset import MASKED, MAX_NAMED, Dataset, described
 from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
 from pflsim.errors import SettingsError, reading
@@ -27,15 +28,15 @@ def as_dataset(
     Args:
         train: the training part, one of
 
-            - a pair (x, y) of arrays or tensors: x as in `pflsim.data.sources.npz.load`, y [n];
+            - a pair (x, y) of arrays, tensors or frames: x as in `pflsim.data.sources.npz.load`, y [n];
             - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
               or a PIL image; each item is read once, so random transforms are applied once;
             - a pandas frame with the column `label`; the other columns are the features, as float32;
             - a Hugging Face data set with the column `label` and a column `image`, or one other column.
 
             A mapping with the keys "train" and "test", such as a `DatasetDict`, holds both parts.
-        test: the test part, of any of these kinds. None: there is none, which needs split=merged, split=counts or
-            partition=explicit.
+        test: the test part, of any of these kinds; columns of frames are matched by name. None: there is none, which
+            needs split=merged, split=counts or partition=explicit.
         name: the name in records.
         layout: layout of images in arrays: "hwc", "chw" or "auto"; see `pflsim.data.sources.npz.load`.
         standardize: standardise each channel (or feature) with statistics of the training part.
@@ -48,11 +49,28 @@ def as_dataset(
     """
     if test is None and isinstance(train, Mapping) and {"train", "test"} <= set(train):
         train, test = train["train"], train["test"]
-    given = {"training": train} if test is None else {"training": train, "test": test}
+    if isinstance(train, Mapping):
+        raise SettingsError(
+            f"{name}: the mapping has {', '.join(map(str, train))}; expected train and test, or no mapping"
+        )
+    given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
     xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
     labels, notes = _numbered(name, np.concatenate(ys))
     dataset = joined(name, list(zip(xs, np.split(labels, [len(ys[0])]), strict=False)))
     return finished(dataclasses.replace(dataset, notes=notes), standardize)
+
+
+def _in_order(name: str, test: Any, train: Any) -> Any:
+    """Return the test part with the columns of its frame in the order of the training part's frame."""
+    if type(test) is type(train) is tuple and len(test) == len(train) == 2:
+        return _in_order(name, test[0], train[0]), test[1]
+    if not all(hasattr(part, "columns") and hasattr(part, "reindex") for part in (test, train)):
+        return test
+    names, wanted = test.columns, train.columns
+    if {*names} != {*wanted} or not names.is_unique or not wanted.is_unique:
+        expected = f"expected {shortened([*wanted])}, each once, as in the training part"
+        raise SettingsError(f"{name}: the columns of the test part are {shortened([*names])}; {expected}")
+    return test[wanted]
 
 
 def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +81,7 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
         image = _image_column(where, part.column_names)
         x, y, layout = _stacked(where, ((row[image], row[LABEL]) for row in part), layout)
     elif isinstance(part, tuple) and len(part) == 2:
-        x, y = map(_array, part)
+        x, y = (_array(where, each) for each in part)
     elif hasattr(part, "__getitem__") and hasattr(part, "__len__"):
         x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
     else:
@@ -74,12 +92,14 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
     return inputs(where, x, layout), y.reshape(-1)
 
 
-def _array(value: Any) -> np.ndarray:
+def _array(where: str, value: Any) -> np.ndarray:
     """Return a tensor, a PIL image, an array or a list as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value
-    return np.asarray(value)
+    if np.ma.is_masked(value):
+        raise SettingsError(f"{where}: {MASKED}")
+    return np.asarray(value.convert("RGB") if getattr(value, "mode", "") in ("P", "PA") else value)
 
 
 def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -104,8 +124,8 @@ def _stacked(where: str, items: Iterable[Any], layout: ImageLayout) -> tuple[np.
         for x, y in items:
             if not xs and layout == "auto":
                 layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
-            xs.append(_array(x))
-            ys.append(y.item() if hasattr(y, "item") else y)
+            xs.append(_array(where, x))
+            ys.append(_array(where, y).item())
         return np.stack(xs), np.asarray(ys), layout
 
 

@@ -62,6 +62,7 @@ def checked(**changes: Any) -> None:
         {"momentum": 0.0, "weight_decay": 0.0, "seed": 2**63 - 1},
         {"placement__clients_per_actor": 1},
         {"placement__actors": 10},
+        {"placement__nodes": 2, "ray_address": "auto"},
         {"placement__device": "cuda", "placement__gpus": 1},
         {"placement__gpus": 2, "placement__device": "cpu", "placement__actors_per_gpu": 3},
         {"trace__rounds": [1, 20]},
@@ -102,6 +103,9 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
+        ({"ray_address": "auto", "executor": "inline"}, "^ray_address=auto .*executor=inline"),
+        ({"placement__nodes": 2}, "^placement.nodes=2 .*ray_address"),
+        ({"eval__metrics": ["nll", "nll"]}, r"^eval.metrics=\[nll,nll\]"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
     ],
 )

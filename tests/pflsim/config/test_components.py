@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pflsim.config.components import bind, bind_method, check_component, resolve, settings_of
+from pflsim.config.components import bind, bind_method, check_component, parameters_of, resolve, settings_of
 from pflsim.errors import SettingsError
 
 NUMBERS = itertools.count()
@@ -148,6 +148,16 @@ def test_resolve_names_what_is_near(module: str) -> None:
     for target in ("nowhere", "nowhere.Thing", "", "json.loads"):
         with pytest.raises(SettingsError, match="^_target_="):
             resolve(target)
+
+
+def test_a_function_that_is_named_as_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from many.alexnet import alexnet` is the function also after `import many.alexnet`."""
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "__init__.py").write_text("from many.alexnet import alexnet\n")
+    (tmp_path / "many" / "alexnet.py").write_text("def alexnet(num_classes: int = 10): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for target in ("many.alexnet.alexnet", "many.alexnet"):
+        assert parameters_of(resolve(target), every=True).keys() == {"num_classes"}
 
 
 def test_an_error_inside_a_module_is_not_taken_for_a_missing_target(

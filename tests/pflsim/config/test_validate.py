@@ -46,5 +46,5 @@ def test_bounds() -> None:
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(SettingsError, match="method.a="):
             positive("method.a", value)
-    with pytest.raises(SettingsError, match="a=0: .*>= 1 and <= 1000000"):
+    with pytest.raises(SettingsError, match=r"a=\[3, 0\]: .*>= 1 and <= 1000000"):
         layer_widths("a", [3, 0])

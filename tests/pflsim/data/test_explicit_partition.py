@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pflsim import cli
+from pflsim.commands import overrides
 from pflsim.config.settings import Settings
 from pflsim.data import partitions, splits
 from pflsim.data.content import partition_hash
@@ -68,6 +69,8 @@ def test_rows_count_in_each_part_or_through_both(tmp_path: Path) -> None:
         ({"numbering": "rows"}, ["numbering", "parts or all"]),
         ({"hash": "0" * 64}, ["hash"]),
         ({"tset": [[0], [1]]}, ["tset"]),
+        ({"names": ["a"]}, ["names", "clients=2"]),
+        ({"names": [1, 2]}, ["names", "text"]),
     ],
 )
 def test_wrong_rows_are_refused(tmp_path: Path, change: dict[str, Any], says: list[str]) -> None:
@@ -101,6 +104,12 @@ def test_the_split_draws_test_rows_only_if_none_are_given(tmp_path: Path) -> Non
     node = {"_target_": "pflsim.data.explicit.explicit", "path": saved(tmp_path, GOOD)}
     _, partition = load_federation(settings(tmp_path, node))
     assert lists(partition.train) == [[0, 4], [7, 29]] and lists(partition.val) == [[], []]
+    for split, unused in (
+        ({"validation": 0.2}, "split.validation=0.2"),
+        ({"test_by": "writers"}, "split.test_by=writers"),
+    ):
+        with pytest.raises(SettingsError, match=unused):
+            load_federation(settings(tmp_path, node, **split))
     own = [list(range(0, 30, 2)), list(range(1, 30, 2))]
     node["path"] = saved(tmp_path, {"train": own})
     _, drawn = load_federation(settings(tmp_path, node, validation=0.2))
@@ -120,6 +129,30 @@ def test_a_record_reproduces_its_partition(tmp_path: Path, split: Any) -> None:
     data.x[partition.train[0][0]] ^= 1
     with pytest.raises(SettingsError, match="hash"):
         explicit(data, 3, path=str(tmp_path / "partition.json"))
+
+
+def test_clients_have_the_names_of_their_writers(tmp_path: Path) -> None:
+    people = np.array(["zoe", "ann", "bob", "Eve"])[np.arange(TRAIN + TEST) // 2 % 4]
+    data = replace(made(), writers=people)
+    assert data.writer_names == ("Eve", "ann", "bob", "zoe") and data.writers is not None
+    assert data.writers[:4].tolist() == [3, 3, 1, 1]
+    one = {"_target_": "pflsim.data.partitions.by_writer", "writers_per_client": 1}
+    chosen = overrides.overrides_of({"data": data})[0].partition("=")[2]
+    for node, clients, names in (
+        (one, 4, ("Eve", "ann", "bob", "zoe")),
+        ({"_target_": one["_target_"]}, 2, ()),
+        ({"_target_": "pflsim.data.partitions.iid"}, 4, ()),
+    ):
+        given = replace(settings(tmp_path, node, clients), data={"_target_": chosen})
+        dataset, partition = load_federation(given)
+        assert partition.names == names
+        for client, name in enumerate(names):
+            assert {*people[partition.train[client]]} == {name}
+        write_partition(tmp_path, dataset, partition, {"partition": "", "split": "", "shift": ""})
+        record = json.loads((tmp_path / "partition.json").read_text())
+        assert record.get("names", []) == [*names]
+        again = explicit(dataset, clients, path=str(tmp_path / "partition.json"))
+        assert again.names == names and partition_hash(dataset, again) == record["hash"]
 
 
 def own_rule(

@@ -67,6 +67,18 @@ def test_colour_images_and_features() -> None:
     assert table.x.dtype == np.float32 and table.x.tolist() == [[1, 0.5], [2, 0.25]] and table.y.tolist() == [0, 1]
 
 
+def test_the_columns_of_frames_are_matched_by_name() -> None:
+    train, test = frame(a=[1, 2], b=[3, 4], label=[0, 1]), frame(label=[1], b=[6], a=[5])
+    assert as_dataset(train, test).x.tolist() == [[1, 3], [2, 4], [5, 6]]
+    floats = train[["a", "b"]].astype(float), test[["b", "a"]].astype(float)
+    assert as_dataset((floats[0], [0, 1]), (floats[1], [1])).x.tolist() == [[1, 3], [2, 4], [5, 6]]
+
+
+def test_images_with_a_palette_have_their_colours() -> None:
+    images = [Image.new("RGB", (4, 4), colour).convert("P") for colour in ((255, 0, 0), (0, 0, 255))]
+    assert as_dataset([(image, 0) for image in images]).x[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255]]
+
+
 @pytest.mark.parametrize(
     ("labels", "numbers", "mapping"),
     [
@@ -103,7 +115,19 @@ def test_both_parts_number_their_labels_alike() -> None:
         (lambda: as_dataset((X, Y + 0.5)), ["labels", "float64"]),
         (lambda: as_dataset(frame(a=[1, 2], y=[0, 1])), ["'label'"]),
         (lambda: as_dataset(frame(a=[1, None], label=[0, 1])), ["NaN"]),
+        (lambda: as_dataset({"train": (X, Y)}), ["train and test"]),
         (lambda: as_dataset(iter([(X[0], 0)])), ["list_iterator", "map-style"]),
+        (lambda: as_dataset(frame(a=[1, 2], label=[0, 1]), frame(b=[1, 2], label=[0, 1])), ["'a'", "'b'"]),
+        (lambda: as_dataset(frame(a=[1], label=[0]), frame(a=[1], c=[1], label=[0])), ["'c'", "test part"]),
+        (lambda: as_dataset((frame(a=[1.0]), [0]), (frame(b=[1.0]), [0])), ["'a'", "'b'"]),
+        (lambda: as_dataset((np.ma.masked_equal(X, X[0, 0, 0]), Y)), ["training", "masked"]),
+        (lambda: as_dataset((X, Y), (X, np.ma.masked_equal(Y, 2))), ["test", "masked"]),
+        (lambda: as_dataset([(X[0], 0), (np.ma.masked_equal(X[1], X[1, 0, 0]), 1)]), ["masked"]),
+        (lambda: as_dataset([(X[0], 0), (X[1], np.ma.masked)]), ["masked"]),
+        (lambda: check_dataset(Dataset("d", np.ma.masked_equal(X, X[0, 0, 0]), Y, 3, 4), "data=d"), ["masked"]),
+        (lambda: as_dataset(frame(a=pandas.array([1, None]), label=[0, 1])), ["NaN"]),
+        (lambda: as_dataset(frame(a=[1, 2], label=pandas.array([1, None]))), ["labels"]),
+        (lambda: as_dataset((frame(a=pandas.array([1, None])), [0, 1])), ["NaN"]),
     ],
 )
 def test_other_objects_are_refused(make: Callable[[], Dataset], says: list[str]) -> None:

@@ -253,7 +253,11 @@ def test_by_writer_keeps_writers_whole():
     assert sorted(len(g) for g in groups) == [4, 4, 5, 5, 5]
     assert sum(len(p) for p in parts) == 600
     single = partitions.by_writer(labels, 10, 5, rng(), writers, writers_per_client=1)
-    assert [len(set(writers[p].tolist())) for p in single] == [1] * 5
+    held = [set(writers[p].tolist()) for p in single]
+    assert [len(each) for each in held] == [1] * 5 and held == sorted(held, key=min), "in the order of the writers"
+    for each in (1, None):
+        everyone = partitions.by_writer(labels, 10, 23, rng(), writers, writers_per_client=each)
+        assert [set(writers[p].tolist()) for p in everyone] == [{writer} for writer in range(23)]
 
 
 REFUSED = """

@@ -138,6 +138,41 @@ def test_image_folder_of_one_level_gets_a_fixed_split_that_file_names_do_not_cha
     assert train_set(one) == train_set(two) and one.name == "one"
 
 
+@pytest.mark.parametrize(
+    ("image", "red"),
+    [
+        (Image.new("1", (4, 4), 1), 255),
+        (Image.new("L", (4, 4), 51), 51),
+        (Image.new("LA", (4, 4), (51, 0)), 51),
+        (Image.new("RGBA", (4, 4), (51, 0, 0, 9)), 51),
+        (Image.new("RGB", (4, 4), (51, 0, 0)).convert("P", palette=Image.Palette.ADAPTIVE), 51),
+        (Image.new("CMYK", (4, 4), (204, 0, 0, 0)), 51),
+        (Image.fromarray(np.full((4, 4), 13107, np.uint16)), 0.2),
+        (Image.fromarray(np.full((4, 4), 13107, ">u2")), 0.2),
+        (Image.fromarray(np.full((4, 4), 13107, np.int32)), 0.2),
+        (Image.fromarray(np.full((4, 4), 2**16, np.int32)), None),
+        (Image.fromarray(np.full((4, 4), -1, np.int32)), None),
+        (Image.fromarray(np.full((4, 4), 0.2, np.float32)), None),
+    ],
+    ids=lambda value: getattr(value, "mode", value),
+)
+def test_image_folder_with_images_of_every_mode(tmp_path, image, red):
+    paint(tmp_path / "train" / "cat" / "1.png", (255, 0, 51))
+    (tmp_path / "test" / "cat").mkdir(parents=True)
+    image.save(tmp_path / "test" / "cat" / "1.tif")
+    if red is None:
+        with pytest.raises(SettingsError, match=r"1\.tif.*16 bits"):
+            image_folder.load(root=str(tmp_path), size=4)
+        return
+    data = image_folder.load(root=str(tmp_path), size=4)
+    assert data.x.dtype == (np.uint8 if red in (51, 255) else np.float32) and len(data.x) == 2
+    white = 255 if data.x.dtype == np.uint8 else 1
+    assert data.x[0, :, 0, 0] == pytest.approx([white, 0, white * 0.2]) and data.x[1, 0] == pytest.approx(red)
+    if image.mode[0] == "I":
+        grey = image_folder.load(root=str(tmp_path), size=4, grayscale=True)
+        assert grey.x[:, 0, 0, 0] == pytest.approx([round(255 * 0.299 + 51 * 0.114) / 255, 0.2])
+
+
 def test_image_folder_errors(tmp_path):
     def refuses(says, **options):
         with pytest.raises(SettingsError, match=says):
@@ -181,6 +216,7 @@ def test_femnist_knows_its_writers_in_both_parts(tmp_path, place):
     assert data.x.shape == (4, 1, 28, 28) and data.num_classes == 62 and data.train_size == 3
     assert data.y.tolist() == [61, 0, 5, 7]
     assert data.writers is not None and data.writers.tolist() == [1, 1, 0, 1]
+    assert data.writer_names == ("f1", "f2")
 
 
 def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):
