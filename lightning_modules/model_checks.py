@@ -192,7 +192,19 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
     for module in variants:
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
+            kinds = type(module).__mro__
+            own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))
+            if own < min(scheduled, used):
+                raise SettingsError(
+                    f"method={method}: {kinds[own].__name__} overrides objective, but phase {phase.name} takes "
+                    f"{kinds[used].__name__}.{phase.objective}; define {phase.objective} in {kinds[own].__name__} too"
+                )
             module.make_step(phase)  # refuses phases without parameters, and wrong options of the optimiser
+
+
+def _owner(kinds: Sequence[type], name: str) -> int:
+    """Return the position of the first class that defines an attribute."""
+    return next((at for at, kind in enumerate(kinds) if name in vars(kind)), len(kinds) - 1)
 
 
 def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str, ...]:

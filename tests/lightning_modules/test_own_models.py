@@ -327,10 +327,19 @@ def test_records_and_resume_know_own_modules(
 
 OWN_METHODS = """
 from lightning_modules.base import ClientModule
+from lightning_modules.methods.fedrep import FedRep
 
 class NoSuper(ClientModule):
     def __init__(self, net, training):
         self.net = net
+
+class OwnLoss(FedRep):
+    def objective(self, batch):
+        return {"ce": 2 * super().objective(batch)["ce"]}
+
+class OwnLosses(OwnLoss):
+    def head_objective(self, batch):
+        return {"ce": 2 * super().head_objective(batch)["ce"]}
 
 class Fails(ClientModule):
     def __init__(self, net, training):
@@ -339,7 +348,7 @@ class Fails(ClientModule):
 """
 
 
-@pytest.mark.parametrize(("name", "line"), [("NoSuper", 6), ("Fails", 11)])
+@pytest.mark.parametrize(("name", "line"), [("NoSuper", 7), ("Fails", 20)])
 def test_an_error_in_an_own_method_names_its_line(
     name: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,3 +357,11 @@ def test_an_error_in_an_own_method_names_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=rf"building a client of {name} .*fails.*{module}\.py, line {line}"):
         prepared(*TWO, f"method={module}.{name}")
+
+
+def test_an_own_loss_reaches_every_phase_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_losses.py").write_text(OWN_METHODS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match="^method=OwnLoss: .*head_objective"):
+        prepared(*TWO, "method=own_losses.OwnLoss")
+    prepared(*TWO, "method=own_losses.OwnLosses")
