@@ -21,6 +21,7 @@ from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
 from lightning_modules.phases import Phase, Schedule, Stage, stages
 from lightning_modules.training import Training
 from pflsim.data.federated import Examples, Shard
+from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NET, NOTHING, Selector, UnitKind, load, snapshot, units
 from pflsim.servers.base import Federation
@@ -102,7 +103,8 @@ class ClientModule(LightningModule):
     """Whether the `extra` tensors of a downlink stay on the CPU, for messages too large for the device."""
 
     base_attributes: ClassVar[frozenset[str]] = frozenset(vars(LightningModule())) | {
-        "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors"
+        "training_settings", "kept_optimizers", "round_number", "steps_taken", "_steps", "_anchors",
+        "constant_buffers",
     }  # fmt: skip
     """Attributes that Lightning or the simulator may change."""
 
@@ -115,6 +117,7 @@ class ClientModule(LightningModule):
         self.steps_taken = 0
         self._steps: list[list[Step]] = []
         self.kept_optimizers: KeptOptimizers | None = None
+        self.constant_buffers: frozenset[str] = frozenset()
         self._anchors: list[Anchor] | None = None
 
     # Hooks that a method may override ------------------------------------------------------------------------------
@@ -218,8 +221,12 @@ class ClientModule(LightningModule):
         return self.shared.parameters(self)
 
     def shared_buffers(self) -> tuple[str, ...]:
-        """Return the state_dict keys of the running statistics that travel; empty unless `buffers=aggregate`."""
-        return self.shared.buffers(self) if self.training_settings.buffers == "aggregate" else ()
+        """Return the state_dict keys of the buffers that travel; empty unless `buffers=aggregate`.
+
+        Buffers of the net that training does not change are equal everywhere and do not travel.
+        """
+        chosen = self.shared.buffers(self) if self.training_settings.buffers == "aggregate" else ()
+        return tuple(key for key in chosen if key not in self.constant_buffers)
 
     def shared_tensors(self) -> Tensors:
         """Return copies of all shared parameters and buffers by state_dict key."""
@@ -303,6 +310,11 @@ class ClientModule(LightningModule):
     def make_step(self, phase: Phase) -> Step:
         """Return a phase's step, with a new optimiser at this round's learning rate."""
         parameters = [self.get_parameter(name) for name in phase.trainable.parameters(self)]
+        if not parameters:
+            raise SettingsError(
+                f"model: {type(self).__name__} trains {', '.join(phase.trainable.under)} in phase {phase.name}, where "
+                "the model has no parameters; use another model, for example with more in model.hidden"
+            )
         choice = OptimizerChoice() if phase.plain else self.training_settings.optimizer
         optimizer = choice.make(parameters, self.learning_rate(phase), *self.momentum_and_decay(phase))
         phases = self._optimized_phases()

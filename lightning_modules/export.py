@@ -27,7 +27,7 @@ from pflsim.config.components import bind_method, component_name
 from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError
 from pflsim.messages import Message
-from pflsim.params import load
+from pflsim.params import load, load_state
 from pflsim.records.checkpoint_read import choose_checkpoint, from_containers, name_of
 from pflsim.records.files import write_atomically
 from pflsim.records.saved_settings import saved_settings
@@ -133,7 +133,7 @@ class SavedModels:
         which = "global" if client is None else model or module.reported_model
         phase = "received" if which == "global" else module.reported_phase
         if client is not None:
-            module.load_state_dict(self.checkpoint.client(client))
+            load_state(module, self.checkpoint.client(client))
         if which == "global":
             self._load_global(module, client)
         elif phase == "received":
@@ -155,7 +155,7 @@ class SavedModels:
         own = [
             key
             for key, value in module.state_dict().items()
-            if key.startswith("net.") and key not in weights and value.is_floating_point()
+            if key.startswith("net.") and key not in {*weights, *module.shared_buffers()} and value.is_floating_point()
         ]
         if client is None and own:
             raise SettingsError(
@@ -171,7 +171,7 @@ class SavedModels:
                 f"{name_of(self.checkpoint.path)} does not have the {model} model of {self.method} adapted to the "
                 f"examples of client {client}: checkpoints have the reported model, unless the run was interrupted"
             )
-        module.load_state_dict({**self.checkpoint.client(client), **adapted})
+        load_state(module, {**self.checkpoint.client(client), **adapted})
 
 
 def export_program(model: LoadedModel) -> torch.export.ExportedProgram:

@@ -7,9 +7,10 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
-from typing import get_args
+from typing import Any, get_args
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
@@ -88,9 +89,18 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
                 f"{[1, *net.feature_shape]} and [1, {classes}], for data of {classes} classes"
             )
+        for name, parameter in net.named_parameters():
+            if not parameter.is_floating_point():
+                raise SettingsError(f"{model}: {name} is {parameter.dtype}; expected real floating point parameters")
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise SettingsError(f"{model}: the hook of {name} would never be called; use Tensor.register_hook")
         frozen = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
         if frozen:
             raise SettingsError(f"{model}: {frozen[0]} has requires_grad=False; make constants buffers")
+        copies = [part for part in module.modules() if isinstance(part, Net) and part is not net]
+        trained = any(parameter.requires_grad for part in copies for parameter in part.parameters())
+        if trained and any(parameter._backward_hooks for parameter in net.parameters()):
+            raise SettingsError(f"{model}: the method trains a copy, which lacks the hooks of parameters; hook tensors")
         found.append(module)
     return found
 
@@ -98,29 +108,47 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
 def in_lockstep(
     factory: ClientFactory, variants: Sequence[ClientModule], dataset: Dataset, settings: Settings
 ) -> tuple[ClientFactory, tuple[str, ...]]:
-    """Return the factory, without stacks if a model that is not of this project cannot be stacked, and the warnings.
+    """Return the factory, without stacks if a model cannot be stacked, and the warnings.
 
     Raises:
         SettingsError: lockstep=true, but a model cannot be stacked.
     """
     clients = min(2, max(map(len, factory.stacks), default=0))
     for module in variants if clients else ():
-        if not isinstance(module.net, OwnNet) and type(module.net).__module__.startswith("lightning_modules."):
-            continue
-        client = ClientModule(deepcopy(module.net).train(), factory.training)
+        client = ClientModule(deepcopy(module.net).train(), factory.training)  # without hooks of parameters
         values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
         stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
         labels = torch.zeros(clients, factory.training.batch_size, dtype=torch.int64)
         kind = torch.float32 if dataset.tokens is None else torch.int64
         batch = torch.zeros(*labels.shape, *dataset.input_shape, dtype=kind), labels
+        parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
         try:
-            TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
+            full = [part for part in parts if [*part.parameters(), *part.buffers()]]
+            if len({*full}) < len(full):
+                raise ValueError("one module has two names")
+            with seeded_global(factory.seed, "trial"), _Hooks() as hooks:
+                client.objective((batch[0][0, :2].clone(), labels[0, :2]))
+            hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
+            if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
+                raise ValueError("a traced step would not call the hooks of gradients")
+            if isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules."):
+                TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
         except Exception as error:
             problem = f"model={component_name(settings, 'model')}: {error}".partition("\n")[0].partition("; set ")[0]
             if settings.lockstep is True:
                 raise SettingsError(f"lockstep=true: {problem}") from error
             return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
     return factory, ()
+
+
+class _Hooks(TorchFunctionMode):
+    """Notices that a hook of a tensor's gradient is registered."""
+
+    found = False
+
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= getattr(function, "__name__", "") == "register_hook"
+        return function(*args, **(kwargs or {}))
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:
@@ -162,14 +190,21 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
     for name, expected in (("reported_model", get_args(ModelKind)), ("reported_phase", get_args(EvalPhase))):
         if (value := getattr(variants[0], name)) not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
-    for client, module in enumerate(variants):
+    for module in variants:
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
-            if not phase.trainable.parameters(module):
+            kinds = type(module).__mro__
+            own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))
+            if own < min(scheduled, used):
                 raise SettingsError(
-                    f"{method} trains {', '.join(phase.trainable.under)} in phase {phase.name}, but there the model of "
-                    f"client {client} has no parameters; use another model, for example with more in model.hidden"
+                    f"method={method}: {kinds[own].__name__} overrides objective, but phase {phase.name} takes "
+                    f"{kinds[used].__name__}.{phase.objective}; define {phase.objective} in {kinds[own].__name__} too"
                 )
-            module.make_step(phase)  # refuses wrong options of the optimiser
+            module.make_step(phase)  # refuses phases without parameters, and wrong options of the optimiser
+
+
+def _owner(kinds: Sequence[type], name: str) -> int:
+    """Return the position of the first class that defines an attribute."""
+    return next((at for at, kind in enumerate(kinds) if name in vars(kind)), len(kinds) - 1)
 
 
 def sharing_warnings(method: str, variants: Sequence[ClientModule]) -> tuple[str, ...]:

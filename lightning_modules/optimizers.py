@@ -112,7 +112,10 @@ class KeptOptimizers(nn.Module):
             before = [p.detach().clone() for p in parameters]
             for parameter in parameters:
                 parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()  # creates the state
+            try:
+                optimizer.step()  # creates the state
+            except Exception as error:
+                raise SettingsError(f"optimizer={type(optimizer).__name__}: {error}") from error
             for number, (parameter, value) in enumerate(zip(parameters, before, strict=True)):
                 parameter.grad, parameter.data = None, value
                 for slot, state in optimizer.state[parameter].items():

@@ -23,6 +23,7 @@ from lightning_modules.model_checks import (
 )
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
+from lightning_modules.trial import try_clients
 from pflsim.config.components import bind_method, component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
@@ -76,6 +77,12 @@ def prepare(settings: Settings) -> PreparedRun:
         rule: ServerRule[Any] = make_rule()
         federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
         rule.init(federation)
+    constants = try_clients(factory, (dataset, partition), (rule, federation), settings)
+    if constants.intersection(module.shared_buffers()):
+        factory = replace(factory, constants=constants)
+        for variant in variants:
+            variant.constant_buffers = constants
+        federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
     meta = _meta(settings, dataset, partition, module, factory.metrics)

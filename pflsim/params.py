@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -132,6 +133,13 @@ def snapshot(tensors: Tensors) -> dict[str, Tensor]:
     Tensors leave a module only by this function, and a server uses it for what it keeps of a message.
     """
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def load_state(module: nn.Module, state: Tensors) -> None:
+    """Load a whole state that `snapshot` returned, with the versions of the module's layers, which it does not have."""
+    versioned = OrderedDict(state)
+    versioned._metadata = module.state_dict(keep_vars=True)._metadata  # type: ignore[attr-defined]
+    module.load_state_dict(versioned)
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:

@@ -60,6 +60,7 @@ class ClientFactory:
         stacks: groups of clients that train in lockstep. All clients of a stack have the same host and the same
             variant. Clients in no stack train alone.
         augment: how the images of local training are varied.
+        constants: buffers that do not travel, see `ClientModule.shared_buffers`.
         on_nonfinite: what happens if a client's losses or uplink are not finite: abort, drop or keep.
     """
 
@@ -78,6 +79,7 @@ class ClientFactory:
     stacks: tuple[tuple[int, ...], ...] = ()
     augment: Literal["none", "crop_flip"] = "none"
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"
+    constants: frozenset[str] = frozenset()
 
     def with_gpus(self, gpus: float) -> ClientFactory:
         """Return the factory for a host with this share of a GPU; 0 means that the host computes on the CPU."""
@@ -91,6 +93,7 @@ class ClientFactory:
         """Return a new module on the CPU; its values depend on (seed, variant, client), with -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
             module = self.client(self.models[variant](self.input_shape, self.num_classes), self.training)
+        module.constant_buffers = self.constants
         module.keep_optimizers()
         return module
 

@@ -146,10 +146,11 @@ class PFedPM(ClientModule):
     def _scores(self, features: Tensor) -> Tensor:
         """Return R_sj of all examples and classes, [B, C] (eq. 13); 0 for a class without C̃."""
         known = self.mixed[self.seen].view(-1, *self.net.feature_shape)
-        scores = features.new_zeros(len(features), len(self.seen))
         single = len(features) * len(known) == 1  # batch normalisation needs two pairs
         with evaluating(self.relation.norm) if single else nullcontext():
-            scores[:, self.seen] = self.relation(features, known)
+            found = self.relation(features, known)
+        scores = found.new_zeros(len(features), len(self.seen))
+        scores[:, self.seen] = found
         return scores
 
 

@@ -72,6 +72,8 @@ def own_net(
         return module
     if not isinstance(module, nn.Module):
         raise SettingsError(f"{where} returns {type(module).__name__}; expected a torch.nn.Module")
+    if any(hasattr(part, "_orig_mod") for part in module.modules()):
+        raise SettingsError(f"{where} returns a compiled module (torch.compile); return the module itself")
     name = _head_name(module, head, where)
     inputs = torch.empty(2, *input_shape)
     with torch.no_grad():

@@ -15,8 +15,10 @@ from support import check_loaded, prepared
 
 import pflsim
 from lightning_modules.export import main as export
+from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
+from pflsim.engine.execution import ReplyTask
 from pflsim.errors import SettingsError
 from pflsim.records.saved_settings import saved_settings
 
@@ -83,6 +85,57 @@ MINE = """
         def __init__(self):
             super().__init__()
             self.a.requires_grad_(False)
+    class Auxiliary(Two):
+        def forward(self, x): return (super().forward(x), x) if self.training else super().forward(x)
+    class Complex(Two):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(16, 16, dtype=torch.cfloat))
+        def features(self, x): return (super().features(x).to(torch.cfloat) @ self.w).abs()
+    def compiled() -> nn.Module: return torch.compile(Two())
+    class Noisy(Two):
+        def features(self, x): return F.dropout(super().features(x), 0.5)
+    class Late(Two):
+        def __init__(self):
+            super().__init__()
+            self.a.weight.register_post_accumulate_grad_hook(print)
+    class Reloaded(Two):
+        # its layer negates the weights of old versions
+        _version = 2
+        def _load_from_state_dict(self, state, prefix, local_metadata, *rest):
+            if local_metadata.get("version") != 2:
+                state[prefix + "scale"] = -state[prefix + "scale"]
+            super()._load_from_state_dict(state, prefix, local_metadata, *rest)
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(16))
+            self.register_buffer("share", torch.tensor(0.5))
+        def features(self, x): return super().features(x) * self.scale * self.share
+    class Drifts(Two):
+        def get_extra_state(self): return "text"
+        def set_extra_state(self, state): pass
+    class HookedTensor(Two):
+        def features(self, x):
+            f = super().features(x)
+            if f.requires_grad: f.register_hook(lambda g: -g)
+            return f
+    class HookedParameter(Two):
+        def __init__(self):
+            super().__init__()
+            self.a.weight.register_hook(lambda g: g.clamp(-9, 9))
+    class HookedModule(Two):
+        def __init__(self):
+            super().__init__()
+            self.a.register_full_backward_pre_hook(lambda module, gradients: None)
+    class Shared(Two):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.last = nn.ModuleList([nn.Linear(16, 16)] * 2), nn.Linear(16, 10)
+        def features(self, x):
+            x = super().features(x)
+            for block in self.blocks: x = block(x)
+            return x
+        def forward(self, x): return self.last(self.features(x))
     class Narrow(Net):
         def __init__(self, input_shape, num_classes):
             super().__init__(nn.Flatten(), nn.Linear(64, num_classes), (32,), num_classes)
@@ -157,6 +210,13 @@ def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
         ("Squeezed", ["8x8"]),
         ("Frozen", ["a.weight", "requires_grad=False"]),
         ("untyped_number", ["returns int", "nn.Module"]),
+        ("Auxiliary", ["tuple", "training"]),
+        ("Complex", ["w is", "complex64"]),
+        ("compiled", ["torch.compile"]),
+        ("Noisy", ["evaluation"]),
+        ("Batch", ["evaluation", "batch"]),
+        ("Late", ["a.weight", "register_hook"]),
+        ("Drifts", ["str"]),
     ],
 )
 def test_models_that_are_refused(mine: str, name: str, reasons: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,12 +245,39 @@ def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pyt
     assert error.count("\n") == 1 and "model" in error
 
 
-def test_what_cannot_be_stacked_trains_one_by_one(mine: str) -> None:
-    found = prepared(*TWO, f"model={mine}.Branch")
+@pytest.mark.parametrize("name", ["Branch", "HookedTensor", "HookedParameter", "HookedModule", "Shared"])
+def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
+    found = prepared(*TWO, f"model={mine}.{name}")
     assert len(found.warnings) == 1 and not found.factory.stacks
     assert prepared(*TWO, f"model={mine}.Two").factory.stacks
-    with pytest.raises(SettingsError, match="^lockstep=true: model=Branch"):
-        prepared(*TWO, f"model={mine}.Branch", "lockstep=true")
+    with pytest.raises(SettingsError, match=f"^lockstep=true: model={name}"):
+        prepared(*TWO, f"model={mine}.{name}", "lockstep=true")
+
+
+def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: str) -> None:
+    made = prepared(*TWO, f"model={mine}.Reloaded")
+    assert made.factory.constants == {"net.body.share"} and "net.body.share" not in made.federation.initial
+    executor = InlineExecutor(made)
+    executor.start()
+    executor.host.states[0] = {**executor.host.states[0], "net.body.scale": torch.full((16,), 3.0)}
+    with executor.host._client(ReplyTask(), 0, "open"):
+        assert executor.host.module.get_parameter("net.body.scale").unique().item() == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (["optimizer=torch.optim.SparseAdam"], "optimizer=torch.optim.SparseAdam"),
+        (["optimizer=torch.optim.SparseAdam", "optimizer.keep=true"], "optimizer=SparseAdam"),
+        (["optimizer=torch.optim.Rprop", "optimizer.options={capturable: true}"], "optimizer=torch.optim.Rprop"),
+        (["method=fedas", "model=tabular_mlp", "model.hidden=[]", "data=wine"], "model: FedAS .*align"),
+    ],
+)
+def test_what_cannot_train_is_refused_before_the_first_round(changes: list[str], key: str) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(SettingsError, match=f"^{key}"):
+        prepared(*TWO, *changes)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "numpy.zeros"])
@@ -240,10 +327,19 @@ def test_records_and_resume_know_own_modules(
 
 OWN_METHODS = """
 from lightning_modules.base import ClientModule
+from lightning_modules.methods.fedrep import FedRep
 
 class NoSuper(ClientModule):
     def __init__(self, net, training):
         self.net = net
+
+class OwnLoss(FedRep):
+    def objective(self, batch):
+        return {"ce": 2 * super().objective(batch)["ce"]}
+
+class OwnLosses(OwnLoss):
+    def head_objective(self, batch):
+        return {"ce": 2 * super().head_objective(batch)["ce"]}
 
 class Fails(ClientModule):
     def __init__(self, net, training):
@@ -252,7 +348,7 @@ class Fails(ClientModule):
 """
 
 
-@pytest.mark.parametrize(("name", "line"), [("NoSuper", 6), ("Fails", 11)])
+@pytest.mark.parametrize(("name", "line"), [("NoSuper", 7), ("Fails", 20)])
 def test_an_error_in_an_own_method_names_its_line(
     name: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,3 +357,11 @@ def test_an_error_in_an_own_method_names_its_line(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingsError, match=rf"building a client of {name} .*fails.*{module}\.py, line {line}"):
         prepared(*TWO, f"method={module}.{name}")
+
+
+def test_an_own_loss_reaches_every_phase_or_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_losses.py").write_text(OWN_METHODS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match="^method=OwnLoss: .*head_objective"):
+        prepared(*TWO, "method=own_losses.OwnLoss")
+    prepared(*TWO, "method=own_losses.OwnLosses")

@@ -271,5 +271,5 @@ def test_a_fusion_changes_nothing_it_was_given(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fedbabu", "fedrep"])
 def test_a_body_without_parameters_is_refused(method: str) -> None:
-    with pytest.raises(SettingsError, match=f"{method}.*body"):
+    with pytest.raises(SettingsError, match=f"(?i){method}.*body"):
         inline(job(method, "model.hidden=[]"))

@@ -1,0 +1,173 @@
+"""A trial before round 1: two rounds of local training on two examples, with the module that clients will have."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from lightning_modules.base import ClientModule
+from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.hosts.client_host import ClientHost
+from lightning_modules.hosts.devices import torch_threads
+from lightning_modules.optimizers import OptimizerChoice
+from lightning_modules.phases import Stage
+from pflsim.config.components import component_name
+from pflsim.config.settings import Settings
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
+from pflsim.errors import ClientError, SettingsError, place_of
+from pflsim.messages import Message
+from pflsim.params import Selector, load_state
+from pflsim.seeding import seeded_global
+from pflsim.servers.base import Federation, ServerRule
+
+
+def try_clients(
+    factory: ClientFactory,
+    data: tuple[Dataset, Partition],
+    server: tuple[ServerRule[Any], Federation],
+    settings: Settings,
+) -> frozenset[str]:
+    """Train, save, load and evaluate a client of each variant of the model, and compare its scores.
+
+    Returns:
+        The buffers of the net, outside normalisation layers, that training does not change.
+
+    Raises:
+        SettingsError: this fails; the message names the optimiser, the precision, the model or the method.
+    """
+    dataset, partition = data
+    train = max(partition.train, key=len)[:2]
+    val, test = (max(rows, key=len)[:2] for rows in (partition.val, partition.test))
+    clients = min(len(factory.models), len(server[1].clients))
+    few = replace(partition, train=(train,) * clients, val=(val,) * clients, test=(test,) * clients)
+    training = replace(factory.training, local_epochs=1, local_steps=None)
+    if factory.device != "cpu":  # this process uses no GPU, and some optimisers work on GPUs only
+        training = replace(training, optimizer=OptimizerChoice(keep=training.optimizer.keep))
+    factory = replace(factory, device="cpu", stacks=(), training=training)
+    method, model = f"method={component_name(settings, 'method')}", f"model={component_name(settings, 'model')}"
+    try:
+        return _two_rounds(factory, dataset, few, *server, model)
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, ClientError) and isinstance(error.__cause__, Exception) else error
+        if isinstance(cause, SettingsError):
+            raise cause from error
+    others = {
+        f"optimizer={training.optimizer.name}": {"training": replace(training, optimizer=OptimizerChoice())},
+        f"precision={training.precision}": {"training": replace(training, precision="ieee")},
+        f"{method} with {model}": {"client": ClientModule},
+    }
+    culprit = model
+    for part, change in others.items():
+        try:
+            _two_rounds(replace(factory, **change), dataset, few, *server, model)
+        except Exception:
+            continue
+        culprit = part
+        break
+    reason = f"{type(cause).__name__}: {cause}".partition("\n")[0]
+    raise SettingsError(f"{culprit}: a trial before round 1 fails: {reason}{place_of(cause)}") from cause
+
+
+def _two_rounds(
+    factory: ClientFactory,
+    dataset: Dataset,
+    partition: Partition,
+    rule: ServerRule[Any],
+    federation: Federation,
+    model: str,
+) -> frozenset[str]:
+    host = ClientHost(factory, dataset, partition, range(partition.clients))
+    for module in host.modules.values():
+        module.stages = partial(_single_steps, module.stages)  # type: ignore[method-assign]
+    before = {client: dict(host.states[client]) for client in host.clients}
+    constant, changed = set[str](), set[str]()
+    for client in host.clients:
+        module, inputs = host.modules[factory.variant_of(client)], host.shards[client].train.batch(slice(None))[0]
+        with torch.no_grad(), seeded_global(factory.seed, "trial"):
+            for part in (module.train().net.body, module.net):
+                if not isinstance(output := part(inputs.clone()), Tensor):
+                    raise SettingsError(
+                        f"{model} returns a {type(output).__name__} in training mode; expected one tensor of scores "
+                        "[B, C]: switch auxiliary outputs off"
+                    )
+        names = Selector(("net",), "without").buffers(module)
+        constant.update(names)
+        state = module.state_dict()
+        changed.update(name for name in names if not torch.equal(state[name], before[client][name]))
+    with torch_threads(factory.threads):
+        state = rule.init(federation)
+    if rule.initial_round:
+        replies = host.run(ReplyTask(), dict.fromkeys(host.clients))
+        state = rule.fuse(state, [reply.uplink for reply in replies.values()])
+    # most objectives need a message; that of round 1 exists already
+    messages: Mapping[int, Message | None] = rule.downlinks(state, host.clients)
+    for number in (1, 2):
+        replies = host.run(TrainTask(number), messages)
+        host = ClientHost(factory, dataset, partition, host.clients)
+        for client, reply in replies.items():
+            file = io.BytesIO()
+            torch.save(reply.state, file)
+            file.seek(0)
+            host.states[client] = torch.load(file)
+            module = host.modules[factory.variant_of(client)]
+            load_state(module, host.states[client])
+            try:
+                torch.testing.assert_close(dict(module.state_dict()), reply.state, rtol=0, atol=0, equal_nan=True)
+            except AssertionError as error:
+                raise ValueError(f"a state that is saved and loaded differs: {error}".replace("\n", " ")) from error
+            changed.update(n for n in constant & {*reply.state} if not torch.equal(reply.state[n], before[client][n]))
+    first = host.modules[0]
+    if first.reported_model == "global" and (weights := rule.global_weights(state)) is not None:
+        messages = dict.fromkeys(host.clients, Message(weights=weights))
+    request = EvalRequest(first.reported_model, first.reported_phase, host.clients, ("test",), 2)
+    host.run(request, messages)
+    for client in host.clients:
+        with host.module_for(request, client, messages[client]) as module:
+            _compare_scores(module, host.shards[client].train.batch(slice(None))[0], model)
+    return frozenset(constant - changed)
+
+
+def _single_steps(stages: Callable[[], Sequence[Stage]]) -> tuple[Stage, ...]:
+    """Return the stages with one step each."""
+    return tuple(replace(stage, epochs=None, steps=1) for stage in stages())
+
+
+class _SinglePrecision(TorchFunctionMode):
+    """Notices results with less than float64."""
+
+    found = False
+
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.found |= result.dtype != torch.float64
+        return result
+
+
+@torch.no_grad()
+def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
+    """Check that an example gets the same scores twice, and alone and within a batch."""
+    exact = module.double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    with _SinglePrecision() as single:
+        try:
+            scores = exact.predict(inputs)
+        except Exception:  # it computes in float32 inside
+            exact, inputs = module.float(), inputs.float() if inputs.is_floating_point() else inputs
+            scores = exact.predict(inputs)
+    again, alone = exact.predict(inputs), torch.cat([exact.predict(one) for one in inputs.split(1)])
+    for found, what in ((again, "called twice"), (alone, "alone and within a batch")):
+        if not torch.allclose(found, scores, rtol=(size := 1e-4 if single.found else 1e-6), atol=size, equal_nan=True):
+            raise SettingsError(
+                f"{model}: in evaluation mode, the scores of an example differ by {(found - scores).abs().max():.2g} "
+                f"{what}; expected a model without random numbers and without statistics of the batch there"
+            )
