@@ -182,10 +182,10 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
     """
     about = model.about
     example = torch.zeros(2, *about["shape"], dtype=getattr(torch, about["dtype"]))
-    conv: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    precision = conv.fp32_precision
-    if precision == "ieee":  # set by a run on a GPU in this process; torch.export cannot read the flags then
-        conv.fp32_precision = "tf32"
+    flags: list[Any] = [getattr(torch.backends.cudnn, name) for name in ("conv", "rnn")]
+    precisions = [flag.fp32_precision for flag in flags]
+    for flag in flags:  # a GPU may have set "ieee" in this process, which torch.export cannot read
+        flag.fp32_precision = "tf32"
     logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
     try:
         with redirect_stderr(io.StringIO()):
@@ -197,7 +197,8 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
         ) from error
     finally:
         logging.disable(logging.NOTSET)
-        conv.fp32_precision = precision
+        for flag, precision in zip(flags, precisions, strict=True):
+            flag.fp32_precision = precision
 
 
 def write(model: LoadedModel, folder: Path, name: str) -> str:
