@@ -7,7 +7,6 @@ examples [B, ...] as the data source gives them to scores [B, C], without pflsim
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
@@ -22,14 +21,14 @@ from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.analysis.runs import read_run
+from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
 from pflsim.data.federated import scaled
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
 from pflsim.params import load, load_state
-from pflsim.records.checkpoint_read import choose_checkpoint, from_containers, name_of
-from pflsim.records.files import write_atomically
+from pflsim.records.checkpoint_read import choose_checkpoint, fitting, from_containers, name_of
+from pflsim.records.files import read_json, write_atomically
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
 from pflsim.servers.base import ServerRule
@@ -76,16 +75,14 @@ class SavedModels:
     """
 
     def __init__(self, folder: Path, round_name: str = "last"):
-        read_run(folder)  # refuses what is no run folder
+        best = read_run(folder).at("best_val")
         self.settings = saved_settings(folder)
         self.clients = self.settings.clients - self.settings.eval.holdout_clients
         self.method = component_name(self.settings, "method")
-        self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name)
-        try:
-            record = json.loads((folder / "partition.json").read_text(encoding="utf-8"))
+        self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name, best and best.round)
+        with reading(folder / "partition.json", "the inputs of the model"):
+            record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
-        except (OSError, ValueError, KeyError) as error:
-            raise SettingsError(f"{folder / 'partition.json'} does not describe the inputs: {error}") from error
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
         if tokens is not None:
@@ -132,14 +129,15 @@ class SavedModels:
         module.round_number = self.checkpoint.round
         which = "global" if client is None else model or module.reported_model
         phase = "received" if which == "global" else module.reported_phase
-        if client is not None:
-            load_state(module, self.checkpoint.client(client))
-        if which == "global":
-            self._load_global(module, client)
-        elif phase == "received":
-            module.receive(self._downlinks[client])  # type: ignore[index]
-        if client is not None and module.adapts(which):
-            self._load_adapted(module, client, which)
+        with fitting(self.checkpoint.path):
+            if client is not None:
+                load_state(module, self.checkpoint.client(client))
+            if which == "global":
+                self._load_global(module, client)
+            elif phase == "received":
+                module.receive(self._downlinks[client])  # type: ignore[index]
+            if client is not None and module.adapts(which):
+                self._load_adapted(module, client, which)
         about = {
             "method": self.method, "client": client, "round": self.checkpoint.round, "model": which, "phase": phase,
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},

@@ -132,11 +132,10 @@ def _plan(
     settings: Settings, partition: Partition, module: ClientModule, meta: RunMeta, rule: ServerRule[Any], clients: int
 ) -> RunPlan:
     splits: tuple[Split, ...] = ("test", "val") if any(map(len, partition.val)) else ("test",)
-    if settings.stop.patience is not None and not any(map(len, partition.val[:clients])):
-        raise SettingsError(
-            f"stop.patience={settings.stop.patience} needs validation examples, and no client has any: set "
-            "split.validation above 0"
-        )
+    patience, best = settings.stop.patience, settings.checkpoint.best
+    needs = f"stop.patience={patience}" if patience else "checkpoint.best=true" if best else ""
+    if needs and not any(map(len, partition.val[:clients])):
+        raise SettingsError(f"{needs} needs validation examples, and no client has any: set split.validation above 0")
     cohorts = tuple(
         tuple(range(clients))
         if rule.full_participation(t, settings.rounds)

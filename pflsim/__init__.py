@@ -181,7 +181,7 @@ def load_model(
 
 
 def compare(
-    runs: str | Path | Iterable[Run],
+    runs: str | Path | Run | Iterable[Run],
     *,
     reference: str | None = None,
     at: str | None = None,
@@ -203,9 +203,10 @@ def compare(
         SettingsError: there is no such reference, or two runs with the same settings have different results.
     """
     from pflsim.analysis.comparison import compare_sets
+    from pflsim.analysis.runs import Run
     from pflsim.analysis.tables import Comparisons
 
-    runs = load(runs) if isinstance(runs, str | Path) else runs
+    runs = load(runs) if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else runs
     return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))
 
 

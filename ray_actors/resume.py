@@ -11,8 +11,8 @@ import torch
 
 from lightning_modules.prepare import PreparedRun
 from pflsim.errors import SettingsError
-from pflsim.records.checkpoint_read import Checkpoint, check_header, newest_checkpoint
-from pflsim.records.checkpoint_write import to_containers
+from pflsim.records.checkpoint_read import Checkpoint, check_header, fitting, from_containers, newest_checkpoint
+from pflsim.records.checkpoint_write import remove_parts, to_containers
 from pflsim.records.folder import is_complete
 from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
 from pflsim.records.per_client import complete_rounds
@@ -32,12 +32,19 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
             of all checkpoints' rounds are lost.
     """
     history, checkpoints = complete_rounds(folder) if has_records(folder) else [], folder / "checkpoints"
-    until = history[-1].round if history else -1
-    found = newest_checkpoint(checkpoints, report, until)
-    if found is not None:
+    until, unused, planned = history[-1].round if history else -1, list[str](), prepared.plan.rounds
+
+    def check(found: Checkpoint) -> None:
+        nonlocal planned
         own = {"method": prepared.meta.method, **prepared.plan.header}
         planned = (found.header.get("settings") or {}).get("rounds", prepared.plan.rounds)
         check_header(found, {**own, "settings": {**own["settings"], "rounds": planned}}, report)
+        _check_states(prepared, found)
+
+    found = newest_checkpoint(checkpoints, unused.append, until, check)
+    for line in unused:
+        report(line)
+    if found is not None:
         if prepared.settings.stop != saved_settings(folder).stop:
             _check_patience(prepared, [line for line in history if line.round <= found.round])
         if planned != prepared.plan.rounds:
@@ -45,13 +52,30 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
         return found
     if any(checkpoints.glob("round_*")) and newest_checkpoint(checkpoints, lambda line: None):
         raise SettingsError(
-            f"metrics.jsonl and per_client.csv of {folder} are complete up to round {max(until, 0)} only, and all "
-            f"checkpoints are later: restore these files, or remove {checkpoints} to start from the beginning"
+            f"{folder} has no checkpoint that fits its model, metrics.jsonl and per_client.csv: {unused[0]}; restore "
+            f"these files, or remove {checkpoints} to start from the beginning"
         )
     if is_complete(folder, max(until, 0)):
         raise SettingsError(f"{folder} has no usable checkpoint, so it cannot be extended: start a new run")
     report(f"{folder} has no checkpoint to resume from: the run starts from the beginning")
     return None
+
+
+def _check_states(prepared: PreparedRun, found: Checkpoint) -> None:
+    """Check that the states in a checkpoint fit the server rule and every client's module.
+
+    Raises:
+        BadCheckpoint: they do not.
+        SettingsError: the server's state is of another version of the method.
+    """
+    rule, factory = prepared.rule, prepared.factory
+    modules = [factory.build(variant) for variant in range(len(factory.models))]
+    state = from_containers(type(rule.init(prepared.federation)), found.server())
+    with fitting(found.path):
+        for client in range(prepared.plan.clients):
+            modules[factory.variant_of(client)].load_state_dict(found.client(client))
+        for client, module in enumerate(modules[: prepared.plan.clients]):
+            module.receive(rule.downlink(state, client))
 
 
 def _check_patience(prepared: PreparedRun, history: Sequence[RoundMetrics]) -> None:
@@ -112,8 +136,9 @@ def has_records(folder: Path) -> bool:
     return lines.exists() and lines.stat().st_size > 0
 
 
-def remove_empty_records(folder: Path) -> None:
-    """Remove the files that a run without a finished round has left; they are created again."""
+def remove_leftovers(folder: Path) -> None:
+    """Remove what interrupted checkpoints and, in a run without a finished round, its records have left."""
+    remove_parts(folder / "checkpoints")
     if not has_records(folder):
         for path in (folder / "metrics.jsonl", folder / "per_client.csv"):
             path.unlink(missing_ok=True)

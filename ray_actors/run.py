@@ -36,7 +36,7 @@ from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
 from pflsim.types import NewcomerRecord, RoundRecord
-from ray_actors.resume import has_records, remove_empty_records, resume_point
+from ray_actors.resume import has_records, remove_leftovers, resume_point
 
 if TYPE_CHECKING:
     from ray_actors.cluster import JoinedRay, LocalRay
@@ -110,8 +110,7 @@ class Runner:
                 remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None
                 for note in notes:
                     logger.warning(note)
-                if checkpoint is None:
-                    remove_empty_records(folder)
+                remove_leftovers(folder)
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
                 write_environment(folder, name, own_modules(settings))
                 if not (folder / "partition.json").exists():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support import slow_except
 from test_resume import SMALL, agree, left, stop_after
 
@@ -101,6 +104,48 @@ def test_without_checkpoints_it_begins_again(stopped: Path, straight: Path) -> N
 )
 def test_what_cannot_change(more: list[str], words: str, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in refused(stopped, capsys, *more)
+
+
+def change_state(checkpoint: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit a state in a checkpoint, with the right checksum."""
+    state, meta = torch.load(checkpoint / name), json.loads((checkpoint / "meta.json").read_text())
+    change(state)
+    torch.save(state, checkpoint / name)
+    meta["files"][name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+
+
+def without_client(checkpoint: Path) -> None:
+    (checkpoint / "client_001.pt").unlink()
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    del meta["files"]["client_001.pt"]
+    (checkpoint / "meta.json").write_text(json.dumps(meta))
+
+
+UNFIT: dict[str, Callable[[Path], None]] = {
+    "a client is missing": without_client,
+    "a client's key": lambda path: change_state(path, "client_003.pt", lambda state: state.popitem()),
+    "a shape of the server": lambda path: change_state(
+        path, "server.pt", lambda state: state["weights"].update({k: v[:1] for k, v in state["weights"].items()})
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", UNFIT)
+def test_a_checkpoint_that_does_not_fit(
+    damage: str, stopped: Path, straight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one before is used; without one, the run does not begin again, and nothing is changed."""
+    newest, older = stopped / "checkpoints" / "round_0002", stopped / "checkpoints" / "round_0001"
+    UNFIT[damage](newest)
+    assert "round_0002" in refused(stopped, capsys)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(1, patch)
+        assert cli.main([*RUN, f"run_dir={stopped.with_name('first')}"]) == 130
+    shutil.copytree(stopped.with_name("first") / "checkpoints" / "round_0001", older)
+    assert cli.main([f"resume={stopped}"]) == 0
+    agree(left(stopped), left(straight))
+    assert "round_0002" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("asked", ["", "last", "nowhere", "."])

@@ -55,6 +55,13 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
     each = [(run_settings(run), run) for run in runs]
+    unlike = [
+        key
+        for n, (key, run) in enumerate(each)
+        for own, other in each[:n]
+        if own == key and other.seed == run.seed and other.partition_hash != run.partition_hash
+    ]
+    each = [({**key, "partition_hash": run.partition_hash[:8]} if key in unlike else key, run) for key, run in each]
     keys = [key for n, (key, _) in enumerate(each) if all(key != other for other, _ in each[:n])]
     groups = []
     for key in keys:

@@ -6,32 +6,31 @@ import glob
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, reading
 from pflsim.records.accuracy import AccuracyStats, Scope
 from pflsim.records.environment import read_environment
+from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.per_client import COLUMNS
-from pflsim.records.summary import Choice, chosen_round
+from pflsim.records.summary import Choice, SummaryFile, chosen_round
+from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, ModelKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 PER_CLIENT = "per_client.csv"
-FORM = "a file that a run has written"
 TEXTS = ("split", "model", "phase", "fault")
 """Columns of per_client.csv with words."""
-SUMMARISED = ("method", "data", "model", "rounds", "rounds_planned", "seconds", "reported_model", "accuracy_of")
-"""Keys that every summary.json has."""
 RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
 """Keys of `Run.overview` that describe the result."""
 IGNORED = (
@@ -41,6 +40,18 @@ IGNORED = (
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
 (which change at most the last bits of a result), and what is recorded."""
+
+
+Inputs = keys({
+    "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
+    "tokens": int | None,
+})  # fmt: skip
+PartitionFile = keys({
+    "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
+    "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
+    "names": NotRequired[list[str]], "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
+})  # fmt: skip
+"""The keys of partition.json that are read back."""
 
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:
@@ -114,8 +125,21 @@ class Run:
         return math.nan if stats is None else stats.mean
 
     def per_client(self) -> DataFrame:
-        """Return per_client.csv with the accuracy of each row."""
-        return self._clients.copy()
+        """Return per_client.csv with the accuracy, the method, the seed and the client's name of each row."""
+        names = dict(enumerate(self.partition.get("names", ())))
+        name = self._clients["client"].map(lambda client: names.get(client, str(client)))
+        return self._clients.assign(method=self.method, seed=self.seed, name=name)
+
+    def untrained(self, until: int) -> set[int]:
+        """Return the clients that have not taken part in a round up to this one, because of `fraction` or faults."""
+        clients = self.config["clients"] - run_settings(self)["eval.holdout_clients"]
+        absent = self._clients.query("fault not in ('', 'straggler')").groupby("round")["client"].agg(set).to_dict()
+        never = set(range(clients))
+        for line in self.history:
+            if 0 < line.round <= until and never:
+                drawn = line.cohort != clients and cohort(self.seed, line.round, clients, line.cohort / clients)
+                never -= set(drawn or range(clients)) - absent.get(line.round, set())
+        return never
 
     def metrics(self) -> DataFrame:
         """Return a row per round with the values of metrics.jsonl by dotted key."""
@@ -179,7 +203,7 @@ class Run:
     @cached_property
     def _clients(self) -> Any:
         """The rows of per_client.csv without an incomplete last line."""
-        from pandas import read_csv
+        from pandas import MultiIndex, read_csv
 
         with reading(self.folder / PER_CLIENT, FORM):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
@@ -187,6 +211,10 @@ class Run:
             for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
                 whole = name in COLUMNS and name != "loss"
                 found[name] = found[name].replace("", "nan").astype(int if whole else float)
+            place = found.assign(late=found["model"] == "newcomer")
+            order = MultiIndex.from_frame(place.loc[:, ["round", "late", "client", "split", "model", "phase"]])
+            if not (order.is_unique and order.is_monotonic_increasing):
+                raise ValueError("some rows are duplicated or not in order")
             return found.assign(accuracy=found["correct"] / found["total"])
 
 
@@ -247,12 +275,16 @@ def read_run(folder: Path) -> Run:
     """
     import yaml
 
-    config = read_mapping(folder / CONFIG, yaml.safe_load, ("seed", "rounds", *COMPONENTS))
+    with reading(folder / CONFIG, FORM):
+        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        valid(Settings, config)
+        if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
+            raise ValueError(f"{missing[0]} is missing")
     environment = read_environment(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
-    summary = read_mapping(folder / "summary.json", json.loads, SUMMARISED)
-    partition = read_mapping(folder / "partition.json", json.loads, ("hash",))
+    summary = read_json(folder / "summary.json", SummaryFile)
+    partition = read_json(folder / "partition.json", PartitionFile)
     partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
     with reading(folder / "metrics.jsonl", FORM):
         history = tuple(read_history(folder))
@@ -260,21 +292,6 @@ def read_run(folder: Path) -> Run:
         if rounds != sorted(set(rounds)) or (summary.get("complete") and rounds[-1:] != [summary["rounds"]]):
             raise ValueError(f"its rounds are not in order, or are not the {summary['rounds']} of summary.json")
     return Run(folder, config, summary, history, partition, environment)
-
-
-def read_mapping(path: Path, parse: Callable[[str], Any], keys: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Read a file that holds a mapping.
-
-    Raises:
-        SettingsError: it cannot be read, holds something else or lacks one of the keys; names the file.
-    """
-    with reading(path, FORM):
-        content = parse(path.read_text(encoding="utf-8"))
-        if not isinstance(content, Mapping):
-            raise TypeError("expected a mapping")
-        if missing := [key for key in keys if key not in content]:
-            raise ValueError(f"{missing[0]} is missing")
-    return content
 
 
 def run_settings(run: Run) -> dict[str, Any]:

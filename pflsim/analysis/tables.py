@@ -201,11 +201,26 @@ def notes(comparison: Comparison) -> Iterator[str]:
         unreached = any("rounds_to_target" not in row.figures for row in comparison.rows)
         dash = "; — if a seed does not reach it" if unreached else ""
         yield f"to {comparison.target:g}: up to the first round with at least this mean accuracy{seen}{given}{dash}"
+    yield from untrained(comparison)
     for group in comparison.groups:
         for run in group.left_out:
             yield f"left out, because it repeats another run with the same settings and seed: {run.folder}"
     for objection in (*comparison.objections, *incomplete(runs)):
         yield f"CAUTION: {objection}"
+
+
+def untrained(comparison: Comparison) -> Iterator[str]:
+    """Yield a line for each group in which evaluated clients have not taken part up to the chosen round."""
+    for row in comparison.rows:
+        never, others = list[int](), list[float]()
+        for run, number in zip(row.group.runs, row.rounds, strict=False):
+            rates, clients = run.counts(number)["accuracy"].to_dict(), run.untrained(number)
+            trained = [rate for client, rate in rates.items() if client not in clients]
+            never.append(len(rates) - len(trained))
+            others.append(sum(trained) / max(len(trained), 1))
+        if any(never):
+            what = f"{span(sorted(never))} clients have not taken part up to that round"
+            yield f"{row.group.label}: {what}; without them, the accuracy is {Spread(tuple(others)).mean:.3f}"
 
 
 def numbers(values: Sequence[int]) -> str:
@@ -277,7 +292,14 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return records as CSV with a column for every key, without a final line break."""
     from pandas import DataFrame
 
-    return DataFrame(rows, dtype=object).to_csv(index=False).removesuffix("\n")  # object: whole numbers stay whole
+    cells = [{key: _as_text(cell) for key, cell in row.items()} for row in rows]
+    return DataFrame(cells, dtype=object).to_csv(index=False).removesuffix("\n")  # object: whole numbers stay whole
+
+
+def _as_text(cell: Any) -> Any:
+    """Return a cell with a quote in front if a spreadsheet would execute it; numbers are unchanged."""
+    executed = isinstance(cell, str) and re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)", cell)
+    return f"'{cell}" if executed else cell
 
 
 class Comparisons(tuple[Comparison, ...]):

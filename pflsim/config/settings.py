@@ -107,6 +107,8 @@ class Checkpoint:
     """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
     keep: Count = 1
     """Number of newest checkpoints to keep; the one with the best validation accuracy stays too."""
+    best: bool = False
+    """Save a checkpoint also whenever the mean validation accuracy of the reported model improves."""
 
 
 @dataclass(frozen=True)

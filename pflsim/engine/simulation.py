@@ -197,10 +197,11 @@ class Simulation(Generic[Handle]):
         checkpoint's rounds are complete.
         """
         score = validation_score(record.evaluations, self.plan.meta.reported)
-        seconds, staged = dict(record.seconds), None
+        seconds, staged, best = dict(record.seconds), None, False
         if score is not None:
+            best = self.plan.settings.checkpoint.best and score > max(self._scores.values(), default=-1.0)
             self._scores[record.round] = score
-        if self._ends or self._checkpoints.is_due(record.round):
+        if self._ends or best or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):
                 staged = self._checkpoints.stage(record.round, score, adapted=True)
         record = replace(record, seconds=seconds, faults={**record.faults, **self.executor.faults.take()})

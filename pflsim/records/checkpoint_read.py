@@ -6,14 +6,16 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, in_one_line
 from pflsim.records import environment
+from pflsim.records.files import valid
 
 META = "meta.json"
 State = TypeVar("State")
@@ -126,12 +128,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         BadCheckpoint: it is missing or damaged.
         SettingsError: it has another format.
     """
+    path = folder / META
     try:
-        content = json.loads(_read(folder / META))
-        environment.check_format(content.pop("format", None), folder)
-        return Checkpoint(folder, **content)
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
-        raise BadCheckpoint(f"{folder / META} is damaged") from None
+        content = valid(Mapping[str, Any], json.loads(_read(path)))
+        environment.check_format(content.get("format"), folder)
+        found = valid(Checkpoint, {**content, "path": str(folder)})
+        if by_round(folder.parent).get(found.round) != folder:
+            raise ValueError(f"it has round {found.round}")
+    except SettingsError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{path} is damaged: {error}") from None
+    return found
 
 
 def _read(path: Path) -> bytes:
@@ -141,7 +149,23 @@ def _read(path: Path) -> bytes:
         raise BadCheckpoint(f"{path} is missing") from None
 
 
-def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | None = None) -> Checkpoint | None:
+@contextmanager
+def fitting(checkpoint: Path) -> Iterator[None]:
+    """Raise an error inside the block, where states are loaded into modules, as `BadCheckpoint`."""
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:  # torch and rules raise errors of many types
+        raise BadCheckpoint(f"{checkpoint} is damaged: {in_one_line(error)}") from error
+
+
+def newest_checkpoint(
+    folder: Path,
+    report: Callable[[str], None],
+    until: int | None = None,
+    check: Callable[[Checkpoint], None] = lambda found: None,
+) -> Checkpoint | None:
     """Return the newest undamaged checkpoint; None if there is none.
 
     Verifies the SHA-256 of every file, and that it can be loaded. Keeps damaged checkpoints.
@@ -150,6 +174,7 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
         folder: the run's checkpoints folder; it may not exist.
         report: called with one line for each newer checkpoint that is not used.
         until: ignore checkpoints of later rounds.
+        check: raises BadCheckpoint if the states of a checkpoint do not fit the run.
 
     Raises:
         SettingsError: a checkpoint has another format.
@@ -162,34 +187,37 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None], until: int | 
             found = read_checkpoint(path)
             for name in found.files:
                 found.load(name)
+            check(found)
             return found
         except BadCheckpoint as bad:
             report(f"{bad}: this checkpoint is not used")
     return None
 
 
-def choose_checkpoint(folder: Path, asked: str) -> Checkpoint:
+def choose_checkpoint(folder: Path, asked: str, best: int | None = None) -> Checkpoint:
     """Return a checkpoint by name, without verifying its files.
 
     Args:
         folder: the run's checkpoints folder.
-        asked: "last"; "best", the first one with the highest score; or a round.
+        asked: "last", "best" or a round.
+        best: the round that is best by validation; None: the run has no validation data.
 
     Raises:
-        SettingsError: there is no such checkpoint, or a meta.json is damaged.
+        SettingsError: there is no such checkpoint, or its meta.json is damaged.
     """
     paths = by_round(folder)
     if not paths:
         raise SettingsError(f"{folder.parent} has no checkpoint; save some with checkpoint.every=N")
-    rounds = f"the run has checkpoints of rounds {', '.join(map(str, paths))}"
-    found = [read_checkpoint(path) for path in paths.values()]
-    named = {str(checkpoint.round): checkpoint for checkpoint in found} | {"last": found[-1]}
-    if scored := [checkpoint for checkpoint in found if checkpoint.score is not None]:
-        named["best"] = max(scored, key=lambda checkpoint: checkpoint.score or 0.0)
-    if asked not in named:
-        why = "no checkpoint has a validation score" if asked == "best" else "expected best, last or a number"
-        raise SettingsError(f"there is no checkpoint {asked}: {why}; {rounds}")
-    return named[asked]
+    chosen = {"last": str(max(paths)), "best": str(best)}.get(asked, asked)
+    named = {str(number): path for number, path in paths.items()}
+    if chosen not in named:
+        why = "expected best, last or a number"
+        if asked == "best":
+            why = f"round {best} is best by validation, and checkpoint.best=true would have saved it"
+            why = why if best else "no round was evaluated on validation data"
+        saved = f"the run has checkpoints of rounds {', '.join(named)}"
+        raise SettingsError(f"there is no checkpoint {asked}: {why}; {saved}")
+    return read_checkpoint(named[chosen])
 
 
 def check_header(checkpoint: Checkpoint, header: Mapping[str, Any], report: Callable[[str], None]) -> None:

@@ -85,8 +85,7 @@ def stage_checkpoint(
     private = ((f"client_{client:03d}.pt", state) for client, state in clients)
     models = ((f"adapted_{client:03d}.pt", state) for client, state in adapted)
     try:
-        for left in folder.glob(".round_*"):  # of interrupted writes and removals
-            shutil.rmtree(left)
+        remove_parts(folder)
         folder.mkdir(exist_ok=True)  # not its parents: the run folder may have been moved
         staged.aside.mkdir()
         states = chain([("server.pt", server)], private, models)
@@ -103,6 +102,12 @@ def stage_checkpoint(
         shutil.rmtree(staged.aside, ignore_errors=True)
         raise
     return staged
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what interrupted writes and removals have left among the checkpoints."""
+    for left in folder.glob(".round_*"):
+        shutil.rmtree(left)
 
 
 def to_containers(value: object) -> Any:

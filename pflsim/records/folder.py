@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any
 
 from pflsim.config.names import written
 from pflsim.errors import SettingsError
-from pflsim.records.files import write_atomically
+from pflsim.records.files import read_json, write_atomically
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
@@ -140,9 +139,11 @@ def is_complete(folder: Path, rounds: int | None = None) -> bool:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the content of summary.json; nothing if it is missing or damaged."""
+    from pflsim.records.summary import SummaryFile  # imports torch
+
     try:
-        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return read_json(folder / "summary.json", SummaryFile)
+    except SettingsError:
         return {}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_by_scope, mean_losses
+from pflsim.records.files import keys, valid
 from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split
 
 METRICS = "metrics.jsonl"
@@ -91,6 +92,14 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
     )
 
 
+Line = keys({
+    "round": int, "cohort": int, "losses": Mapping[str, float], "traffic": Mapping[str, int],
+    "accuracy": Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, float]]]],
+    "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": Mapping[str, float],
+})  # fmt: skip
+"""The keys of a line of metrics.jsonl."""
+
+
 def finite(value: Any) -> Any:
     """Replace NaN and infinities, which JSON cannot represent, by None at any depth."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
@@ -109,8 +118,13 @@ def to_line(metrics: RoundMetrics) -> str:
 
 
 def from_line(line: str) -> RoundMetrics:
-    """Parse a line of `to_line`; null becomes NaN."""
+    """Parse a line of `to_line`; null becomes NaN.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is damaged.
+    """
     found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
+    valid(Line, found)
     accuracy = {
         Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): AccuracyStats.of(stats)
         for model, splits in found["accuracy"].items()

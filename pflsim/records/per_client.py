@@ -48,7 +48,7 @@ def _cells(row: EvalRow, model: str, sent: Traffic, fault: str, metrics: Sequenc
 def complete_rounds(folder: Path) -> list[RoundMetrics]:
     """Return the first rounds in metrics.jsonl, up to one that is damaged, or not complete in per_client.csv."""
     history, rows = list[RoundMetrics](), _rows(folder)
-    with suppress(ValueError, LookupError, TypeError, AttributeError):  # a damaged line
+    with suppress(ValueError, LookupError, TypeError):  # a damaged line
         for line in _lines(folder / METRICS):
             metrics = from_line(line)
             follows = metrics.round == history[-1].round + 1 if history else metrics.round in (0, 1)
@@ -59,8 +59,11 @@ def complete_rounds(folder: Path) -> list[RoundMetrics]:
 
 
 def _agree(lines: Sequence[str], metrics: RoundMetrics) -> bool:
-    """Return whether the rows of a round match its metrics in traffic and evaluations."""
+    """Return whether the rows of a round are in order and match its metrics in traffic and evaluations."""
     rows = [line.split(",") for line in lines]
+    places = [(int(row[1]), *row[2:5]) for row in rows]
+    if places != sorted({*places}):
+        return False
     traffic = {row[1]: Traffic(int(row[8]), int(row[9])) for row in rows}
     evaluated = Counter((row[3], row[2], row[4]) for row in rows if int(row[6]) > 0)
     expected = {tuple(scope): stats.clients for scope, stats in metrics.accuracy.items()}
@@ -76,11 +79,11 @@ def cut(folder: Path, after: int) -> None:
 
 
 def _rows(folder: Path) -> dict[int, list[str]]:
-    """Return the rows of per_client.csv by round, up to one that is damaged or of a newcomer."""
+    """Return the rows of per_client.csv by round, up to one that is damaged, out of order or of a newcomer."""
     rows: dict[int, list[str]] = {}
     for line in _lines(folder / PER_CLIENT)[1:]:
         cells = line.split(",")
-        if not cells[0].isdecimal() or cells[3:4] == ["newcomer"]:
+        if not cells[0].isdecimal() or cells[3:4] == ["newcomer"] or int(cells[0]) < max(rows, default=0):
             break
         rows.setdefault(int(cells[0]), []).append(line)
     return rows

@@ -74,6 +74,22 @@ def test_the_server_s_model_and_other_rounds(tmp_path: Path) -> None:
     assert not torch.equal(first, last) and best.shape == last.shape
 
 
+def test_the_best_round_is_the_report_s(tmp_path: Path) -> None:
+    """With `checkpoint.best` it is saved; otherwise it is named."""
+    settings = ("method=ditto", "rounds=30", "lr=0.3", "stop.patience=1")
+    run, other = made(tmp_path / "run", *settings, "checkpoint.best=true"), made(tmp_path / "other", *settings)
+    line = run.at("best_val")
+    assert line is not None and line.round < (last := run.done) < 30
+    assert {path.name for path in (run.folder / "checkpoints").iterdir()} == {
+        f"round_{n:04d}" for n in (line.round, last)
+    }
+    assert pflsim.load_model(run, 1, "best").about["round"] == line.round
+    with pytest.raises(SettingsError, match=rf"round {line.round} .*checkpoint.best=true.* rounds {last}"):
+        pflsim.load_model(other, 1, "best")
+    with pytest.raises(SettingsError, match="checkpoint.best=true needs validation"):
+        made(tmp_path / "none", "checkpoint.best=true", "split.validation=0")
+
+
 def test_the_files_of_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from pflsim.config import components
 from pflsim.config.components import resolve, target_of
 from pflsim.config.compose import CONFIGS, composing, parse
 from pflsim.errors import SettingsError
+from pflsim.seeding import cohort
 
 SMALL: dict[str, Any] = {
     "data": "digits", "clients": 3, "rounds": 2, "executor": "inline", "lockstep": False, "progress": "none",
@@ -68,12 +69,26 @@ def test_a_run_and_its_tables(folder: Path) -> None:
         rows = list(csv.DictReader(file))
     table = run.per_client()
     assert len(table) == len(rows) and list(table["correct"]) == [int(row["correct"]) for row in rows]
+    assert {*table["method"]} == {"fedavg"} and {*table["seed"]} == {run.seed} and {*table["name"]} == {*"012"}
     last = [row for row in rows if (row["round"], row["split"], row["model"]) == ("2", "test", "global")]
     assert run.accuracy == pytest.approx(sum(int(row["correct"]) / int(row["total"]) for row in last) / 3)
     assert list(run.metrics()["round"]) == [1, 2] and run.metrics()["losses.ce"].notna().all()
     assert "fedavg" in repr(run) and f"{run.accuracy:.4g}" in pflsim.load("one")._repr_html_()
+    assert pflsim.compare(run)[0].runs == [run]
     (again,) = pflsim.load("one")
     assert again.accuracy == run.accuracy
+
+
+def test_clients_that_never_took_part_are_counted_apart(folder: Path) -> None:
+    """One client of three trains in the only round; the others are evaluated too."""
+    run = pflsim.run(method="local", **{**SMALL, "rounds": 1}, fraction=0.34, run_dir="one")
+    (trained,) = set(range(3)) - run.untrained(1)
+    assert trained == cohort(run.seed, 1, 3, 0.34)[0]
+    rate = run.counts(1)["accuracy"][trained]
+    assert f"local: 2 clients have not taken part up to that round; without them, the accuracy is {rate:.3f}" in repr(
+        pflsim.compare(run)
+    )
+    assert "2 clients have not taken part" in pflsim.report(run).read_text()
 
 
 def test_a_sweep_is_compared_and_reported(folder: Path) -> None:

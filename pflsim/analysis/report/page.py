@@ -16,6 +16,7 @@ from pflsim.analysis.report.grid import grid_of
 from pflsim.analysis.report.svg import PALETTE
 from pflsim.analysis.runs import incomplete, read_run
 from pflsim.analysis.tables import title as heading
+from pflsim.analysis.tables import untrained
 from pflsim.config.names import listed, written
 from pflsim.errors import SettingsError
 from pflsim.records.heatmaps import drawing
@@ -71,7 +72,7 @@ def _title(groups: Sequence[Group]) -> str:
 def banners(comparison: Comparison) -> list[str]:
     """Return the warnings at the top of the page."""
     lines = [f"These runs should not be compared: {reason}." for reason in comparison.objections]
-    lines += [f"{reason}." for reason in incomplete(comparison.runs)]
+    lines += [f"{reason}." for reason in (*incomplete(comparison.runs), *untrained(comparison))]
     warned = {warning: run.name for run in comparison.runs for warning in run.summary.get("warnings", ())}
     lines += [f"Warning of {name}: {warning}." for warning, name in warned.items()]
     repeated = [run.name for group in comparison.groups for run in group.left_out]
@@ -139,6 +140,8 @@ def _size(value: Spread | float | None) -> str:
 def sentences(comparison: Comparison) -> list[str]:
     """Return the main results in at most three sentences."""
     rows = comparison.rows
+    if comparison.objections:
+        return ["These runs should not be compared, so none is called better."]
     if len(rows) == 1:
         (row,) = rows
         mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))

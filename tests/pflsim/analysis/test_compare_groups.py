@@ -97,12 +97,19 @@ def test_a_repeated_run_counts_once(make: Make) -> None:
     assert group.runs == (longer,)
 
 
-@pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"digest": "f" * 64}, {"up": 11}])
+@pytest.mark.parametrize("other", [{"test": [[(5, 10), (7, 10)]]}, {"up": 11}])
 def test_two_runs_that_should_be_the_same_and_differ(make: Make, other: dict[str, Any]) -> None:
     runs = [make(), make(seed=1), make(**other)]
     with pytest.raises(SettingsError, match="fedavg with seed 0") as error:
         group_runs(runs)
     assert str(runs[0].folder) in str(error.value) and str(runs[2].folder) in str(error.value)
+
+
+def test_another_partition_in_memory(make: Make) -> None:
+    """Runs with equal settings and seeds on other examples are unlike, and no error."""
+    groups = group_runs([make(), make(digest="f" * 64)])
+    assert [group.label for group in groups] == [f"fedavg partition_hash={d * 8}" for d in "0f"]
+    assert "partition hash" in "".join(check_comparable(groups))
 
 
 # What cannot be compared ----------------------------------------------------------------------------------------------

@@ -53,3 +53,13 @@ def test_equal_figures_name_both(tmp_path: Path) -> None:
 def test_one_method_alone(tmp_path: Path) -> None:
     (only,) = said(group(tmp_path, [60, 100], "fedavg"))
     assert "0.800" in only and "0.600" in only and "60 B" in only
+
+
+def test_no_claim_about_unlike_runs(tmp_path: Path) -> None:
+    """With other seeds there are pairs, and the banner says that the runs should not be compared."""
+    runs = [
+        made(tmp_path / f"{m}{s}", [[(70 - 20 * s, 100)] * 9], method=m, seed=s)
+        for m, s in (("a", 0), ("b", 0), ("b", 1))
+    ]
+    groups = group_runs(runs)
+    assert not any(name in " ".join(said(*groups)) for name in ("Highest", "higher", "lower"))

@@ -68,6 +68,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "client_001.pt": lambda path: (path / "client_001.pt").unlink(),
     "meta.json": lambda path: os.truncate(path / "meta.json", 99),
     "server.pt": not_loadable,
+    "score": lambda path: rewrite(path, lambda content: content.update(score="high")),
+    "header": lambda path: rewrite(path, lambda content: content.pop("header")),
+    "round 5": lambda path: rewrite(path, lambda content: content.update(round=5)),
 }
 
 

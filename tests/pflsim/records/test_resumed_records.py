@@ -261,3 +261,15 @@ def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> N
     with Tracker(tmp_path / "run", META, resume_after=0) as tracker:
         tracker.round(record(1))
     assert [metrics.round for metrics in read_history(tmp_path / "run")] == [1]
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[:-1] + rows[-2:-1], lambda rows: rows[::-1]])
+def test_rows_that_are_duplicated_or_reversed_are_damaged(
+    change: Callable[[list[str]], list[str]], tmp_path: Path
+) -> None:
+    with Tracker(tmp_path, META) as tracker:
+        for number in range(3):
+            tracker.round(record(number))
+    head, *rows = (tmp_path / "per_client.csv").read_text().splitlines()
+    (tmp_path / "per_client.csv").write_text("\n".join([head, *change(rows)]) + "\n")
+    assert len(complete_rounds(tmp_path)) < 3
