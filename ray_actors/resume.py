@@ -11,6 +11,7 @@ import torch
 
 from lightning_modules.prepare import PreparedRun
 from pflsim.errors import SettingsError
+from pflsim.params import load_state
 from pflsim.records.checkpoint_read import Checkpoint, check_header, fitting, from_containers, newest_checkpoint
 from pflsim.records.checkpoint_write import remove_parts, to_containers
 from pflsim.records.folder import is_complete
@@ -73,7 +74,7 @@ def _check_states(prepared: PreparedRun, found: Checkpoint) -> None:
     state = from_containers(type(rule.init(prepared.federation)), found.server())
     with fitting(found.path):
         for client in range(prepared.plan.clients):
-            modules[factory.variant_of(client)].load_state_dict(found.client(client))
+            load_state(modules[factory.variant_of(client)], found.client(client))
         for client, module in enumerate(modules[: prepared.plan.clients]):
             module.receive(rule.downlink(state, client))
 

@@ -126,10 +126,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     address, parallel = settings.ray_address, settings.sweep.parallel
     if settings.executor == "ray" and parallel not in ("auto", 1):
         yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
-    if address and settings.executor == "inline":
-        yield f"ray_address={address} has no effect with executor=inline; set executor=ray, or leave it out"
-    if placement.nodes is not None and not address:
-        yield f"placement.nodes={placement.nodes} waits for nodes of a cluster; give its ray_address, or leave it out"
     if settings.run_dir == "":
         yield "run_dir= is empty; expected a folder, or leave it out for one below runs/"
     check_no_password(settings.run_dir or "", "run_dir")

@@ -103,8 +103,6 @@ def test_values_out_of_bounds(text: str) -> None:
         ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
         ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
-        ({"ray_address": "auto", "executor": "inline"}, "^ray_address=auto .*executor=inline"),
-        ({"placement__nodes": 2}, "^placement.nodes=2 .*ray_address"),
         ({"eval__metrics": ["nll", "nll"]}, r"^eval.metrics=\[nll,nll\]"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
     ],
