@@ -130,7 +130,8 @@ def test_units_in_the_order_of_the_forward_pass(
     net = make(model, shape)
     assert names(net, "module") == modules
     assert names(net, "tensor") == [f"{m}.{p}" for m in modules for p in ("weight", "bias")]
-    layout = units(net, [name for name, _ in net.named_parameters()], [], "module")
+    client = torch.nn.ModuleDict({"net": net})
+    layout = units(client, [name for name, _ in client.named_parameters()], [], "module")
     assert resolve_threshold("body", layout) == threshold
 
 
