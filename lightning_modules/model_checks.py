@@ -119,7 +119,7 @@ def in_lockstep(
         values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
         stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
         labels = torch.zeros(clients, factory.training.batch_size, dtype=torch.int64)
-        kind = torch.float32 if dataset.tokens is None else torch.int64
+        kind = torch.get_default_dtype() if dataset.tokens is None else torch.int64
         batch = torch.zeros(*labels.shape, *dataset.input_shape, dtype=kind), labels
         parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
         try:

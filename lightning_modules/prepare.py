@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import torch
+
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.base_executor import PreparedRun
 from lightning_modules.hosts.client_factory import ClientFactory, MakesClient, MakesNet, MakesRule
@@ -40,8 +42,12 @@ from pflsim.servers.base import ServerRule
 from pflsim.types import Split
 
 
-def prepare(settings: Settings) -> PreparedRun:
+def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     """Load and partition the data, build the modules and the server rule, and draw the cohorts.
+
+    Args:
+        settings: of the run.
+        trial: whether clients are tried first, see `lightning_modules.trial`.
 
     Raises:
         SettingsError: the settings cannot be run. Nothing was started or written.
@@ -77,7 +83,9 @@ def prepare(settings: Settings) -> PreparedRun:
         rule: ServerRule[Any] = make_rule()
         federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
         rule.init(federation)
-    constants = try_clients(factory, (dataset, partition), (rule, federation), settings)
+    constants = frozenset[str]()
+    if trial and torch.get_default_dtype() == torch.float32:  # as in every run; the examples are float32
+        constants = try_clients(factory, (dataset, partition), (rule, federation), settings)
     if constants.intersection(module.shared_buffers()):
         factory = replace(factory, constants=constants)
         for variant in variants:

@@ -16,7 +16,7 @@ from pflsim import cli
 from pflsim.records.per_client import COLUMNS
 
 NAMES = ("macro_f1", "balanced_accuracy", "nll", "ece")
-SETTINGS = ["method=fedrep", *SMALL, f"eval.metrics=[{','.join(NAMES)},nll]", "tracking.per_client=true"]
+SETTINGS = ["method=fedrep", *SMALL, f"eval.metrics=[{','.join(NAMES)}]", "tracking.per_client=true"]
 
 
 @pytest.fixture(scope="module")

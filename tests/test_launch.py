@@ -37,7 +37,7 @@ COMPONENTS = """
 
 
 def replace_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings], None]) -> None:
-    fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings)))
+    fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings) or Path("none")))
     monkeypatch.setattr(sweep, "new_runner", lambda first, own_process: fake)
 
 

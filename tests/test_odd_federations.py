@@ -120,5 +120,5 @@ def test_a_batch_of_one_is_refused_with_batch_normalisation(method: str) -> None
 
 @pytest.mark.parametrize("method", ["fedfcd", "fedrep"])
 def test_a_body_without_parameters_cannot_be_trained_apart(method: str) -> None:
-    with pytest.raises(SettingsError, match=f"{method} trains .*body.* no parameters"):
+    with pytest.raises(SettingsError, match=f"(?i){method} trains .*body.* no parameters"):
         prepare(replace(settings_of(method), model={**settings_of(method).model, "hidden": []}))

@@ -99,7 +99,7 @@ def maker(method: str, overrides: Sequence[str], folders: Sequence[Path]) -> Mak
             settings = to_settings(composed([*chosen.values()], folders))
         if own:  # errors then use the name in the target
             settings = replace(settings, names={k: v for k, v in settings.names.items() if k != "method"})
-        return prepare(settings)
+        return prepare(settings, trial=False)  # the checks say more
 
     return make
 

@@ -118,6 +118,8 @@ def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -
     settings = method.settings({})
     if not settings.split.get("validation", True):
         raise SettingsError("split.validation=0: tune chooses by validation accuracy; set split.validation above 0")
+    if settings.ray_address and settings.executor == "inline":
+        raise SettingsError(f"ray_address={settings.ray_address}: tune runs inline; add executor=ray")
     block = composed(method.overrides, method.folders).search or {}
     if not isinstance(block, Mapping):
         raise SettingsError(f"search={written(block)} of {method.name}: expected a mapping of settings")
