@@ -83,7 +83,7 @@ def _rows(folder: Path) -> dict[int, list[str]]:
     rows: dict[int, list[str]] = {}
     for line in _lines(folder / PER_CLIENT)[1:]:
         cells = line.split(",")
-        if not cells[0].isdecimal() or cells[3:4] == ["newcomer"] or int(cells[0]) < max(rows, default=0):
+        if not cells[0].isdecimal() or cells[3:4] == ["newcomer"] or int(cells[0]) < next(reversed(rows), 0):
             break
         rows.setdefault(int(cells[0]), []).append(line)
     return rows
