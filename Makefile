@@ -14,7 +14,7 @@ BIN := .venv/bin
 run: .venv/.installed  ## the default experiment, or make run ARGS="method=fedavg rounds=5"
 	$(BIN)/python launch.py $(ARGS)
 
-PYTEST = $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 test: .venv/.installed  ## the tests that decide whether results are right
 	$(PYTEST) -m "not slow" $(ARGS)

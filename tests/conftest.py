@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
 
     from ray_actors.resources import ActorPool
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # or Ray's actors get no CPU beside other tests
 hypothesis.settings.register_profile("pflsim", deadline=None)  # tests run beside other work
 hypothesis.settings.load_profile("pflsim")
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than CPUs, up to four: tests that start programs mostly wait."""
+    return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
 def pytest_collection() -> None:
@@ -48,8 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[ActorPool]:
     """Actors on a small Ray with pretended CPUs and GPUs, for all tests that need one; used again and again."""
-    import os
-
     from ray_actors import cluster
     from ray_actors.resources import ActorPool
 

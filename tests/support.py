@@ -73,6 +73,8 @@ def slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
 
 METHOD_PARAMS = slow_except(IN_BOTH_TIERS, METHODS)
 """For tests over all methods: eight in `make test`, the others in `make test-slow`."""
+KINDS = ("ditto", "fedavg", "fedfcd", "fedfomo", "l2gd", "pfedhn", "pfedme", "r_pfedpm", "scaffold")
+"""One method of each kind of state, schedule and step, for tests of what is not a method's own."""
 RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
 """For tests of whole runs through the command line, which take seconds each."""
 

@@ -151,15 +151,14 @@ def method(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_client_may_be_missing(method: str, seed: int) -> None:
+def test_any_client_may_be_missing(method: str) -> None:
     """Fates by chance, in the initial round too; one round has a single report. Then a round with all clients."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     executor = start(method, initial_round=rng.choice(5, size=2, replace=False).tolist())
     check(executor, 0)
     for t in range(1, ROUNDS):
         fates = rng.choice(["reports", "lost", "away"], size=5, p=[0.5, 0.25, 0.25])
-        report = [1 + seed] if t == 4 else [c for c in ALL if fates[c] == "reports"]
+        report = [1] if t == 4 else [c for c in ALL if fates[c] == "reports"]
         away = [c for c in ALL if fates[c] == "away" and c not in report]
         before = states(executor)
         go(executor, t, report, away)
@@ -176,12 +175,12 @@ def all_clients_again(executor: InlineExecutor, t: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gap", [1, 2, 3, 5])
-def test_a_round_without_reports(method: str, gap: int) -> None:
+@pytest.mark.parametrize("gaps", [(1, 3), (2, 5)])
+def test_rounds_without_reports(method: str, gaps: tuple[int, ...]) -> None:
     """The first, one after which L2GD would have a mean, that of FedALP's groups, and one after it."""
     executor = start(method)
     for t in range(1, ROUNDS + 1):
-        if t == gap:
+        if t in gaps:
             empty_round(executor, method, t, away=(0, 1))
         else:
             all_clients_again(executor, t)

@@ -14,6 +14,7 @@ import torch
 import yaml
 from support import (
     IN_BOTH_TIERS,
+    KINDS,
     METHOD_PARAMS,
     METHODS,
     RUN_PARAMS,
@@ -45,8 +46,9 @@ from ray_actors.executor import RayExecutor
 from ray_actors.layout import Layout
 from ray_actors.resources import ActorPool
 
-SLOW = {batch_norm_works, lockstep_equals_loop}
-"""Checks that run in `make test-slow` only; tests/test_lockstep.py has some of lockstep for `make test`."""
+SLOW = (batch_norm_works, lockstep_equals_loop)
+"""Checks that run in `make test-slow` only, and for some methods; tests/test_lockstep.py has lockstep of all."""
+FAST = [check for check in CHECKS if check not in SLOW]
 
 
 @cache
@@ -83,7 +85,7 @@ def test_every_part_of_a_method_has_its_name(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "check"),
-    slow_except([*product(IN_BOTH_TIERS, set(CHECKS) - SLOW)], product(METHODS, CHECKS)),
+    slow_except([*product(IN_BOTH_TIERS, FAST)], [*product(METHODS, FAST), *product(KINDS, SLOW)]),
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_contract(method: str, check: Callable[[Make], None]) -> None:

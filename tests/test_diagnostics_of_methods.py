@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from run_files import read_message, read_server
-from support import RUN_PARAMS
+from support import slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
@@ -20,7 +20,7 @@ FROM_NUMBERS = {"pfedcfr": "zeta", "fedamp": "zeta", "pfedla": "alpha", "heurpfe
 PROTOTYPES = {"fedfcd", "fedproto", "fedgh", "fedtgp", "pfedpm", "r_pfedpm"}
 
 
-@pytest.mark.parametrize("method", RUN_PARAMS)
+@pytest.mark.parametrize("method", slow_except({"fedfcd", "pfedcfr"}, sorted({*FROM_NUMBERS, *PROTOTYPES, "fedavg"})))
 def test_what_a_method_shows(method: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = [f"method={method}", "executor=inline", "clients=5", "rounds=3", "fraction=0.6", "model.hidden=[8]",

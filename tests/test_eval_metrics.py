@@ -82,12 +82,6 @@ def test_metrics_of_a_resumed_run(folder: Path, tmp_path: Path, monkeypatch: pyt
     agree(left(tmp_path / "stopped"), left(folder))
 
 
-@pytest.mark.slow
-def test_metrics_on_ray(folder: Path, tmp_path: Path) -> None:
-    assert cli.main([*SETTINGS, "executor=ray", "placement.actors=2", f"run_dir={tmp_path / 'ray'}"]) == 0
-    agree(left(tmp_path / "ray"), left(folder))
-
-
 def test_an_unknown_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["executor=inline", "eval.metrics=[auc]"]) == 2
     assert "balanced_accuracy, macro_f1, nll or ece" in capsys.readouterr().err

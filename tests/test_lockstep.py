@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import METHOD_PARAMS, METHODS, FxProgram, Records, prepared, same, slow_except, states
+from support import IN_BOTH_TIERS, KINDS, METHODS, FxProgram, Records, prepared, same, slow_except, states
 
 from lightning_modules import loop
 from lightning_modules.base import ClientModule
@@ -71,8 +71,9 @@ def assert_equal_to_the_loop(folder: Path, *overrides: str, together: int = 3) -
             assert dict(b.losses) == pytest.approx(dict(a.losses), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("together", slow_except([3], [1, 3]))
-@pytest.mark.parametrize("method", METHOD_PARAMS)
+@pytest.mark.parametrize(
+    ("method", "together"), slow_except(product(IN_BOTH_TIERS, [3]), [*product(METHODS, [3]), *product(KINDS, [1])])
+)
 def test_equal_to_the_loop(method: str, together: int, double: None, tmp_path: Path) -> None:
     """Ragged shards, changing cohorts, last batches of other sizes; float64, so that only rounding may differ."""
     assert_equal_to_the_loop(tmp_path, f"method={method}", *SMALL, together=together)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from run_files import read_state
-from support import METHODS, slow_except
+from support import KINDS, METHODS, slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pflsim import cli
@@ -91,10 +91,7 @@ def test_stopped_and_resumed(
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["resumed_after"] == [2]
 
 
-EXTENDED = [m for m in METHODS if m != "fedalp"]
-
-
-@pytest.mark.parametrize("method", slow_except(["fedfomo"], EXTENDED))
+@pytest.mark.parametrize("method", slow_except(["fedfomo"], KINDS))
 def test_extended(method: str, tmp_path: Path) -> None:
     """After its end, newcomers included, and a second time, with faults and a decaying learning rate."""
     settings = [f"method={method}", *SMALL, "lr_decay=0.9", "faults.straggler=0.3"]

@@ -97,7 +97,7 @@ def test_commands_in_an_empty_folder(program: Path, tmp_path: Path) -> None:
     counts = (tmp_path / "runs" / "default" / "per_client.csv").read_bytes()
     shutil.rmtree(tmp_path / "runs" / "default" / "checkpoints" / "round_0003")  # as if the run had been killed
     (tmp_path / "runs" / "default" / "summary.json").unlink()
-    assert "round 3/3" in run(tmp_path, program, "resume=runs/default")
+    assert "round 3/3" in run(tmp_path, program, "resume=runs/default", "executor=inline")
     assert (tmp_path / "runs" / "default" / "per_client.csv").read_bytes() == counts
     module = run(tmp_path, program.with_name("python"), "-m", "pflsim", "--help")
     assert module.replace("python -m pflsim", "pflsim") == run(tmp_path, program, "--help")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHODS, PLAIN_SGD, Records, prepared, slow_except, states
+from support import KINDS, METHODS, PLAIN_SGD, Records, prepared, slow_except, states
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -87,7 +87,7 @@ def refused(method: str, setting: str) -> bool:
     ("method", "extra"),
     slow_except(
         [("fedavg", CNN), ("fedrep", MOMENTUM), ("pfedme", MLP), ("per_fedavg", MOMENTUM), ("gpfl", MLP)],
-        product(METHODS, [MLP, MOMENTUM, CNN]),
+        [*product(METHODS, [MLP]), *product([*KINDS, "fedrep", "per_fedavg"], [MOMENTUM, CNN])],
     ),
 )
 def test_equal_to_steps_in_turn(method: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

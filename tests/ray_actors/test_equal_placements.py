@@ -44,7 +44,8 @@ def worlds() -> Iterator[World]:
     )
     last = world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp, augment="crop_flip")
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
-    yield replace(last, partition=replace(last.partition, shift=shift))
+    factory = replace(last.factory, metrics=("macro_f1", "ece"))
+    yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
 
 
 def outcome(executor: Any, folder: Path) -> tuple[Any, ...]:
