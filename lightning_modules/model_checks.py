@@ -22,7 +22,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
-from pflsim.errors import SettingsError, place_of
+from pflsim.errors import SettingsError, in_one_line
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.types import EvalPhase, ModelKind
@@ -79,11 +79,8 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
         except SettingsError:
             raise
         except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise SettingsError(
-                f"building a client of {component_name(settings, 'method')} with {model} fails: "
-                f"{type(error).__name__}: {reason}{place_of(error)}"
-            ) from error
+            what = f"building a client of {component_name(settings, 'method')} with {model}"
+            raise SettingsError(f"{what} fails: {in_one_line(error)}") from error
         if shapes != ([1, *net.feature_shape], [1, classes]):
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "

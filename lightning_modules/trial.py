@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +16,19 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
 from lightning_modules.optimizers import OptimizerChoice
-from lightning_modules.phases import Stage
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
-from pflsim.errors import ClientError, SettingsError, place_of
+from pflsim.errors import ClientError, SettingsError, in_one_line
 from pflsim.messages import Message
 from pflsim.params import Selector, load_state
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import Federation, ServerRule
+
+ONE_STEP = 1e-9
+"""A share of a stage's mini-batches that is rounded up to one."""
 
 
 def try_clients(
@@ -73,8 +74,7 @@ def try_clients(
             continue
         culprit = part
         break
-    reason = f"{type(cause).__name__}: {cause}".partition("\n")[0]
-    raise SettingsError(f"{culprit}: a trial before round 1 fails: {reason}{place_of(cause)}") from cause
+    raise SettingsError(f"{culprit}: a trial before round 1 fails: {in_one_line(cause)}") from cause
 
 
 def _two_rounds(
@@ -86,8 +86,6 @@ def _two_rounds(
     model: str,
 ) -> frozenset[str]:
     host = ClientHost(factory, dataset, partition, range(partition.clients))
-    for module in host.modules.values():
-        module.stages = partial(_single_steps, module.stages)  # type: ignore[method-assign]
     before = {client: dict(host.states[client]) for client in host.clients}
     constant, changed = set[str](), set[str]()
     for client in host.clients:
@@ -111,7 +109,7 @@ def _two_rounds(
     # most objectives need a message; that of round 1 exists already
     messages: Mapping[int, Message | None] = rule.downlinks(state, host.clients)
     for number in (1, 2):
-        replies = host.run(TrainTask(number), messages)
+        replies = host.run(TrainTask(number, dict.fromkeys(host.clients, ONE_STEP)), messages)
         host = ClientHost(factory, dataset, partition, host.clients)
         for client, reply in replies.items():
             file = io.BytesIO()
@@ -134,11 +132,6 @@ def _two_rounds(
         with host.module_for(request, client, messages[client]) as module:
             _compare_scores(module, host.shards[client].train.batch(slice(None))[0], model)
     return frozenset(constant - changed)
-
-
-def _single_steps(stages: Callable[[], Sequence[Stage]]) -> tuple[Stage, ...]:
-    """Return the stages with one step each."""
-    return tuple(replace(stage, epochs=None, steps=1) for stage in stages())
 
 
 class _SinglePrecision(TorchFunctionMode):

@@ -35,7 +35,7 @@ from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
-from pflsim.types import NewcomerRecord, RoundRecord
+from pflsim.types import RoundRecord
 from ray_actors.resume import has_records, remove_leftovers, resume_point
 
 if TYPE_CHECKING:
@@ -229,9 +229,8 @@ class Runner:
         Raises:
             SettingsError: the placement is not possible; nothing was started.
         """
-        server_device = prepared.settings.placement.server_device
         if prepared.settings.executor == "inline":
-            return lambda: InlineExecutor(prepared, prepared.on_error, server_device)
+            return lambda: InlineExecutor(prepared)
         from ray_actors.cluster import plan
         from ray_actors.executor import RayExecutor
 
@@ -239,16 +238,7 @@ class Runner:
         layout = plan(prepared, found)
         if prepared.settings.ray_address:  # other jobs may have the resources: notice it before there is a run folder
             found.pool(placement, layout)
-
-        def make() -> Executor:
-            actors, slots = len(layout.groups), placement.gpus * placement.actors_per_gpu
-            stacks = prepared.settings.clients - sum(len(stack) - 1 for stack in prepared.factory.stacks)
-            if actors == stacks < slots and placement.actors is None:
-                logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
-            pool = found.pool(placement, layout)
-            return RayExecutor(prepared, layout, pool, prepared.on_error, server_device)
-
-        return make
+        return lambda: RayExecutor(prepared, layout, found.pool(placement, layout))
 
     def _found(self, settings: Settings) -> LocalRay | JoinedRay:
         """Return Ray: started here, or a cluster that is joined."""
@@ -309,6 +299,7 @@ class _Listener:
 
     def __init__(self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None = None):
         self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
+        self.clients_done, self.sync, self.newcomers = console.clients_done, tracker.sync, tracker.newcomers
 
     def round(self, record: RoundRecord) -> None:
         metrics = self.tracker.round(record)
@@ -318,15 +309,6 @@ class _Listener:
         self.console.phase(round_number, name, due)
         if self.remote_copy:
             self.remote_copy.upload_if_due()
-
-    def clients_done(self, clients: int) -> None:
-        self.console.clients_done(clients)
-
-    def sync(self) -> None:
-        self.tracker.sync()
-
-    def newcomers(self, record: NewcomerRecord) -> None:
-        self.tracker.newcomers(record)
 
 
 def _write_partition(folder: Path, prepared: PreparedRun) -> None:

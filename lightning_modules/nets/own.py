@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modules.nets.net import Net
-from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, returned_type, variants_of
+from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global
@@ -144,27 +142,11 @@ def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:
         kind: what a `Net` must be, see `pflsim.config.components.resolve`.
 
     Raises:
-        SettingsError: a target does not exist, or makes no module.
+        SettingsError: a target does not exist, or is no model.
     """
-    return tuple(_bind(variant, kind) for variant in variants_of(node))
-
-
-def _bind(node: Mapping[str, Any], kind: Any) -> partial[Net]:
-    target = str(node.get(TARGET))
-    if not is_own_model(target):
-        return bind(node, "model", kind)
-    made = bind(node, "model")
-    returned = returned_type(made.func)
-    is_module = isinstance(returned, type) and issubclass(returned, nn.Module)
-    if not is_module and (isinstance(made.func, type) or returned is not None or _is_installed(made.func)):
-        raise SettingsError(
-            f"model={target}: expected a torch.nn.Module class, or a function that makes one: def "
-            f"{target.rpartition('.')[2]}(...) -> nn.Module"
-        )
-    return partial(own_net, made.func, node.get("head"), **made.keywords)
-
-
-def _is_installed(function: Callable[..., Any]) -> bool:
-    """Return whether a function is of an installed package, where only a return type tells what it does."""
-    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
-    return file.startswith((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    found = list[partial[Net]]()
+    for variant in variants_of(node):
+        own = is_own_model(str(variant.get(TARGET)))
+        made = bind(variant, "model", None if own else kind)
+        found.append(partial(own_net, made.func, variant.get("head"), **made.keywords) if own else made)
+    return tuple(found)

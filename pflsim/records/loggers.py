@@ -10,6 +10,7 @@ from typing import Any
 from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
+from pflsim.errors import in_one_line
 from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
@@ -59,8 +60,7 @@ class Loggers:
                 call(name)
             except Exception as error:  # a logger must not end the run
                 del self._makers[name]
-                first = str(error).partition("\n")[0]
-                logger.warning(f"tracking.loggers: {name} failed and is left out: {type(error).__name__}: {first}")
+                logger.warning(f"tracking.loggers: {name} failed and is left out: {in_one_line(error)}")
 
 
 class Scalars:
