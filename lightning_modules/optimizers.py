@@ -83,8 +83,6 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
         raise SettingsError(f"optimizer={name}: {error}; choose {', '.join(short)}, or a dotted name") from error
     if not (isinstance(found, type) and issubclass(found, optim.Optimizer)):
         raise SettingsError(f"optimizer={name} is not a subclass of torch.optim.Optimizer")
-    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise SettingsError(f"optimizer={name}: its steps need a closure, which local training does not have")
     return found
 
 

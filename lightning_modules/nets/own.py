@@ -65,7 +65,8 @@ def own_net(
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
     where = f"model={name_of(make)}"
-    module = make(**filled_in(make, settings, input_shape, num_classes))
+    sizes, known = zip(FILLED_IN, (input_shape, num_classes), strict=True), inspect.signature(make).parameters
+    module = make(**{**{name: size for name, size in sizes if name in known}, **settings})
     if isinstance(module, Net):
         return module
     if not isinstance(module, nn.Module):
@@ -123,15 +124,6 @@ def _head_name(module: nn.Module, head: str | None, where: str) -> str:
 def name_of(make: Callable[..., Any]) -> str:
     """Return the dotted name of a class or function."""
     return f"{make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
-
-
-def filled_in(
-    make: Callable[..., Any], settings: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int
-) -> dict[str, Any]:
-    """Return the keyword arguments of a user's class or function: the settings, and the sizes that it has."""
-    sizes = dict(zip(FILLED_IN, (input_shape, num_classes), strict=True))
-    known = inspect.signature(make).parameters
-    return {**{name: size for name, size in sizes.items() if name in known}, **settings}
 
 
 def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:

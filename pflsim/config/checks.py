@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -103,8 +102,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         cohort_size(clients - held, settings.fraction)
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
-    if math.log10(settings.lr_decay) * (settings.rounds // settings.lr_step) > 30:
-        yield f"lr_decay={settings.lr_decay}: the learning rate grows beyond all bounds; use a value of at most 1"
     for key in ("eval.metrics", "trace.rounds", "tracking.loggers"):
         given = attrgetter(key)(settings)
         if len({*given}) < len(given):

@@ -20,12 +20,6 @@ logger = logging.getLogger(__name__)
 SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean", "loss"))
 BEST = "accuracy/best_by_validation"
 """Test accuracy of the reported model in the best round so far, by mean validation accuracy."""
-SHOWN = (
-    *("method", "data", "shift", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
-    *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay"),
-    *("precision", "init", "buffers"),
-)
-"""The settings, and groups of settings, to show as hyperparameters; a table of all settings would be too wide."""
 ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
@@ -136,12 +130,9 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
     shown = {
         key: value
         for key, value in settings.items()
-        if _is_shown(key) and value is not None and (key in always or written(value) != written(default.get(key)))
+        if not key.endswith((TARGET, "data.download"))
+        and value is not None
+        and (key in always or written(value) != written(default.get(key)))
     }
     numbers = {k: v for k, v in shown.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return components | {key: numbers.get(key, written(value)) for key, value in shown.items()}
-
-
-def _is_shown(key: str) -> bool:
-    group = key.partition(".")[0]
-    return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")
