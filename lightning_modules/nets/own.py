@@ -64,7 +64,7 @@ def own_net(
     Raises:
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
-    where = f"model={name_of(make)}"
+    where = f"model={make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
     sizes, known = zip(FILLED_IN, (input_shape, num_classes), strict=True), inspect.signature(make).parameters
     module = make(**{**{name: size for name, size in sizes if name in known}, **settings})
     if isinstance(module, Net):
@@ -119,11 +119,6 @@ def _head_name(module: nn.Module, head: str | None, where: str) -> str:
     if head not in names:
         raise SettingsError(f"model.head={head}: {where} has no such submodule; {nearest(head, names)}")
     return head
-
-
-def name_of(make: Callable[..., Any]) -> str:
-    """Return the dotted name of a class or function."""
-    return f"{make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
 
 
 def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:
