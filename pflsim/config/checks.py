@@ -107,13 +107,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
     if placement.clients_per_actor != "auto" and placement.actors is not None:
         yield f"placement.actors and placement.clients_per_actor={placement.clients_per_actor}: leave one of them out"
+    if placement.actors is not None and placement.actors > clients:
+        yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
     if settings.precision == "tf32" and placement.gpus == 0:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
     OnError.of(settings.on_client_error)
-    parallel = settings.sweep.parallel
-    if settings.executor == "ray" and parallel not in ("auto", 1):
+    if settings.executor == "ray" and (parallel := settings.sweep.parallel) not in ("auto", 1):
         yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
     check_no_password(settings.run_dir or "", "run_dir")
     for name in settings.tracking.loggers:

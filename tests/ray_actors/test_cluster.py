@@ -233,7 +233,8 @@ def test_a_signal_while_ray_starts_reaches_the_run(joined: bool, monkeypatch: py
             if joined:
                 for owner, name in ((cluster, "plan"), (cluster.JoinedRay, "pool")):
                     monkeypatch.setattr(owner, name, lambda *_: None)
-                runner._executor(cast(Any, SimpleNamespace(settings=Settings(ray_address="auto"))))
+                prepared: Any = SimpleNamespace(settings=Settings(ray_address="auto"))
+                runner._executor(prepared)
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
                 cluster.stop(cluster.start(cpus=1, gpus=0, store_mb=100))
