@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pflsim.config.components import TARGET, check_component
 from pflsim.data.partitions import dirichlet_by_client
 from pflsim.errors import SettingsError
 
@@ -53,4 +54,4 @@ def test_few_clients_and_missing_classes() -> None:
 )  # fmt: skip
 def test_settings_that_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        counts(**settings)
+        check_component({TARGET: "pflsim.data.partitions.dirichlet_by_client", **settings}, "partition")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pflsim.config.components import TARGET, bind, check_component
 from pflsim.data import partitions
 from pflsim.data.partitions import deal
 from pflsim.errors import SettingsError
@@ -276,7 +277,8 @@ def test_settings_that_are_refused(line: str) -> None:
     for setting in settings:
         name, _, value = setting.partition("=")
         with pytest.raises(SettingsError, match=name):
-            getattr(partitions, rule)(even_labels(), 10, int(clients), rng(), None, **{name: eval(value)})
+            node = check_component({TARGET: f"pflsim.data.partitions.{rule}", name: eval(value)}, "partition")
+            bind(node, "partition")(even_labels(), 10, int(clients), rng(), None)
 
 
 @pytest.mark.parametrize(
