@@ -264,6 +264,7 @@ def test_by_writer_keeps_writers_whole():
 REFUSED = """
 dirichlet 5: alpha=0.0 alpha=-1.0 alpha=float('nan') alpha=float('inf') min_examples=-1
 dirichlet 61: min_examples=10
+dirichlet_by_client 5: alpha=0.0 alpha=float('nan') used=0.0 used=1.1
 classes_per_client 5: classes=11 classes=0
 label_lognormal 5: classes=11 sigma=-0.1 median=0.0 largest=9 smallest=1
 dominant_classes 5: dominant=10 dominant=11 share=0.2 share=1.0
