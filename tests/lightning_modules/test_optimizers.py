@@ -155,7 +155,6 @@ def test_settings_that_contradict(settings: dict[str, Any], message: str) -> Non
     [
         (OptimizerChoice("adma"), "optimizer=adma.*sgd, adam, adamw"),
         (OptimizerChoice("torch.nn.Linear"), "not a subclass of torch.optim.Optimizer"),
-        (OptimizerChoice("adam", {"eps": True}), "^optimizer.options.eps=true: .*number"),
         (OptimizerChoice("adam", {"beta": 0.9}), "optimizer.options.beta: .*betas"),
         (OptimizerChoice("adam", {"betas": [0.9]}), "optimizer=adam .*betas"),
         (OptimizerChoice("sgd", {"momentum": 0.9}), "optimizer.options.momentum: set momentum=0.9"),
