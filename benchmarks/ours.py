@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +128,7 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
     prepared = prepare(with_server_device(settings))
     ready = time.perf_counter()
     folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, root=root)
-    with Runner() as runner, Tracker(folder, prepared.meta) as tracker:
+    with Runner() as runner, closing(Tracker(folder, prepared.meta)) as tracker:
         executor: Executor[Any] = runner._executor(prepared)()
         executor.start()
         started = time.perf_counter()
