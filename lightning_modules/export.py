@@ -180,6 +180,10 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
     """
     about = model.about
     example = torch.zeros(2, *about["shape"], dtype=getattr(torch, about["dtype"]))
+    flags: list[Any] = [getattr(torch.backends.cudnn, name) for name in ("conv", "rnn")]
+    precisions = [flag.fp32_precision for flag in flags]
+    for flag in flags:  # a GPU may have set "ieee" in this process, which torch.export cannot read
+        flag.fp32_precision = "tf32"
     logging.disable(logging.WARNING)  # torch.export logs and prints pages before it raises an error
     try:
         with redirect_stderr(io.StringIO()):
@@ -191,6 +195,8 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
         ) from error
     finally:
         logging.disable(logging.NOTSET)
+        for flag, precision in zip(flags, precisions, strict=True):
+            flag.fp32_precision = precision
 
 
 def write(model: LoadedModel, folder: Path, name: str) -> str:

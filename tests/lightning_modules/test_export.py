@@ -90,13 +90,17 @@ def test_the_best_round_is_the_report_s(tmp_path: Path) -> None:
         made(tmp_path / "none", "checkpoint.best=true", "split.validation=0")
 
 
-def test_the_files_of_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_of_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")  # as a run on a GPU leaves it
     run = made(tmp_path / "run", "method=ditto", "model.hidden=[8]")
     folder, inputs = tmp_path / "out of it", examples_of(run)[3].x
     for options in (["--client", "2, 3"], ["--client", "3", "--model", "global"], []):
         assert main([str(run.folder), *options, "--out", str(folder)]) == 0
     names = ("client_2", "client_3", "client_3_global", "global")
     assert {path.name for path in folder.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("pt2", "safetensors")}
+    assert torch.backends.cudnn.conv.fp32_precision == "ieee"
     assert str(folder / "global.pt2") in capsys.readouterr().out
     model = pflsim.load_model(run, 3)
     with torch.inference_mode():
