@@ -10,7 +10,6 @@ from pflsim.config.validate import (
     Bounds,
     Chance,
     Positive,
-    Share,
     Widths,
     at_least_one,
     checked,
