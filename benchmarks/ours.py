@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from pflsim.config.settings import Settings
 from pflsim.engine.execution import Executor
 from pflsim.engine.simulation import Simulation
 from pflsim.records.folder import create_run_folder
-from pflsim.records.history import round_traffic
+from pflsim.records.history import Traffic, client_traffic
 from pflsim.records.tracker import Tracker, held_mb
 from pflsim.terminal.console import Console
 from pflsim.types import NewcomerRecord, RoundRecord
@@ -84,7 +85,7 @@ class Stopwatch:
         hosts = [sum(by_client.get(client, 0.0) for client in group) for group in self.groups]
         seconds["train"] = max(hosts)  # the slowest host
         seconds["transfer"] = parts.get("downlink", 0.0) + parts.get("train", 0.0) - seconds["train"]
-        traffic = round_traffic(record)
+        traffic = sum(client_traffic(record).values(), Traffic())
         # Only the last round writes a checkpoint, so exclude it.
         whole = end - self._last - parts.get("checkpoint", 0.0)
         self.rounds.append(
@@ -127,7 +128,7 @@ def measure(settings: Settings, root: Path, growth: bool = False) -> dict[str, A
     prepared = prepare(with_server_device(settings))
     ready = time.perf_counter()
     folder = create_run_folder(prepared.meta.method, prepared.meta.data, settings.seed, root=root)
-    with Runner() as runner, Tracker(folder, prepared.meta) as tracker:
+    with Runner() as runner, closing(Tracker(folder, prepared.meta)) as tracker:
         executor: Executor[Any] = runner._executor(prepared)()
         executor.start()
         started = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Examples, Partition
-from pflsim.errors import SettingsError, place_of
+from pflsim.errors import SettingsError, in_one_line
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
 from pflsim.types import EvalPhase, ModelKind
@@ -79,11 +79,8 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
         except SettingsError:
             raise
         except Exception as error:
-            reason = str(error).partition("\n")[0]
-            raise SettingsError(
-                f"building a client of {component_name(settings, 'method')} with {model} fails: "
-                f"{type(error).__name__}: {reason}{place_of(error)}"
-            ) from error
+            what = f"building a client of {component_name(settings, 'method')} with {model}"
+            raise SettingsError(f"{what} fails: {in_one_line(error)}") from error
         if shapes != ([1, *net.feature_shape], [1, classes]):
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
@@ -126,7 +123,7 @@ def in_lockstep(
             full = [part for part in parts if [*part.parameters(), *part.buffers()]]
             if len({*full}) < len(full):
                 raise ValueError("one module has two names")
-            with seeded_global(factory.seed, "trial"), _Hooks() as hooks:
+            with seeded_global(factory.seed, "trial"), Notice(_hooks) as hooks:
                 client.objective((batch[0][0, :2].clone(), labels[0, :2]))
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
             if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
@@ -141,14 +138,25 @@ def in_lockstep(
     return factory, ()
 
 
-class _Hooks(TorchFunctionMode):
-    """Notices that a hook of a tensor's gradient is registered."""
+class Notice(TorchFunctionMode):
+    """Notices whether a call of torch inside the block is of a kind.
 
-    found = False
+    Args:
+        kind: of the function and its result.
+    """
+
+    def __init__(self, kind: Callable[[Any, Any], bool]):
+        super().__init__()
+        self.kind, self.found = kind, False
 
     def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        self.found |= getattr(function, "__name__", "") == "register_hook"
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        self.found |= self.kind(function, result)
+        return result
+
+
+def _hooks(function: Any, _: Any) -> bool:
+    return getattr(function, "__name__", "") == "register_hook"
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

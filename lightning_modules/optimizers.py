@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from pflsim.config.names import shortened
 from pflsim.errors import SettingsError
 
 STACKABLE = {"sgd": set[str](), "adam": {"betas", "eps"}, "adamw": {"betas", "eps"}}
@@ -60,9 +59,6 @@ class OptimizerChoice:
             raise SettingsError(
                 f"optimizer.options.{unknown[0]}: optimizer={self.name} has no such argument; it has {choices}"
             )
-        for name, value in self.options.items():
-            if isinstance(value, bool) and type(taken[name].default) in (int, float, tuple):
-                raise SettingsError(f"optimizer.options.{name}={shortened(value)}: expected a number")
         if self.name in STACKABLE and "fused" not in given:
             given["fused"] = self.name == "sgd"
         try:
@@ -87,8 +83,6 @@ def optimizer_class(name: str) -> type[optim.Optimizer]:
         raise SettingsError(f"optimizer={name}: {error}; choose {', '.join(short)}, or a dotted name") from error
     if not (isinstance(found, type) and issubclass(found, optim.Optimizer)):
         raise SettingsError(f"optimizer={name} is not a subclass of torch.optim.Optimizer")
-    if inspect.signature(found.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise SettingsError(f"optimizer={name}: its steps need a closure, which local training does not have")
     return found
 
 

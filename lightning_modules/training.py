@@ -35,8 +35,6 @@ class Training:
         buffers: how running statistics of normalisation layers are handled.
         seed: of the run, for random decisions that clients and server make alike without a message.
         rounds: T.
-        last_round: the last round in which any client trains, to check settings with. A schedule must not depend on
-            it, because a run can be extended.
 
     Raises:
         SettingsError: settings contradict each other.
@@ -58,7 +56,6 @@ class Training:
     buffers: Buffers = "aggregate"
     seed: int = 0
     rounds: int = 1
-    last_round: int = 1
 
     def __post_init__(self) -> None:
         if self.lr_schedule in ("constant", "cosine") and self.lr_decay != 1:
@@ -71,12 +68,11 @@ class Training:
     @classmethod
     def of(cls, settings: Settings) -> Training:
         """Return the local training settings of a run."""
-        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs", "last_round"}
+        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs"}
         return cls(
             **{name: getattr(settings, name) for name in same},
             optimizer=OptimizerChoice(**asdict(settings.optimizer)),
             local_epochs=settings.local_epochs or 1,
-            last_round=settings.rounds + (settings.eval.holdout_clients > 0),  # newcomers train in one more round
         )
 
     def lr_factor(self, round_number: int) -> float:
@@ -86,14 +82,6 @@ class Training:
         if self.lr_schedule == "cosine":
             return warmup * (1 + math.cos(math.pi * min(past, self.rounds - 1) / self.rounds)) / 2
         return warmup * self.lr_decay ** (past // self.lr_step)
-
-    @property
-    def highest_lr(self) -> float:
-        """A bound of the learning rates of all rounds; infinite if it overflows."""
-        try:
-            return self.lr * max(1.0, self.lr_decay ** ((self.last_round - 1) // self.lr_step))
-        except OverflowError:
-            return math.inf
 
     def require_sgd(self, method: str) -> None:
         """Refuse other optimisers than SGD.
@@ -110,7 +98,7 @@ class Training:
             )
 
     def penalty(self, name: str, value: float) -> float:
-        """Return `value`, the coefficient of a proximal term, after checking it against all learning rates.
+        """Return `value`, the coefficient of a proximal term, after checking it against the learning rate.
 
         Args:
             name: of the setting, for the error.
@@ -121,7 +109,7 @@ class Training:
         """
         if self.optimizer.name != "sgd":
             return non_negative(name, value)
-        return stable_penalty(name, value, self.highest_lr, self.momentum)
+        return stable_penalty(name, value, self.lr, self.momentum)
 
     def require_plain_sgd(self, method: str) -> None:
         """Check that the run has SGD with neither momentum nor weight decay nor clipping.

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
+from lightning_modules.model_checks import Notice
 from lightning_modules.optimizers import OptimizerChoice
-from lightning_modules.phases import Stage
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
-from pflsim.errors import ClientError, SettingsError, place_of
+from pflsim.errors import ClientError, SettingsError, in_one_line
 from pflsim.messages import Message
 from pflsim.params import Selector, load_state
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import Federation, ServerRule
+
+ONE_STEP = 1e-9
+"""A share of a stage's mini-batches that is rounded up to one."""
 
 
 def try_clients(
@@ -55,7 +57,7 @@ def try_clients(
     factory = replace(factory, device="cpu", stacks=(), training=training)
     method, model = f"method={component_name(settings, 'method')}", f"model={component_name(settings, 'model')}"
     try:
-        return _two_rounds(factory, dataset, few, *server, model)
+        return _two_rounds(factory, (dataset, few), server, model)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, ClientError) and isinstance(error.__cause__, Exception) else error
         if isinstance(cause, SettingsError):
@@ -66,39 +68,25 @@ def try_clients(
         f"{method} with {model}": {"client": ClientModule},
     }
     culprit = model
-    for part, change in others.items():
-        try:
-            _two_rounds(replace(factory, **change), dataset, few, *server, model)
-        except Exception:
-            continue
-        culprit = part
-        break
-    reason = f"{type(cause).__name__}: {cause}".partition("\n")[0]
-    raise SettingsError(f"{culprit}: a trial before round 1 fails: {reason}{place_of(cause)}") from cause
+    for part, change in reversed(others.items()):  # the first one counts
+        with suppress(Exception):
+            _two_rounds(replace(factory, **change), (dataset, few), server, model)
+            culprit = part
+    raise SettingsError(f"{culprit}: a trial before round 1 fails: {in_one_line(cause)}") from cause
 
 
 def _two_rounds(
-    factory: ClientFactory,
-    dataset: Dataset,
-    partition: Partition,
-    rule: ServerRule[Any],
-    federation: Federation,
-    model: str,
+    factory: ClientFactory, data: tuple[Dataset, Partition], server: tuple[ServerRule[Any], Federation], model: str
 ) -> frozenset[str]:
-    host = ClientHost(factory, dataset, partition, range(partition.clients))
-    for module in host.modules.values():
-        module.stages = partial(_single_steps, module.stages)  # type: ignore[method-assign]
+    rule, federation = server
+    host = ClientHost(factory, *data, range(data[1].clients))
     before = {client: dict(host.states[client]) for client in host.clients}
     constant, changed = set[str](), set[str]()
     for client in host.clients:
         module, inputs = host.modules[factory.variant_of(client)], host.shards[client].train.batch(slice(None))[0]
         with torch.no_grad(), seeded_global(factory.seed, "trial"):
             for part in (module.train().net.body, module.net):
-                if not isinstance(output := part(inputs.clone()), Tensor):
-                    raise SettingsError(
-                        f"{model} returns a {type(output).__name__} in training mode; expected one tensor of scores "
-                        "[B, C]: switch auxiliary outputs off"
-                    )
+                part(inputs.clone())
         names = Selector(("net",), "without").buffers(module)
         constant.update(names)
         state = module.state_dict()
@@ -111,8 +99,8 @@ def _two_rounds(
     # most objectives need a message; that of round 1 exists already
     messages: Mapping[int, Message | None] = rule.downlinks(state, host.clients)
     for number in (1, 2):
-        replies = host.run(TrainTask(number), messages)
-        host = ClientHost(factory, dataset, partition, host.clients)
+        replies = host.run(TrainTask(number, dict.fromkeys(host.clients, ONE_STEP)), messages)
+        host = ClientHost(factory, *data, host.clients)
         for client, reply in replies.items():
             file = io.BytesIO()
             torch.save(reply.state, file)
@@ -136,21 +124,8 @@ def _two_rounds(
     return frozenset(constant - changed)
 
 
-def _single_steps(stages: Callable[[], Sequence[Stage]]) -> tuple[Stage, ...]:
-    """Return the stages with one step each."""
-    return tuple(replace(stage, epochs=None, steps=1) for stage in stages())
-
-
-class _SinglePrecision(TorchFunctionMode):
-    """Notices results with less than float64."""
-
-    found = False
-
-    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.is_floating_point():
-            self.found |= result.dtype != torch.float64
-        return result
+def _is_single(_: Any, result: Any) -> bool:
+    return isinstance(result, Tensor) and result.is_floating_point() and result.dtype != torch.float64
 
 
 @torch.no_grad()
@@ -158,7 +133,7 @@ def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
     """Check that an example gets the same scores twice, and alone and within a batch."""
     exact = module.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
-    with _SinglePrecision() as single:
+    with Notice(_is_single) as single:
         try:
             scores = exact.predict(inputs)
         except Exception:  # it computes in float32 inside

@@ -220,7 +220,7 @@ def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None
     Raises:
         SettingsError: the file cannot be written.
     """
-    from pflsim.analysis.report.write import write_report
+    from pflsim.analysis.report import write_report
     from pflsim.analysis.runs import Run
 
     runs = load(runs) if isinstance(runs, str | Path) else runs

@@ -31,7 +31,7 @@ PARTITION = "partition"
 """Command that partitions the data without a run."""
 ANALYSIS = {
     "compare": "pflsim.analysis.compare",
-    "report": "pflsim.analysis.report.write",
+    "report": "pflsim.analysis.report",
     "export": "lightning_modules.export",
     "check-method": "lightning_modules.contract.command",
     "submit": "ray_actors.submit",

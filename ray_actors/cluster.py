@@ -351,7 +351,7 @@ def join(address: str) -> None:
         except (OSError, ValueError, OverflowError) as error:
             raise SettingsError(
                 f"ray_address={address}: nothing answers there ({error}); expected auto or HOST:PORT of a cluster that "
-                "was started with ray start --head"
+                f"was started with ray start --head; to run as a job of another cluster, use {program()} submit"
             ) from error
     _silence_notices()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # pflsim repeats failed calls and reports them itself

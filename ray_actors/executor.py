@@ -32,7 +32,6 @@ from ray.exceptions import (
 from lightning_modules.hosts.base_executor import BaseExecutor, PreparedRun
 from lightning_modules.hosts.client_factory import InitialStates
 from lightning_modules.hosts.failures import Failure
-from pflsim.config.settings import OnError
 from pflsim.engine.diagnostics import RoundDiagnostics
 from pflsim.engine.execution import ClientTask, EvalRequest, NodeLost, Sent, Trained, TrainTask
 from pflsim.errors import ClientError, RunError, ServerError
@@ -105,19 +104,16 @@ class RayExecutor(BaseExecutor[ObjectRef]):
         prepared: has what the hosts are built from.
         layout: the clients of each actor, and its resources.
         pool: provides the actors.
-        on_error: the setting on_client_error.
-        server_device: see `ServerHost`.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedRun,
-        layout: Layout,
-        pool: ActorPool,
-        on_error: OnError | None = None,
-        server_device: str = "cpu",
-    ):
-        super().__init__(prepared, on_error, server_device)
+    def __init__(self, prepared: PreparedRun, layout: Layout, pool: ActorPool):
+        super().__init__(prepared)
+        actors, slots = (
+            len(layout.groups),
+            prepared.settings.placement.gpus * prepared.settings.placement.actors_per_gpu,
+        )
+        if actors < slots and prepared.settings.placement.actors is None:
+            logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
         self.layout, self._host_of, self._pool = layout, layout.host_of(), pool
         self.server = RayServer(pool.server(), Setup(tuple(sys.path), (ray.put(self.server_arguments),)))
         self._versions = count(1)

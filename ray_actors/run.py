@@ -35,7 +35,7 @@ from pflsim.records.saved_settings import fixed_settings, saved_settings
 from pflsim.records.summary import Summary
 from pflsim.records.tracker import Tracker
 from pflsim.terminal.console import Console, Progress
-from pflsim.types import NewcomerRecord, RoundRecord
+from pflsim.types import RoundRecord
 from ray_actors.resume import has_records, remove_leftovers, resume_point
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Runner:
             with run_lock(folder), run_log(folder), self._stoppable(folder):
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
-                _write_partition(folder, prepared)
+                write_partition(folder, prepared.dataset, prepared.partition, record_names(settings))
                 copy = RemoteCopy(url, folder) if url else None
                 self._run_session(prepared, folder, make_executor, copy, called)
         return folder
@@ -114,12 +114,11 @@ class Runner:
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
                 write_environment(folder, name, own_modules(settings))
                 if not (folder / "partition.json").exists():
-                    _write_partition(folder, prepared)
+                    write_partition(folder, prepared.dataset, prepared.partition, record_names(settings))
                 saved = saved_settings(folder)
                 if (extended := replace(saved, rounds=settings.rounds, stop=settings.stop)) != saved:
                     write_config(folder, asdict(extended))
-            resume_after = (-1 if done is None else done) if has_records(folder) else None
-            return self._run_session(prepared, folder, make_executor, remote_copy, called, checkpoint, resume_after)
+            return self._run_session(prepared, folder, make_executor, remote_copy, called, checkpoint)
 
     def _run_session(
         self,
@@ -129,7 +128,6 @@ class Runner:
         remote_copy: RemoteCopy | None,
         callbacks: Callbacks,
         checkpoint: Checkpoint | None = None,
-        resume_after: int | None = None,
     ) -> Summary:
         """Run all rounds, or those after a checkpoint; writes the summary in any case.
 
@@ -140,7 +138,6 @@ class Runner:
             remote_copy: copies the run folder to a URL; None: there is no copy.
             callbacks: of the user.
             checkpoint: where the run resumes; None: at the beginning.
-            resume_after: the last round whose records are kept, -1 if none are; None: there are no records.
         """
         settings, done = prepared.settings, None if checkpoint is None else checkpoint.round
         joined = settings.ray_address is not None and settings.executor == "ray"
@@ -154,14 +151,13 @@ class Runner:
             tracker = Tracker(
                 folder,
                 prepared.meta,
-                resume_after=resume_after,
+                resume_after=(-1 if done is None else done) if has_records(folder) else None,
                 hyperparameters=hyperparameters(fixed_settings(settings), names),
                 per_client=settings.tracking.per_client,
                 loggers=logger_makers(settings.tracking.loggers, folder),
             )
             for warning in prepared.warnings:
                 tracker.warn(warning)
-            stack.push(self._end_actors)
             console.earlier(tracker.history)
             try:
                 with self._stoppable(folder):
@@ -180,9 +176,11 @@ class Runner:
                     simulation.run()
             except BaseException as error:
                 logger.debug(f"the run ended: {error or type(error).__name__}")
-                _close(folder, tracker, console, complete=False)
+                console.end(tracker.close(complete=False), folder)
+                self._close_ray()  # the current work of its actors is not needed any more
                 raise
-            summary = _close(folder, tracker, console, True, simulation.states_saved, simulation.stopped)
+            summary = tracker.close(True, simulation.states_saved, simulation.stopped)
+            console.end(summary, folder)
         if not summary.states_saved:
             raise RunError("results are complete, final states are not saved; resuming computes and saves them")
         callbacks.end(read_run(folder))
@@ -212,11 +210,6 @@ class Runner:
             what = "Ray failed" if type(error).__module__.partition(".")[0] == "ray" else "an unexpected error"
             raise RunError(f"{what}: {in_one_line(error)}; the traceback is in {folder / LOG}") from error
 
-    def _end_actors(self, error: type[BaseException] | None, *details: object) -> None:
-        """End all actors after an error; their current work is not needed any more."""
-        if error is not None:
-            self._close_ray()
-
     def _close_ray(self) -> None:
         with self.interrupts.signals_blocked():  # another signal would leave processes behind
             if self._ray is not None:
@@ -229,38 +222,22 @@ class Runner:
         Raises:
             SettingsError: the placement is not possible; nothing was started.
         """
-        server_device = prepared.settings.placement.server_device
         if prepared.settings.executor == "inline":
-            return lambda: InlineExecutor(prepared, prepared.on_error, server_device)
-        from ray_actors.cluster import plan
-        from ray_actors.executor import RayExecutor
-
-        placement, found = prepared.settings.placement, self._found(prepared.settings)
-        layout = plan(prepared, found)
-        if prepared.settings.ray_address:  # other jobs may have the resources: notice it before there is a run folder
-            found.pool(placement, layout)
-
-        def make() -> Executor:
-            actors, slots = len(layout.groups), placement.gpus * placement.actors_per_gpu
-            stacks = prepared.settings.clients - sum(len(stack) - 1 for stack in prepared.factory.stacks)
-            if actors == stacks < slots and placement.actors is None:
-                logger.info(f"{slots} client actors fit on the GPUs; for more than {actors}, lower lockstep_clients")
-            pool = found.pool(placement, layout)
-            return RayExecutor(prepared, layout, pool, prepared.on_error, server_device)
-
-        return make
-
-    def _found(self, settings: Settings) -> LocalRay | JoinedRay:
-        """Return Ray: started here, or a cluster that is joined."""
+            return lambda: InlineExecutor(prepared)
         import ray
 
-        from ray_actors.cluster import JoinedRay, LocalRay
+        from ray_actors.cluster import JoinedRay, LocalRay, plan
+        from ray_actors.executor import RayExecutor
 
+        placement, address = prepared.settings.placement, prepared.settings.ray_address
+        found = self._ray or (JoinedRay(address) if address or ray.is_initialized() else LocalRay())
         if self._ray is None:
-            address = settings.ray_address
-            self._ray = JoinedRay(address) if address or ray.is_initialized() else LocalRay()
+            self._ray = found
             self.interrupts.install()  # Ray replaces one of the handlers when a cluster is joined
-        return self._ray
+        layout = plan(prepared, found)
+        if address:  # other jobs may have the resources: notice it before there is a run folder
+            found.pool(placement, layout)
+        return lambda: RayExecutor(prepared, layout, found.pool(placement, layout))
 
     def __enter__(self) -> Runner:
         self.interrupts.install()
@@ -269,15 +246,6 @@ class Runner:
     def __exit__(self, *error: object) -> None:
         self._close_ray()
         self.interrupts.release()
-
-
-def _close(
-    folder: Path, tracker: Tracker, console: Console, complete: bool, states_saved: bool = True, stopped: str = ""
-) -> Summary:
-    """Write and print the summary."""
-    summary = tracker.close(complete, states_saved, stopped)
-    console.end(summary, folder)
-    return summary
 
 
 def _start(executor: Executor, checkpoint: Checkpoint | None) -> None:
@@ -309,6 +277,7 @@ class _Listener:
 
     def __init__(self, tracker: Tracker, console: Console, remote_copy: RemoteCopy | None = None):
         self.tracker, self.console, self.remote_copy = tracker, console, remote_copy
+        self.clients_done, self.sync, self.newcomers = console.clients_done, tracker.sync, tracker.newcomers
 
     def round(self, record: RoundRecord) -> None:
         metrics = self.tracker.round(record)
@@ -318,16 +287,3 @@ class _Listener:
         self.console.phase(round_number, name, due)
         if self.remote_copy:
             self.remote_copy.upload_if_due()
-
-    def clients_done(self, clients: int) -> None:
-        self.console.clients_done(clients)
-
-    def sync(self) -> None:
-        self.tracker.sync()
-
-    def newcomers(self, record: NewcomerRecord) -> None:
-        self.tracker.newcomers(record)
-
-
-def _write_partition(folder: Path, prepared: PreparedRun) -> None:
-    write_partition(folder, prepared.dataset, prepared.partition, record_names(prepared.settings))

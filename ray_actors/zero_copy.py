@@ -48,7 +48,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
             return NotImplemented
-        if _without_gaps(obj):
+        if torch.ops.aten.is_non_overlapping_and_dense(obj):
             flat = obj.detach().as_strided((obj.numel(),), (1,))
         else:
             obj = obj.detach().clone(memory_format=torch.contiguous_format)
@@ -66,16 +66,6 @@ def _tensor(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...], str
     found = torch.from_numpy(content)
     aligned = found if found.data_ptr() % ALIGNMENT == 0 else found.clone()
     return aligned.view(dtype).as_strided(shape, stride)
-
-
-def _without_gaps(tensor: Tensor) -> bool:
-    """Return whether the elements fill one block of memory, in any order of the dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return tensor.numel() > 0
 
 
 def _unpack(pickled: bytes, buffers: Sequence[pickle.PickleBuffer]) -> Any:

@@ -13,7 +13,6 @@ import torch
 from support import PLANNED, Records, World, planned, states
 
 from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder, FinetuneTask, NodeLost, ReplyTask, TrainTask
 from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
@@ -64,7 +63,7 @@ class Shaky:
         self._begin()
 
     def _begin(self) -> None:
-        self.inner = InlineExecutor(self.made, OnError.of(self.rule))
+        self.inner = InlineExecutor(self.made.on_error(self.rule))
         self.inner.faults = self.inner.failure_policy.faults = self.faults
         self.inner.clients_done = self._clients_done
         self.inner.start()

@@ -8,7 +8,7 @@ from typing import Any
 
 from support import Records, World, plan, same, states
 
-from pflsim.config.settings import OnError, Placement
+from pflsim.config.settings import Placement
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.simulation import Simulation
 from pflsim.records.folder import LOG, run_log
@@ -22,7 +22,7 @@ CLIENTS = len(SIZES)
 
 def on_ray(made: World, pool: ActorPool, rule: str = "retry(3)", actors: int = 2) -> RayExecutor:
     layout = lay_out(SIZES, Placement(actors=actors), [Node("here", 2, 0, 1e6)], made.factory.stacks)
-    executor = RayExecutor(made, layout, pool, OnError.of(rule))
+    executor = RayExecutor(made.on_error(rule), layout, pool)
     executor.start()
     return executor
 

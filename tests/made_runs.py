@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +83,7 @@ def make_run(
     write_config(folder, asdict(config))
     write_environment(folder)
     (folder / "partition.json").write_text(json.dumps({"hash": hashed}))
-    with Tracker(folder, meta) as tracker:
+    with closing(Tracker(folder, meta)) as tracker:
         for number in range(1, rounds + 1):
             place, rest = divmod(number, every)
             rows = [] if rest else [*_rows(test[place - 1], "test", *reported)]

@@ -20,7 +20,7 @@ from failing_clients import EndangeredServer, caught, set_trap
 from support import Records, World, plan, same, states, world
 
 from lightning_modules.methods.fedprox import FedProx
-from pflsim.config.settings import OnError, Placement
+from pflsim.config.settings import Placement
 from pflsim.data.federated import Shard
 from pflsim.engine.simulation import Simulation
 from pflsim.records.folder import LOG, run_log
@@ -71,7 +71,7 @@ def on_ray(made: World, folder: Path) -> tuple[tuple[Any, ...], int]:
     files = cluster.start(cpus=1, gpus=0, store_mb=100)
     try:
         layout = lay_out(SIZES, Placement(actors=1), [Node("here", 1, 0, 1e6)], made.factory.stacks)
-        executor = RayExecutor(made, layout, ActorPool(), OnError.of("retry(20)"))
+        executor = RayExecutor(made.on_error("retry(20)"), layout, ActorPool())
         with run_log(folder):
             executor.start()
             set_trap(folder, TRAP)

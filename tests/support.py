@@ -27,6 +27,7 @@ from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.training import Training
 from pflsim.analysis.runs import Run
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.config.settings import Settings
 from pflsim.data.dataset import Dataset
 from pflsim.data.federate import load_federation
 from pflsim.data.federated import Examples, Partition, shard
@@ -88,6 +89,7 @@ class World:
     factory: ClientFactory
     rule: ServerRule[Any]
     federation: Federation
+    settings: Settings = Settings()
 
     def inline(self) -> InlineExecutor:
         executor = InlineExecutor(self)
@@ -100,6 +102,9 @@ class World:
 
     def with_rule(self, rule: ServerRule[Any]) -> World:
         return replace(self, rule=rule)
+
+    def on_error(self, rule: str) -> Any:
+        return replace(self, settings=Settings(on_client_error=rule))
 
 
 def dataset(classes: int = 3, per_class: int = 40, shape: tuple[int, ...] = (1, 4, 4), seed: int = 0) -> Dataset:

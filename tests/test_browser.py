@@ -12,7 +12,7 @@ import pytest
 from browsers import attributes, contrast, opened
 from made_runs import make_run
 
-from pflsim.analysis.report.write import main
+from pflsim.analysis.report import main
 
 pytestmark = pytest.mark.slow
 

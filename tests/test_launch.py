@@ -225,7 +225,7 @@ def test_the_server_of_a_client_is_the_rule_in_its_module(
 @pytest.mark.parametrize("name", ["hospitals.csv", "x.npz", "files/my-table.csv"])
 def test_files_are_no_data_sets(name: str, refused: Refused) -> None:
     said = refused(f"data={name}", "method=fedavg")
-    assert f"data={name}" in said and "data=npz data.path=" in said and "pflsim.run(data=" in said
+    assert name in said and "data=npz data.path=" in said and "pflsim.run(data=" in said
 
 
 def test_unknown_dotted_names(own: str, refused: Refused) -> None:
@@ -290,7 +290,6 @@ def test_a_sweep_is_checked_before_its_first_run(refused: Refused) -> None:
         (["--cfg", "run"], "invalid choice"),
         (["method=fedavg", "method.mu=1"], "method.mu: no such setting"),
         (["eval.metrics=macro_f1"], "expected a list: eval.metrics=[macro_f1]"),
-        (["optimizer=rmsprop"], "optimizer=torch.optim.RMSprop"),
         (["optimizer=nonesuch"], "optimizer=torch.optim.NAME"),
         (["local"], "method=local"),
         (["tune", "local", "--into", "study"], "method=local"),

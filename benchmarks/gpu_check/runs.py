@@ -16,7 +16,6 @@ from benchmarks.cases import settings_of
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun, prepare
 from pflsim.config.compose import CONFIGS
-from pflsim.config.settings import OnError
 from pflsim.engine.execution import EvalRequest, ReplyTask, TrainTask
 from pflsim.messages import Message
 
@@ -64,8 +63,11 @@ def started(run: PreparedRun, device: str, on_error: str = "abort") -> InlineExe
     data = run.dataset
     if torch.get_default_dtype() == torch.float64:
         data = replace(data, x=data.x.astype(np.float64) / data.scale)
-    placed = replace(run, factory=replace(run.factory, device=device), dataset=data)
-    executor = InlineExecutor(placed, OnError.of(on_error), torch.device(device).type)
+    placement = replace(run.settings.placement, server_device=torch.device(device).type)
+    settings = replace(run.settings, on_client_error=on_error, placement=placement)
+    executor = InlineExecutor(
+        replace(run, settings=settings, factory=replace(run.factory, device=device), dataset=data)
+    )
     executor.start()
     return executor
 

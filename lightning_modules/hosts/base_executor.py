@@ -47,19 +47,12 @@ class PreparedRun:
     batches_per_round: tuple[int, ...]
     warnings: tuple[str, ...] = ()
 
-    @property
-    def on_error(self) -> OnError:
-        """The setting `on_client_error`."""
-        return OnError.of(self.settings.on_client_error)
-
 
 class BaseExecutor(Executor[Handle], ABC):
     """Implements the parts of `Executor` that do not depend on where the hosts run.
 
     Args:
         prepared: has what the hosts are built from.
-        on_error: the setting on_client_error.
-        server_device: see `ServerHost`.
 
     Attributes:
         server: the server, whose attribute `state` is the state after the last fusion.
@@ -69,10 +62,12 @@ class BaseExecutor(Executor[Handle], ABC):
     server: Any
     states: dict[int, Any]
 
-    def __init__(self, prepared: PreparedRun, on_error: OnError | None = None, server_device: str = "cpu"):
-        self.factory, self.on_error = prepared.factory, on_error or OnError("retry", 3)
+    def __init__(self, prepared: PreparedRun):
+        settings, self.factory = prepared.settings, prepared.factory
+        self.on_error = OnError.of(settings.on_client_error)
         self.data = prepared.dataset, prepared.partition
-        self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, server_device
+        device = "cuda" if settings.placement.server_device == "cuda" else "cpu"
+        self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, device
         self.faults = FaultRecorder()
         self.failure_policy = FailurePolicy(self.on_error, self.factory.on_nonfinite, self.faults)
         self.clients_done: Callable[[int], None] = lambda clients: None

@@ -49,11 +49,8 @@ def client_device(settings: Settings) -> str:
     requested, seen = settings.placement.gpus if settings.executor == "ray" else 1, visible_gpus()
     on_cluster = settings.ray_address is not None and settings.executor == "ray"  # there, each actor checks its node
     if requested > seen and not on_cluster:
-        found = f"only {seen}" if seen else "no GPU"
-        raise SettingsError(
-            f"placement.gpus={settings.placement.gpus}, but torch sees {found} on this machine: set "
-            f"placement.gpus={seen}" + ("" if seen else " to train on the CPU")
-        )
+        why = f"but torch sees {seen} on this machine: set placement.gpus={seen}"
+        raise SettingsError(f"placement.gpus={settings.placement.gpus}, {why}; with 0, clients train on the CPU")
     return "cuda:0"
 
 

@@ -12,7 +12,7 @@ from lightning_modules.base import ClientModule
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
-from pflsim.config.validate import chance, non_negative
+from pflsim.config.validate import non_negative
 from pflsim.data.federated import Shard
 from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
@@ -51,15 +51,14 @@ class L2GD(ClientModule):
     def __init__(self, net: Net, training: Training, *, p: float, lam: float = 1.0):
         super().__init__(net, training)
         training.require_sgd("l2gd")
-        self.p, self.lam = chance("method.p", p), non_negative("method.lam", lam)
+        self.p, self.lam = p, non_negative("method.lam", lam)
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
         self.newcomer = Anchor()  # not empty while a newcomer joins
-        lr = training.highest_lr
+        lr = training.lr
         if self.p and lr * self.lam / self.p > 1:
-            decay = f" (lr_decay={training.lr_decay} in round {training.last_round})" if lr > training.lr else ""
             step = f"an aggregation step covers lr*lam/p = {lr * self.lam / self.p:.4g} of the distance to the mean"
-            advice = f"with lr={lr:.4g}{decay} set method.lam to at most p/lr = {self.p / lr:.4g}"
+            advice = f"with lr={lr:.4g} set method.lam to at most p/lr = {self.p / lr:.4g}"
             raise SettingsError(f"method.lam={self.lam} with method.p={self.p}: {step} and overshoots it; {advice}")
 
     def aggregates(self, round_number: int) -> bool:

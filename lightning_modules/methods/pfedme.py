@@ -54,8 +54,8 @@ class PFedMe(ClientModule):
     ):
         super().__init__(net, training)
         training.require_sgd("pfedme")
-        lr = training.highest_lr
-        self.lam = min(15.0, 1 / training.lr) if lam is None else positive("method.lam", lam)
+        lr = training.lr
+        self.lam = min(15.0, 1 / lr) if lam is None else positive("method.lam", lam)
         self.personal_lr = positive("method.personal_lr", personal_lr)
         stable_penalty("method.lam", self.lam, personal_lr, rate="method.personal_lr")
         if lr * self.lam > 1 + 1e-9:

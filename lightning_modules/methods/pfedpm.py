@@ -16,7 +16,7 @@ from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import class_means, received_means
 from lightning_modules.training import Training
-from pflsim.config.validate import Bounds, non_negative
+from pflsim.config.validate import Bounds, Width, non_negative
 from pflsim.data.federated import Shard
 from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.params import NOTHING, Selector
@@ -72,7 +72,7 @@ class PFedPM(ClientModule):
         distance: Distance = "mse",
         predict: Literal["decision", "relation"] = "decision",
         alternate: Literal["round", "batch"] = "round",
-        relation_hidden: int = 50,
+        relation_hidden: Width = 50,
     ):
         super().__init__(net, training)
         self.a, self.lam = Bounds(0, 1)("method.a", a), non_negative("method.lam", lam)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
 
-from lightning_modules.nets.layers import Norm, conv_stages, image_size
+from lightning_modules.nets.layers import Norm, Padding, conv_stages, image_size
 from lightning_modules.nets.net import Net
-from pflsim.config.validate import layer_widths
+from pflsim.config.validate import Width, Widths
 
 
 class Cnn(Net):
@@ -40,14 +39,13 @@ class Cnn(Net):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        channels: Sequence[int] = (32, 64),
-        kernel: int = 5,
-        padding: int = 0,
-        hidden: int = 512,
+        channels: Widths = (32, 64),
+        kernel: Width = 5,
+        padding: Padding = 0,
+        hidden: Width = 512,
         norm: Norm = "none",
     ):
         image = image_size("cnn", input_shape)
-        layer_widths("model.hidden", [hidden])
         stages, maps = conv_stages("cnn", image, channels, kernel=kernel, padding=padding, norm=norm)
         layers = OrderedDict(
             **stages,
@@ -89,16 +87,15 @@ class MapCnn(Net):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        hidden_channels: int = 20,
-        channels: int = 20,
-        kernel: int = 5,
-        padding: int = 0,
-        strides: Sequence[int] = (1, 1),
-        hidden: int = 50,
+        hidden_channels: Width = 20,
+        channels: Width = 20,
+        kernel: Width = 5,
+        padding: Padding = 0,
+        strides: Widths = (1, 1),
+        hidden: Width = 50,
         features: Literal["maps", "hidden"] = "maps",
     ):
         image = image_size("pfedpm_cnn", input_shape)
-        layer_widths("model.hidden", [hidden])
         widths, numbers = [hidden_channels, channels], {"kernel": kernel, "padding": padding}
         stages, maps = conv_stages("pfedpm_cnn", image, widths, **numbers, norm="none", strides=strides)
         hidden_layer: OrderedDict[str, nn.Module] = OrderedDict(
@@ -141,17 +138,17 @@ class LeNet(Net):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        channels: Sequence[int] = (16, 32),
-        kernel: int = 5,
-        padding: int = 0,
-        hidden: Sequence[int] = (120, 84),
+        channels: Widths = (16, 32),
+        kernel: Width = 5,
+        padding: Padding = 0,
+        hidden: Widths = (120, 84),
         norm: Norm = "none",
     ):
         image = image_size("lenet", input_shape)
         stages, maps = conv_stages("lenet", image, channels, kernel=kernel, padding=padding, norm=norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(**stages, flatten=nn.Flatten())
         width = math.prod(maps)
-        for number, outputs in enumerate(layer_widths("model.hidden", hidden), start=1):
+        for number, outputs in enumerate(hidden, start=1):
             layers[f"fc{number}"] = nn.Linear(width, outputs)
             layers[f"relu{len(channels) + number}"] = nn.ReLU(inplace=True)
             width = outputs
@@ -177,9 +174,8 @@ class AlexNet(Net):
         1,024 instead of 4,096 neurons (4.4 instead of 23 million parameters), and there is no dropout.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 1024):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: Width = 1024):
         inputs, height, width = image_size("alexnet", input_shape, at_least=16)
-        layer_widths("model.hidden", [hidden])
         height, width = ((side + 1) // 16 for side in (height, width))  # stride 2 rounds up, then three poolings
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for number, outputs in enumerate((64, 192, 384, 256, 256), start=1):

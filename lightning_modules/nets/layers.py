@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
 from torch import nn
 
-from pflsim.config.validate import Bounds, layer_widths
 from pflsim.errors import SettingsError
 
 Norm = Literal["none", "batch", "group"]
+Padding = Annotated[int, Ge(0), Le(100)]
 
 
 def image_size(model: str, input_shape: Sequence[int], *, at_least: int = 1) -> tuple[int, int, int]:
@@ -69,14 +70,11 @@ def conv_stages(
         The layers in order (conv1, norm1, relu1, pool1, conv2, ...), and the shape of one example's feature maps.
 
     Raises:
-        SettingsError: a width is not positive, or the image shrinks to nothing.
+        SettingsError: the image shrinks to nothing, or there are other numbers of strides and convolutions.
     """
-    layer_widths("model.kernel", [kernel])
-    channels = layer_widths("model.channels", channels)
-    strides = layer_widths("model.strides", strides or [1] * len(channels))
+    strides = strides or [1] * len(channels)
     if len(strides) != len(channels):
         raise SettingsError(f"model {model}: strides={[*strides]} must be {len(channels)} numbers, one per convolution")
-    Bounds(0, 100)("model.padding", padding)
     layers: dict[str, nn.Module] = {}
     inputs, height, width = image
     for stage, (outputs, stride) in enumerate(zip(channels, strides, strict=True), start=1):

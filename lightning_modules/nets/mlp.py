@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 
 from torch import nn
 
 from lightning_modules.nets.net import Net
-from pflsim.config.validate import layer_widths
+from pflsim.config.validate import Widths
 
 
 class Mlp(Net):
@@ -22,15 +21,12 @@ class Mlp(Net):
         input_shape: shape of one example.
         num_classes: C.
         hidden: widths of the hidden layers; empty for softmax regression.
-
-    Raises:
-        SettingsError: a width is not a positive whole number.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (100,)):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, hidden: Widths = (100,)):
         width = math.prod(input_shape)
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-        for number, outputs in enumerate(layer_widths("model.hidden", hidden), start=1):
+        for number, outputs in enumerate(hidden, start=1):
             layers[f"fc{number}"] = nn.Linear(width, outputs)
             layers[f"relu{number}"] = nn.ReLU(inplace=True)
             width = outputs

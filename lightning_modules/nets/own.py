@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_modules.nets.net import Net
-from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, returned_type, variants_of
+from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global
@@ -66,8 +64,9 @@ def own_net(
     Raises:
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
-    where = f"model={name_of(make)}"
-    module = make(**filled_in(make, settings, input_shape, num_classes))
+    where = f"model={make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
+    sizes, known = zip(FILLED_IN, (input_shape, num_classes), strict=True), inspect.signature(make).parameters
+    module = make(**{**{name: size for name, size in sizes if name in known}, **settings})
     if isinstance(module, Net):
         return module
     if not isinstance(module, nn.Module):
@@ -122,20 +121,6 @@ def _head_name(module: nn.Module, head: str | None, where: str) -> str:
     return head
 
 
-def name_of(make: Callable[..., Any]) -> str:
-    """Return the dotted name of a class or function."""
-    return f"{make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
-
-
-def filled_in(
-    make: Callable[..., Any], settings: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int
-) -> dict[str, Any]:
-    """Return the keyword arguments of a user's class or function: the settings, and the sizes that it has."""
-    sizes = dict(zip(FILLED_IN, (input_shape, num_classes), strict=True))
-    known = inspect.signature(make).parameters
-    return {**{name: size for name, size in sizes.items() if name in known}, **settings}
-
-
 def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:
     """Import a model for each variant and fill in its settings.
 
@@ -144,27 +129,11 @@ def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:
         kind: what a `Net` must be, see `pflsim.config.components.resolve`.
 
     Raises:
-        SettingsError: a target does not exist, or makes no module.
+        SettingsError: a target does not exist, or is no model.
     """
-    return tuple(_bind(variant, kind) for variant in variants_of(node))
-
-
-def _bind(node: Mapping[str, Any], kind: Any) -> partial[Net]:
-    target = str(node.get(TARGET))
-    if not is_own_model(target):
-        return bind(node, "model", kind)
-    made = bind(node, "model")
-    returned = returned_type(made.func)
-    is_module = isinstance(returned, type) and issubclass(returned, nn.Module)
-    if not is_module and (isinstance(made.func, type) or returned is not None or _is_installed(made.func)):
-        raise SettingsError(
-            f"model={target}: expected a torch.nn.Module class, or a function that makes one: def "
-            f"{target.rpartition('.')[2]}(...) -> nn.Module"
-        )
-    return partial(own_net, made.func, node.get("head"), **made.keywords)
-
-
-def _is_installed(function: Callable[..., Any]) -> bool:
-    """Return whether a function is of an installed package, where only a return type tells what it does."""
-    file = getattr(sys.modules.get(function.__module__), "__file__", None) or ""
-    return file.startswith((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    found = list[partial[Net]]()
+    for variant in variants_of(node):
+        own = is_own_model(str(variant.get(TARGET)))
+        made = bind(variant, "model", None if own else kind)
+        found.append(partial(own_net, made.func, variant.get("head"), **made.keywords) if own else made)
+    return tuple(found)

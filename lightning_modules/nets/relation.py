@@ -7,7 +7,6 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pflsim.config.validate import layer_widths
 from pflsim.errors import SettingsError
 
 
@@ -35,7 +34,6 @@ class RelationModule(nn.Module):
 
     def __init__(self, feature_shape: tuple[int, ...], *, hidden: int = 50):
         super().__init__()
-        layer_widths("method.relation_hidden", [hidden])
         if len(feature_shape) == 3:
             channels = feature_shape[0]
             self.first: nn.Conv2d | nn.Linear = nn.Conv2d(2 * channels, channels, 3, padding=1, bias=False)

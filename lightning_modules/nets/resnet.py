@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_modules.nets.layers import image_size, norm2d
 from lightning_modules.nets.net import Net
-from pflsim.config.validate import layer_widths
+from pflsim.config.validate import Width, Widths
 from pflsim.errors import SettingsError
 
 Norms = Callable[[int], nn.Module]
@@ -40,13 +40,12 @@ class ResNet18(Net):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        width: int = 64,
+        width: Width = 64,
         norm: Literal["batch", "group"] = "batch",
-        strides: Sequence[int] = (1, 2, 2, 2),
+        strides: Widths = (1, 2, 2, 2),
     ):
         channels, _, _ = image_size("resnet18", input_shape, at_least=8)
-        layer_widths("model.width", [width])
-        if len(layer_widths("model.strides", strides)) != 4:
+        if len(strides) != 4:
             raise SettingsError(f"model resnet18: strides={list(strides)} must be 4 numbers, one per stage")
         norms = partial(norm2d, norm)
         layers: OrderedDict[str, nn.Module] = OrderedDict(

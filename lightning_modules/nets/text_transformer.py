@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from lightning_modules.nets.net import Net
-from pflsim.config.validate import Bounds, chance, layer_widths
+from pflsim.config.validate import Chance, Width
 from pflsim.data.dataset import Kind
 from pflsim.errors import SettingsError
 
@@ -40,16 +41,12 @@ class TextTransformer(Net):
         input_shape: tuple[int, ...],
         num_classes: int,
         *,
-        width: int = 32,
-        heads: int = 2,
-        layers: int = 2,
-        dropout: float = 0.0,
+        width: Width = 32,
+        heads: Width = 2,
+        layers: Annotated[int, Ge(1), Le(100)] = 2,
+        dropout: Chance = 0.0,
         vocabulary: int | None = None,
     ):
-        layer_widths("model.width", [width])
-        Bounds(1)("model.heads", heads)
-        Bounds(1, 100)("model.layers", layers)
-        chance("model.dropout", dropout)
         if width % heads:
             raise SettingsError(f"model.heads={heads} must divide model.width={width}")
         assert vocabulary is not None, "filled in from the data"

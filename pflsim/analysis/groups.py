@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,17 +56,14 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
         SettingsError: two runs with the same settings and seed have different results; names both folders.
     """
     each = [(run_settings(run), run) for run in runs]
-    unlike = [
-        key
-        for n, (key, run) in enumerate(each)
-        for own, other in each[:n]
-        if own == key and other.seed == run.seed and other.partition_hash != run.partition_hash
-    ]
-    each = [({**key, "partition_hash": run.partition_hash[:8]} if key in unlike else key, run) for key, run in each]
-    keys = [key for n, (key, _) in enumerate(each) if all(key != other for other, _ in each[:n])]
-    groups = []
-    for key in keys:
-        members = [run for own, run in each if own == key]
+    partitions = Counter((text, seed) for text, seed, _ in {(written(k), r.seed, r.partition_hash) for k, r in each})
+    unlike = {text for (text, _), count in partitions.items() if count > 1}
+    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    for key, run in each:
+        own = {**key, "partition_hash": run.partition_hash[:8]} if written(key) in unlike else key
+        found.setdefault(written(own), (own, []))[1].append(run)
+    keys, groups = [key for key, _ in found.values()], list[Group]()
+    for key, members in found.values():
         own = {name: value for name, value in key.items() if name != "method" and distinguishes(name, key, keys)}
         label = " ".join([key["method"], *(f"{name}={written(value)}" for name, value in own.items())])
         groups.append(Group(label, key["method"], own, *_one_per_seed(label, members)))

@@ -20,7 +20,7 @@ from pflsim.records.environment import read_environment
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
-from pflsim.records.per_client import COLUMNS
+from pflsim.records.per_client import COLUMNS, PER_CLIENT
 from pflsim.records.summary import Choice, SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, ModelKind
@@ -28,7 +28,6 @@ from pflsim.types import SPLITS, EvalPhase, ModelKind
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-PER_CLIENT = "per_client.csv"
 TEXTS = ("split", "model", "phase", "fault")
 """Columns of per_client.csv with words."""
 RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")

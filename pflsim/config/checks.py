@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Any, get_type_hints
 
 from pflsim.config.components import COMPONENTS, check_component, keys_of
-from pflsim.config.names import program, shortened, unknown_key, written
+from pflsim.config.names import program, shortened, unknown_key
 from pflsim.config.settings import OnError, Settings, dotted
 from pflsim.config.validate import check_no_password, checked
 from pflsim.errors import SettingsError
@@ -103,12 +100,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         cohort_size(clients - held, settings.fraction)
     if settings.lockstep is False and settings.lockstep_clients is not None:
         yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
-    if math.log10(settings.lr_decay) * (settings.rounds // settings.lr_step) > 30:
-        yield f"lr_decay={settings.lr_decay}: the learning rate grows beyond all bounds; use a value of at most 1"
-    for key in ("eval.metrics", "trace.rounds", "tracking.loggers"):
-        given = attrgetter(key)(settings)
-        if len({*given}) < len(given):
-            yield f"{key}={written(given)}: expected every item once"
     for number in settings.trace.rounds:
         if number > settings.rounds:
             yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
@@ -123,17 +114,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     if placement.device == "cuda" and placement.gpus == 0:
         yield "placement.device=cuda with placement.gpus=0: no actor would have a GPU; set placement.gpus"
     OnError.of(settings.on_client_error)
-    address, parallel = settings.ray_address, settings.sweep.parallel
-    if settings.executor == "ray" and parallel not in ("auto", 1):
+    if settings.executor == "ray" and (parallel := settings.sweep.parallel) not in ("auto", 1):
         yield f"sweep.parallel={parallel}: a run on Ray uses all CPUs; set executor=inline, or leave it out"
-    if settings.run_dir == "":
-        yield "run_dir= is empty; expected a folder, or leave it out for one below runs/"
     check_no_password(settings.run_dir or "", "run_dir")
-    if address not in (None, "auto") and not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):\d{1,5}", address):
-        yield (
-            f"ray_address={shortened(address)}: expected auto or HOST:PORT; to run as a job of another cluster use "
-            f"{program()} submit"
-        )
     for name in settings.tracking.loggers:
         found = find_spec(name)
         if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from pflsim.config.names import nearest, unknown_key
@@ -34,9 +33,10 @@ MISSING = "???"
 SIDES = ("client", "server")
 NET = "lightning_modules.nets.net.Net"
 SERVER_RULE, FEDAVG = "pflsim.servers.base.ServerRule", "pflsim.servers.fedavg.FedAvg"
-FILE = r".*(/|\.(csv|tsv|npz|npy|parquet|xlsx?|json|txt|pt|pkl|h5))"
 FILLED_IN = ("input_shape", "num_classes")
 """Parameters of an own model that the simulator fills in, unless they are given."""
+DATA_FILES = "; for a file of arrays, data=npz data.path=FILE; for a table, pflsim.run(data=(train_frame, test_frame))"
+"""Ends the error about a data set that cannot be imported."""
 NOTEBOOK = "__main__."
 """Begins the target of an object that other processes cannot import."""
 _objects: dict[str, Any] = {}
@@ -119,16 +119,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
-    try:
-        found = _objects.get(target) or _imported(target, key)
-    except SettingsError:
-        if key == f"data.{TARGET}" and re.match(FILE, target):
-            arrays = Path(target).with_suffix(".npz")
-            raise SettingsError(
-                f"data={target}: expected a name, not a file; write data=npz data.path={arrays} for arrays, or pass a "
-                "table from Python: pflsim.run(data=(train_frame, test_frame))"
-            ) from None
-        raise
+    found = _objects.get(target) or _imported(target, key)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
@@ -138,20 +129,21 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
 
 def _imported(target: str, key: str) -> Any:
     module, _, name = target.rpartition(".")
-    head = module.partition(".")[0]
+    head, hint = module.partition(".")[0], DATA_FILES * key.startswith("data.")
     if target.startswith(NOTEBOOK):
         raise SettingsError(
             f"{key}={target}: an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
         )
     if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
-        raise SettingsError(f"{key}={target}: expected package.module.Name of a module outside the standard library")
+        expected = "expected package.module.Name of a module outside the standard library"
+        raise SettingsError(f"{key}={target}: {expected}{hint}")
     if find_spec(head) is None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
         with own_errors(f"{key}={target}"):
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise SettingsError(f"{key}={target}: {error}") from None
+        raise SettingsError(f"{key}={target}: {error}{hint}") from None
     if not hasattr(found, name):
         own = [each for each, value in vars(found).items() if getattr(value, "__module__", "") == module]
         raise SettingsError(f"{key}={target}: module {module} has no class or function {name}; {nearest(name, own)}")

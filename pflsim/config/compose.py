@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 import typing
@@ -29,7 +28,7 @@ from pflsim.config.components import COMPONENTS, SIDES, TARGET, server_of, setti
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
-from pflsim.errors import SettingsError
+from pflsim.errors import SettingsError, reading
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
@@ -228,9 +227,12 @@ def _compose(
     of_groups = [o.key_or_group in groups or o.package is not None for o in overrides]
     named = zip(overrides, of_groups, strict=True)
     chosen = tuple(str(o.input_line) for o, of_group in named if of_group and o.key_or_group not in targets)
+    texts = list[tuple[Path, str]]()
+    for file in (file for folder in folders for file in folder.glob("*/*.yaml")):
+        with reading(file, "a text in UTF-8"):
+            texts.append((file, file.read_text(encoding="utf-8")))
     try:
-        stamps = tuple((file, file.stat().st_mtime_ns) for folder in folders for file in folder.rglob("*.yaml"))
-        found = _composed_files(chosen, tuple(folders), stamps)
+        found = _composed_files(chosen, tuple(folders), tuple(texts))
         config = deepcopy(found)
         for group, target in targets.items():  # instead of the file, whose settings are those of another target
             config[group] = {"client": {TARGET: target}} if group == "method" else {TARGET: target}
@@ -244,24 +246,12 @@ def _compose(
         content = typing.cast(dict[str, Any], OmegaConf.to_container(config))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise SettingsError(_message(error)) from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{_undecodable(folders)} is not in UTF-8 ({error.reason}): save it in UTF-8") from None
     del content["hydra"]
     return content, {**found.hydra.runtime.choices, **{group: short_name(name) for group, name in targets.items()}}
 
 
-def _undecodable(folders: Sequence[Path]) -> Path | None:
-    """Return the config file that is not a text in UTF-8."""
-    for file in (file for folder in folders for file in folder.rglob("*.yaml")):
-        try:
-            file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            return file
-    return None
-
-
 @lru_cache
-def _composed_files(groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[Path, int], ...]) -> DictConfig:
+def _composed_files(groups: tuple[str, ...], folders: tuple[Path, ...], _: tuple[tuple[Path, str], ...]) -> DictConfig:
     """Return what Hydra composes from the chosen files (0.3 s), once for all runs while no file changes."""
     extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
     return compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
@@ -278,11 +268,7 @@ def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[s
             raise SettingsError(
                 f"{override.input_line}: expected one {group}; with -m {group}={','.join(map(str, value))}"
             )
-        near = nearest(str(value), groups[group])
-        if group == "optimizer":
-            classes = {name.lower(): name for name in vars(importlib.import_module("torch.optim")) if name[0].isupper()}
-            found = classes.get(str(value).lower())
-            near = f"did you mean optimizer=torch.optim.{found}?" if found else f"{near}, or optimizer=torch.optim.NAME"
+        near = nearest(str(value), groups[group]) + ", or optimizer=torch.optim.NAME" * (group == "optimizer")
         raise SettingsError(f"{override.input_line}: there is no {group} of that name; {near}")
 
 

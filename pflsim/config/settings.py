@@ -179,8 +179,8 @@ class Settings:
     """Learning rate of local training."""
     lr_schedule: Literal["constant", "exponential", "step", "cosine"] = "exponential"
     """Learning rate of round t: lr · lr_decay^(t−1), lr_decay every lr_step rounds (step), or cosine."""
-    lr_decay: Annotated[float, Gt(0)] = 1.0
-    """Factor of lr_schedule=exponential and step; 1 is a constant learning rate."""
+    lr_decay: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Factor of lr_schedule=exponential and step, at most 1, which is a constant learning rate."""
     lr_step: Annotated[int, Ge(1), Le(100_000)] = 1
     """Rounds between two decays of lr_schedule=step."""
     lr_warmup: Annotated[int, Ge(0), Le(100_000)] = 0

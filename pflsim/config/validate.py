@@ -7,16 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
+from annotated_types import Ge, Gt, Le, Lt
 
 from pflsim.config.names import shortened, written
 from pflsim.errors import SettingsError
-
-WIDEST = 1_000_000
-"""Largest width of a layer."""
 
 Number = TypeVar("Number", int, float)
 TYPES = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "text"}
@@ -62,9 +60,15 @@ class Bounds:
         return value
 
 
+Width = Annotated[int, Ge(1), Le(1_000_000)]
+"""The type of a setting with its bounds, which pydantic checks; as the next ones."""
+Widths = Sequence[Width]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Gt(0), Lt(1)]
+Chance = Annotated[float, Ge(0), Lt(1)]
 positive = Bounds(above=0)
 non_negative = Bounds(0)
-chance = Bounds(0, below=1)
 at_least_one = Bounds(1)
 
 
@@ -92,17 +96,6 @@ def stable_penalty(name: str, value: float, lr: float, momentum: float = 0.0, ra
             f"the limit of SGD; at {rate}={lr:.4g} use at most {bound / lr:.4g}"
         )
     return value
-
-
-def layer_widths(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """Return layer widths as a tuple.
-
-    Raises:
-        SettingsError: a width is below 1 or above `WIDEST`.
-    """
-    if not all(1 <= value <= WIDEST for value in values):
-        raise SettingsError(f"{name}={list(values)}: expected numbers {Bounds(1, WIDEST)}")
-    return tuple(values)
 
 
 def checked(key: str, kind: Any, value: Any) -> Any:

@@ -14,7 +14,7 @@ from pflsim.data.federated import Partition, writers_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.errors import SettingsError, own_errors, reading
-from pflsim.seeding import numpy_generator
+from pflsim.seeding import numpy_generator, seeded_global
 
 
 class PartitionRule(Protocol):
@@ -110,12 +110,10 @@ def federate(
             )
         rows = rows if marked else np.sort(rows)
         writers = None if dataset.writers is None else dataset.writers[rows]
-        arguments, streams = (dataset.y[rows], dataset.num_classes, clients), range(1 if marked else 2)
-        with own_errors("the partition rule"):
-            drawn = [partition_rule(*arguments, numpy_generator(seed, "partition"), writers) for _ in streams]
-        parts, *again = (valid_rows(each, clients, len(rows), "rows of the partition rule", 1) for each in drawn)
-        if again and not all(map(np.array_equal, parts, again[0])):
-            raise SettingsError("the partition rule returns other rows each time; use rng for random numbers only")
+        rng = numpy_generator(seed, "partition")
+        with own_errors("the partition rule"), seeded_global(seed, "partition"):
+            drawn = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, writers)
+        parts = valid_rows(drawn, clients, len(rows), "rows of the partition rule", 1)
         if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
         return [rows[part] for part in parts]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflsim.config.validate import Bounds, at_least_one, non_negative
+from pflsim.config.validate import Bounds, non_negative
 from pflsim.data.dataset import Dataset
 from pflsim.errors import SettingsError
 from pflsim.seeding import numpy_generator
@@ -192,10 +192,7 @@ def rotated(images: Tensor, angle: float) -> Tensor:
 
 def _groups(groups: int, clients: int, rng: np.random.Generator) -> tuple[int, ...]:
     """Return a random group for each client, of equal sizes ± 1."""
-    if at_least_one("shift.groups", groups) > clients:
-        raise SettingsError(
-            f"shift.groups={groups} is more than clients={clients}; expected at most one group per client"
-        )
+    Bounds(1, clients)("shift.groups", groups)
     return tuple(rng.permutation(np.arange(clients) % groups).tolist())
 
 

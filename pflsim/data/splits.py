@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from pflsim.config.validate import Bounds, at_least_one, chance
+from pflsim.config.settings import Count
+from pflsim.config.validate import Chance, Share
 from pflsim.data.content import content_order
 from pflsim.data.dataset import Dataset
 from pflsim.data.federated import Partition
@@ -25,7 +26,7 @@ TestBy = Literal["labels", "writers"]
 
 
 def official(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: float = 0.1, test_by: TestBy = "labels"
+    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, validation: Chance = 0.1, test_by: TestBy = "labels"
 ) -> Partition:
     """Partition the official training part; draw each client's test examples from the official test part.
 
@@ -59,7 +60,7 @@ def official(
 
 
 def merged(
-    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: float = 0.75, validation: float = 0.1
+    dataset: Dataset, assign: Assign, rng: np.random.Generator, *, fraction: Share = 0.75, validation: Chance = 0.1
 ) -> Partition:
     """Partition all examples, then split each client's examples of each class into a training and a test part.
 
@@ -73,7 +74,6 @@ def merged(
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
     """
-    Bounds(above=0, below=1)("split.fraction", fraction)
     train, test = [], []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
@@ -93,9 +93,9 @@ def counts(
     assign: Assign,
     rng: np.random.Generator,
     *,
-    train: int = 500,
-    test: int = 100,
-    validation: float = 0.1,
+    train: Count = 500,
+    test: Count = 100,
+    validation: Chance = 0.1,
 ) -> Partition:
     """Partition all examples, then draw a fixed number per client that follows the client's label distribution.
 
@@ -110,8 +110,6 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    at_least_one("split.train", train)
-    at_least_one("split.test", test)
     trains, tests = [], []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < train + test:
@@ -157,7 +155,6 @@ def _finish(
     dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
 ) -> Partition:
     """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
-    chance("split.validation", validation)
     kept, val = [], []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import RunError, SettingsError, in_one_line
 from pflsim.records.history import Traffic, round_metrics
 from pflsim.types import EvalRow, RoundRecord
 
@@ -85,6 +85,5 @@ class Callbacks:
             try:
                 said.append((name, call(argument)))
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                raise RunError(f"callback {name} failed after round {round_number}: {what}") from error
+                raise RunError(f"callback {name} failed after round {round_number}: {in_one_line(error)}") from error
         return said

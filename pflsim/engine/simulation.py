@@ -118,8 +118,7 @@ class Simulation(Generic[Handle]):
         return self.done == self._checkpoints.saved
 
     def _run_round(self, round_number: int) -> None:
-        record = self._round(round_number) if round_number else self._initial_round()
-        self._finish(record)
+        self._finish(self._round(round_number) if round_number else self._initial_round())
 
     def _round(self, round_number: int) -> RoundRecord:
         """Train the cohort, fuse its uplinks, and evaluate."""

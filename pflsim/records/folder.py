@@ -13,15 +13,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pflsim.config.names import written
+from pflsim.config.names import PACKAGES, written
 from pflsim.errors import SettingsError
 from pflsim.records.files import read_json, write_atomically
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
 LOG = "run.log"
-PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
-"""The packages whose records go to run.log."""
 MAX_PART, MAX_NAME = 40, 160
 """Characters of one part, and of all parts, of a default name."""
 

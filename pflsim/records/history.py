@@ -34,11 +34,6 @@ def client_traffic(record: RoundRecord) -> dict[int, Traffic]:
     return {client: both for client, both in traffic.items() if both != Traffic()}
 
 
-def round_traffic(record: RoundRecord) -> Traffic:
-    """Return a round's traffic, summed over clients."""
-    return sum(client_traffic(record).values(), Traffic())
-
-
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
     """The metrics of one round.
@@ -78,7 +73,7 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
         record: the round. If its `seconds` have no "total", it is the sum of the phases.
         earlier: the traffic of all rounds before.
     """
-    traffic, drift = round_traffic(record), list(record.drift.values())
+    traffic, drift = sum(client_traffic(record).values(), Traffic()), list(record.drift.values())
     return RoundMetrics(
         round=record.round,
         cohort=len(record.cohort),

@@ -38,23 +38,16 @@ def check_limits(actors: int) -> None:
     most = math.inf if hard == resource.RLIM_INFINITY else hard
     if soft < files <= most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    loopback = ""
+    table = [
+        ("open files", most, files, f"ulimit -n {files}"),
+        ("processes and threads", free_processes(), threads, "ulimit -u, or a larger container"),
+    ]
+    lines = [f"  {what}: found {found}, needed {least} ({how})" for what, found, least, how in table if found < least]
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError as error:
-        loopback = str(error)
-    table = [
-        ("open files", most, f"{files} (ulimit -n {files})", most < files),
-        (
-            "processes and threads",
-            free_processes(),
-            f"{threads} (ulimit -u, or a larger container)",
-            free_processes() < threads,
-        ),
-        ("the loopback interface", loopback, "127.0.0.1 (ip link set lo up)", loopback),
-    ]
-    lines = [f"  {what}: found {found}, needed {needed}" for what, found, needed, missing in table if missing]
+        lines.append(f"  the loopback interface: {error} (ip link set lo up)")
     if lines:
         advice = f"for {actors} client actors Ray needs more than this process may use; executor=inline needs no Ray"
         raise SettingsError("\n".join([advice, *lines]))
@@ -81,10 +74,8 @@ def free_processes() -> float:
     free = [math.inf, *(most - now for most, now in _read("pids", "pids.max", "pids.current"))]
     most, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
     if user and most != resource.RLIM_INFINITY:  # of the user; root has no limit
-        processes = [one.info for one in psutil.process_iter(["uids", "num_threads"])]
-        free.append(
-            most - sum(one["num_threads"] or 0 for one in processes if one["uids"] and one["uids"].real == user)
-        )
+        own = [one.info for one in psutil.process_iter(["uids", "num_threads"]) if one.info["uids"]]
+        free.append(most - sum(each["num_threads"] or 0 for each in own if each["uids"].real == user))
     return min(free)
 
 

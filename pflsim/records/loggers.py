@@ -10,6 +10,7 @@ from typing import Any
 from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
+from pflsim.errors import in_one_line
 from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
@@ -19,12 +20,6 @@ logger = logging.getLogger(__name__)
 SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean", "loss"))
 BEST = "accuracy/best_by_validation"
 """Test accuracy of the reported model in the best round so far, by mean validation accuracy."""
-SHOWN = (
-    *("method", "data", "shift", "partition", "split", "model", "clients", "rounds", "fraction", "seed"),
-    *("batch_size", "local_epochs", "local_steps", "lr", "lr_decay", "momentum", "weight_decay"),
-    *("precision", "init", "buffers"),
-)
-"""The settings, and groups of settings, to show as hyperparameters; a table of all settings would be too wide."""
 ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
@@ -59,8 +54,7 @@ class Loggers:
                 call(name)
             except Exception as error:  # a logger must not end the run
                 del self._makers[name]
-                first = str(error).partition("\n")[0]
-                logger.warning(f"tracking.loggers: {name} failed and is left out: {type(error).__name__}: {first}")
+                logger.warning(f"tracking.loggers: {name} failed and is left out: {in_one_line(error)}")
 
 
 class Scalars:
@@ -136,12 +130,9 @@ def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Ma
     shown = {
         key: value
         for key, value in settings.items()
-        if _is_shown(key) and value is not None and (key in always or written(value) != written(default.get(key)))
+        if not key.endswith((TARGET, "data.download"))
+        and value is not None
+        and (key in always or written(value) != written(default.get(key)))
     }
     numbers = {k: v for k, v in shown.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return components | {key: numbers.get(key, written(value)) for key, value in shown.items()}
-
-
-def _is_shown(key: str) -> bool:
-    group = key.partition(".")[0]
-    return group in SHOWN and not key.endswith(TARGET) and key not in ("data.root", "data.path", "data.download")

@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from pflsim.config.validate import CONFIGURATION, check_no_password
-from pflsim.errors import RunError, SettingsError
+from pflsim.errors import RunError, SettingsError, in_one_line
 from pflsim.records.checkpoint_read import META, by_round
 from pflsim.records.folder import CONFIG, first_free, write_config
 from pflsim.records.history import METRICS
@@ -57,7 +57,7 @@ class RemoteCopy:
             yield
         except Exception as error:
             raise SettingsError(
-                f"{self._setting}={self.url} cannot be {verb}: {_reason(error)}; {CONFIGURATION}"
+                f"{self._setting}={self.url} cannot be {verb}: {in_one_line(error)}; {CONFIGURATION}"
             ) from error
 
     def files(self) -> list[str]:
@@ -79,7 +79,7 @@ class RemoteCopy:
             self.upload()
         except Exception as error:
             next_try = f"the run continues in {self.folder}, and the next checkpoint uploads again"
-            logger.warning(f"the remote copy {self.url} could not be updated: {_reason(error)}; {next_try}")
+            logger.warning(f"the remote copy {self.url} could not be updated: {in_one_line(error)}; {next_try}")
 
     def upload(self) -> None:
         """Upload what is new, then remove the checkpoints that the run has removed."""
@@ -107,7 +107,7 @@ class RemoteCopy:
         try:
             self.upload()
         except Exception as error:
-            why = f"{_reason(error)}; all files are in {self.folder}: copy them there"
+            why = f"{in_one_line(error)}; all files are in {self.folder}: copy them there"
             failure = f"the remote copy {self.url} is incomplete: {why}"
             if kind is None:
                 raise RunError(failure) from error
@@ -181,8 +181,3 @@ def download(url: str, root: Path = Path("runs")) -> Path:
             shutil.rmtree(folder)
             raise
     return folder
-
-
-def _reason(error: BaseException) -> str:
-    """Describe an error in one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

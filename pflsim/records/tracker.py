@@ -33,8 +33,7 @@ MAX_LOSS = 100.0
 class Tracker:
     """Writes metrics.jsonl, per_client.csv, diagnostics.safetensors, summary.json and the event file of a run.
 
-    As a context manager, it closes itself on exit; the run is complete unless an exception was raised. `history` holds
-    the content of metrics.jsonl.
+    `history` holds the content of metrics.jsonl.
 
     Args:
         folder: the run folder. It must not contain these files, except when the run is resumed.
@@ -123,7 +122,7 @@ class Tracker:
         self._newcomers = record
         self._write_rows(newcomer_rows(record, self.meta.metrics))
 
-    def close(self, complete: bool, states_saved: bool = True, stopped: str = "") -> Summary:
+    def close(self, complete: bool = True, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
 
         Args:
@@ -158,12 +157,6 @@ class Tracker:
             actor_restarts=earlier.actor_restarts + self.restarts,
             warnings=self.warnings,
         )
-
-    def __enter__(self) -> Tracker:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(complete=kind is None)
 
 
 def resumed(folder: Path, meta: RunMeta, after: int) -> Summary:

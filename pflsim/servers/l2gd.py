@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import chance
+from pflsim.config.validate import Chance
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import uniform_mean
 from pflsim.messages import Message, Uplink
@@ -49,8 +49,8 @@ class L2GD(ServerRule[State]):
         not to have x̄ and receives it in the next one. The coin depends on the round only.
     """
 
-    def __init__(self, *, p: float = 0.2):
-        self.p = chance("method.p", p)
+    def __init__(self, *, p: Chance = 0.2):
+        self.p = p
 
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model as x̄, which all clients have."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pflsim.config.validate import at_least_one, chance, layer_widths, non_negative
+from pflsim.config.validate import Chance, Widths, at_least_one, non_negative
 from pflsim.fusion.hypernetwork import Hypernetworks, draw_common, features, part_of, parts, pull_back, rebuilt, tensors
 from pflsim.fusion.layerwise import column
 from pflsim.fusion.means import weighted_mean
@@ -68,14 +68,14 @@ class PFedHN(ServerRule[State]):
         self,
         *,
         embedding: int | None = None,
-        hidden: Sequence[int] = (100, 100, 100),
+        hidden: Widths = (100, 100, 100),
         hn_lr: float | None = None,
-        hn_momentum: float = 0.9,
+        hn_momentum: Chance = 0.9,
         hn_weight_decay: float = 0.001,
     ):
         self.embedding = None if embedding is None else at_least_one("method.embedding", embedding)
-        self.hidden = layer_widths("method.hidden", hidden)
-        self.momentum = chance("method.hn_momentum", hn_momentum)
+        self.hidden = tuple(hidden)
+        self.momentum = hn_momentum
         self.lr = None if hn_lr is None else non_negative("method.hn_lr", hn_lr)
         self.decay = non_negative("method.hn_weight_decay", hn_weight_decay)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pflsim.config.validate import at_least_one, layer_widths, non_negative
+from pflsim.config.validate import Widths, at_least_one, non_negative
 from pflsim.errors import SettingsError
 from pflsim.fusion.hypernetwork import Hypernetworks, descend, draw, level, outputs, select
 from pflsim.fusion.layerwise import column, flat_rows, mix_unit
@@ -71,7 +71,7 @@ class PFedLA(ServerRule[State]):
         *,
         k: int = 0,
         embedding: int = 100,
-        hidden: Sequence[int] = (100, 100),
+        hidden: Widths = (100, 100),
         normaliser: Normaliser = "softmax",
         hn_lr: float = 0.3,
         unit: UnitKind = "module",
@@ -80,7 +80,7 @@ class PFedLA(ServerRule[State]):
     ):
         self.k = non_negative("method.k", k)
         self.embedding = at_least_one("method.embedding", embedding)
-        self.hidden = layer_widths("method.hidden", hidden)
+        self.hidden = tuple(hidden)
         self.normaliser: Normaliser = normaliser
         self.hn_lr = non_negative("method.hn_lr", hn_lr)
         self.unit = unit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def made(
     write_config(folder, asdict(settings))
     write_environment(folder)
     (folder / "partition.json").write_text(json.dumps({"hash": "0" * 64}))
-    with Tracker(folder, meta) as tracker:
+    with closing(Tracker(folder, meta)) as tracker:
         for number, row in enumerate(counts, start=1):
             rows = [EvalRow(i, "test", model, phase, right, n, 0.5) for i, (right, n) in enumerate(row)]
             if other:

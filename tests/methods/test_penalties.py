@@ -42,14 +42,10 @@ def test_a_penalty_that_diverges(method: list[str], setting: str, limit: float) 
     assert "\n" not in said
 
 
-def test_all_rounds_and_momentum_count() -> None:
-    """0.1·1.5² = 0.225 in round 3 and 0.3375 for newcomers in round 4; momentum 0.5 bears 3 for 2."""
-    given = ["method=fedprox", "method.mu=6", "lr_decay=1.5", "rounds=3"]
-    assert refusal(*given) == ""
-    assert "at lr=0.3375" in refusal(*given, "rounds=4")
-    assert "at lr=0.3375" in refusal(*given, "eval.holdout_clients=1")
-    assert refusal(*given, "rounds=4", "momentum=0.5") == ""
-    assert refusal("method=fedprox", "method.mu=6", "lr_decay=0.5", "rounds=100") == ""
+def test_momentum_counts() -> None:
+    """Momentum 0.5 bears 3 for 2."""
+    given = ["method=fedprox", "method.mu=6", "lr=0.4"]
+    assert "at lr=0.4" in refusal(*given) and refusal(*given, "momentum=0.5") == ""
 
 
 @pytest.mark.parametrize("method", ["fedamp", "pfedcfr"])

@@ -128,9 +128,8 @@ def test_the_largest_stable_penalty_is_named() -> None:
 
 def test_a_step_of_the_global_model_does_not_go_beyond_the_personal_one() -> None:
     """w − θ shrinks by 1 − lr·λ a step; by default λ is 15, or 1/lr if that is less."""
-    grows = Training(lr=0.05, lr_decay=2.0, last_round=3)
     with pytest.raises(SettingsError, match=r"method\.lam=15:.*lr\*lam = 3 .*at most 1/lr = 5$"):
-        world(PFedMe, Server(), training=grows)
+        world(partial(PFedMe, lam=15.0), Server(), training=Training(lr=0.2))
     for training, lam in ((Training(lr=0.01), 15.0), (Training(lr=0.1), 10.0)):
         module = world(PFedMe, Server(), training=training).factory.build()
         assert isinstance(module, PFedMe) and module.lam == pytest.approx(lam)

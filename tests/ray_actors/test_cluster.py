@@ -231,7 +231,10 @@ def test_a_signal_while_ray_starts_reaches_the_run(joined: bool, monkeypatch: py
     try:
         with run.Runner() as runner:
             if joined:
-                runner._found(Settings(ray_address="auto"))
+                for owner, name in ((cluster, "plan"), (cluster.JoinedRay, "pool")):
+                    monkeypatch.setattr(owner, name, lambda *_: None)
+                prepared: Any = SimpleNamespace(settings=Settings(ray_address="auto"))
+                runner._executor(prepared)
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
                 cluster.stop(cluster.start(cpus=1, gpus=0, store_mb=100))

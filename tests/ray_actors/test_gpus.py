@@ -139,13 +139,13 @@ def test_a_gpu_for_the_server_that_is_missing_is_an_error(monkeypatch: pytest.Mo
 def test_a_run_on_cpus_is_not_resumed_on_gpus_that_are_missing(tmp_path: Path) -> None:
     with run.Runner() as runner:
         folder = runner.run(replace(asked("executor=inline", "progress=quiet"), run_dir=str(tmp_path / "a")))
-        with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees no GPU on this machine"):
+        with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees 0 on this machine"):
             runner.resume(folder, asked("placement.gpus=2"))
 
 
 def test_more_gpus_than_torch_sees_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible_gpus", lambda: 1)
-    with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees only 1 on this machine"):
+    with pytest.raises(SettingsError, match="placement.gpus=2, but torch sees 1 on this machine"):
         prepare.prepare(asked("placement.gpus=2"))
     assert prepare.prepare(asked("placement.gpus=2", "executor=inline")).factory.device == "cuda:0"
     assert prepare.prepare(asked("placement.gpus=2", "ray_address=auto")).factory.device == "cuda:0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,12 @@ def report(number: int, **losses: float) -> RoundRecord:
 )
 def test_training_that_explodes(tmp_path: Path, losses: dict[str, float], warns: bool) -> None:
     meta = RunMeta("fedavg", "digits", "iid", "abc", "mlp", 1, 3, 0, classes=4)
-    with Tracker(tmp_path, meta) as tracker:
+    with closing(Tracker(tmp_path, meta)) as tracker:
         for number in (1, 2):
             tracker.round(report(number, **losses))
     found = json.loads((tmp_path / "summary.json").read_text()).get("warnings", [])
     assert len(found) == warns
-    with Tracker(tmp_path, meta, resume_after=1) as tracker:
+    with closing(Tracker(tmp_path, meta, resume_after=1)) as tracker:
         tracker.round(report(2, **losses))
     assert json.loads((tmp_path / "summary.json").read_text()).get("warnings", []) == found
 

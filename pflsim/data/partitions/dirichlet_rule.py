@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Annotated
 
-from pflsim.config.validate import Bounds, positive
+import numpy as np
+from annotated_types import Gt, Le
+
+from pflsim.config.validate import Positive
 from pflsim.data.partitions.deal import Pool, apportion, partition_rule
 from pflsim.errors import SettingsError
 
@@ -13,7 +16,7 @@ SIZES = ((0.1, 2), (0.3, 5), (0.3, 10), (0.2, 15), (0.1, 20))
 
 
 @partition_rule
-def dirichlet(pool: Pool, *, alpha: float = 0.1, min_examples: int = 10, balance: bool = True) -> list[np.ndarray]:
+def dirichlet(pool: Pool, *, alpha: Positive = 0.1, min_examples: int = 10, balance: bool = True) -> list[np.ndarray]:
     """Divide each class over the clients in proportions p_c ~ Dirichlet(α, ..., α). All examples are used.
 
     Hsu et al. 2019 (arXiv:1909.06335) in the form of NIID-Bench (Li et al. 2022, arXiv:2102.02079) and PFLlib.
@@ -31,7 +34,6 @@ def dirichlet(pool: Pool, *, alpha: float = 0.1, min_examples: int = 10, balance
         Public code redraws until each client has min_examples, which may not terminate for many clients or a small α.
         Here clients below the minimum receive examples of the largest class of the largest client.
     """
-    positive("partition.alpha", alpha)
     needed = max(min_examples, 1)
     examples, clients = len(pool.labels), pool.clients
     if min_examples < 0 or clients * needed > examples:
@@ -77,7 +79,7 @@ def _repair(counts: np.ndarray, needed: int) -> np.ndarray:
 
 @partition_rule
 def dirichlet_by_client(
-    pool: Pool, *, alpha: float = 0.1, used: float = 0.97, balanced: bool = False
+    pool: Pool, *, alpha: Positive = 0.1, used: Annotated[float, Gt(0), Le(1)] = 0.97, balanced: bool = False
 ) -> list[np.ndarray]:
     """Draw each client's class proportions p_i ~ Dirichlet(α, ..., α), independently of its size.
 
@@ -99,8 +101,6 @@ def dirichlet_by_client(
         clients draw in random order, and the proportions are renormalised when a class is exhausted, as in Hsu et al.
         2019.
     """
-    positive("partition.alpha", alpha)
-    Bounds(above=0, most=1)("partition.used", used)
     sizes = apportion(_weights(pool.clients, balanced), int(used * len(pool.labels) + 1e-9))
     room = pool.sizes
     proportions = pool.rng.dirichlet(np.full(pool.num_classes, alpha), size=pool.clients)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import entries, finished, fixed_split, joined
 from pflsim.errors import SettingsError, reading
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-MAX_SIZE = 4096
-"""Maximum side length in pixels."""
+Side = Annotated[int, Ge(1), Le(4096)]
+"""Side length in pixels."""
 
 
-def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, standardize: bool = False) -> Dataset:
+def load(*, root: str | None = None, size: Side = 32, grayscale: bool = False, standardize: bool = False) -> Dataset:
     """Load images from `root`/train/CLASS/* and `root`/test/CLASS/*, or from `root`/CLASS/*.
 
     Without train and test folders, a fixed 80% of each class, chosen by content, is the training part.
@@ -38,7 +39,6 @@ def load(*, root: str | None = None, size: int = 32, grayscale: bool = False, st
     """
     if not root:
         raise SettingsError("data=image_folder needs data.root=DIR with train/CLASS/* and test/CLASS/*, or CLASS/*")
-    Bounds(1, MAX_SIZE)("data.size", size)
     from torchvision.datasets.folder import make_dataset
 
     parts = [Path(root, "train"), Path(root, "test")]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from pflsim.config.validate import Bounds
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.data.sources.common import finished, joined
 from pflsim.errors import SettingsError, reading
@@ -22,7 +22,7 @@ def load(
     *,
     path: str | None = None,
     layout: ImageLayout = "auto",
-    num_classes: int | None = None,
+    num_classes: Annotated[int, Ge(1), Le(MAX_CLASSES)] | None = None,
     vocabulary: int | None = None,
     standardize: bool = False,
 ) -> Dataset:
@@ -46,8 +46,6 @@ def load(
     """
     if not path:
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
-    if num_classes is not None:
-        Bounds(1, MAX_CLASSES)("data.num_classes", num_classes)
     expected = f"an .npz archive with {', '.join(KEYS)}, arrays of numbers"
     with reading(f"data.path={path}", expected), open(path, "rb") as file, np.load(file) as archive:
         arrays = {key: np.asarray(archive[key]) for key in KEYS}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflsim.config.validate import at_least_one, non_negative
+from pflsim.config.settings import Count
+from pflsim.config.validate import NonNegative
 from pflsim.data.dataset import Dataset
 from pflsim.data.sources.common import finished
 from pflsim.seeding import numpy_generator
@@ -13,7 +14,7 @@ FEATURES, CLASSES = 60, 10
 
 
 def load(
-    *, alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: int = 0, standardize: bool = False
+    *, alpha: NonNegative = 1.0, beta: NonNegative = 1.0, clients: Count = 30, seed: int = 0, standardize: bool = False
 ) -> Dataset:
     """Draw a table for each client, with a linear model of its own. Use partition=by_writer: a writer is a client.
 
@@ -40,10 +41,6 @@ def load(
         takes both as standard deviations, as here; as variances, only values other than 0 and 1 would differ. u_k adds
         u_k·(1 + sum(x)) to the scores of all classes, so it changes no argmax.
     """
-    non_negative("data.alpha", alpha)
-    non_negative("data.beta", beta)
-    at_least_one("data.clients", clients)
-
     drawn = [_client(alpha, beta, numpy_generator(seed, "synthetic", k)) for k in range(clients)]
     sizes = [len(y) for _, y in drawn]
     train = np.concatenate([np.arange(n) < int(0.9 * n) for n in sizes])

@@ -13,8 +13,6 @@ from torch import nn
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.hosts.inline import InlineExecutor
-from pflsim.config.settings import OnError
 from pflsim.data.federated import Shard
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import ClientError, ServerError
@@ -166,8 +164,7 @@ def test_a_server_rule_is_refused_too() -> None:
 def test_a_leak_ends_the_run_without_a_retry(caplog: pytest.LogCaptureFixture) -> None:
     """A retry would find the changed value and succeed, as in lockstep, whose traced step is not traced again."""
     own = made("count", stacks=STACK)
-    executor = InlineExecutor(own, OnError.of("retry(3)"))
-    executor.start()
+    executor = own.inline()
     with pytest.raises(ClientError, match=r"self\.count changed"):
         executor.run(TrainTask(1), executor.send(range(4)))
     assert "retry" not in caplog.text

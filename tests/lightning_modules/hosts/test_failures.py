@@ -37,7 +37,7 @@ def made_with(traps: Path, on_nonfinite: str = "abort", stacks: tuple[tuple[int,
 
 
 def inline(made: World, rule: str = "retry(3)") -> InlineExecutor:
-    executor = InlineExecutor(made, OnError.of(rule))
+    executor = InlineExecutor(made.on_error(rule))
     executor.start()
     return executor
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from made_runs import make_run
 
-from pflsim.analysis.report.write import main
+from pflsim.analysis.report import main
 from pflsim.records.environment import FORMAT
 from pflsim.records.trace import RoundMatrices, write_matrices
 from pflsim.types import Axis, Matrix

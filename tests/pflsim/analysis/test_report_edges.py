@@ -11,7 +11,7 @@ from made_runs import make_run
 
 from pflsim.analysis.comparison import row
 from pflsim.analysis.groups import group_runs
-from pflsim.analysis.report.write import main
+from pflsim.analysis.report import main
 from pflsim.analysis.runs import incomplete, read_run
 
 

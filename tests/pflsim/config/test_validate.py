@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from pflsim.config.validate import Bounds, at_least_one, chance, layer_widths, positive, stable_penalty
+from pflsim.config.validate import (
+    Bounds,
+    Chance,
+    Positive,
+    Widths,
+    at_least_one,
+    checked,
+    positive,
+    stable_penalty,
+)
 from pflsim.errors import SettingsError
 
 
@@ -38,13 +47,13 @@ def test_what_is_off_is_never_refused() -> None:
 
 
 def test_bounds() -> None:
-    assert positive("a", 0.5) == 0.5 and chance("a", 0.0) == 0.0 and at_least_one("a", 1) == 1
-    assert layer_widths("a", [3, 4]) == (3, 4)
-    for bounds, value in ((positive, 0.0), (chance, 1.0), (at_least_one, 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
+    assert positive("a", 0.5) == 0.5 and at_least_one("a", 1) == 1
+    for bounds, value in ((positive, 0.0), (at_least_one, 0), (Bounds(most=2), 3), (Bounds(), math.inf)):
         with pytest.raises(SettingsError, match=f"method.a={value}: expected"):
             bounds("method.a", value)
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(SettingsError, match="method.a="):
             positive("method.a", value)
-    with pytest.raises(SettingsError, match=r"a=\[3, 0\]: .*>= 1 and <= 1000000"):
-        layer_widths("a", [3, 0])
+    for kind, value, least in ((Widths, [3, 0], "1 in item 1"), (Positive, 0.0, "0"), (Chance, -0.1, "0")):
+        with pytest.raises(SettingsError, match=f"expected a number greater than (or equal to )?{least}$"):
+            checked("method.a", kind, value)

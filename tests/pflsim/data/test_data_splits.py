@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pflsim.config.components import TARGET, check_component
 from pflsim.data import partitions, splits
 from pflsim.data.content import content_order, partition_hash
 from pflsim.data.dataset import Dataset
@@ -237,17 +238,16 @@ def test_validation_is_stratified():
 @pytest.mark.parametrize(
     ("rule", "setting", "values"),
     [
-        (splits.official, "validation", (1.0, -0.1)),
-        (splits.merged, "fraction", (0.0, 1.0)),
-        (splits.merged, "validation", (float("nan"),)),
-        (partial(splits.counts, train=9, test=9), "validation", (2.0,)),
-        *[(splits.counts, name, values) for name, values in (("train", (0,)), ("test", (0,)))],
+        ("official", "validation", (1.0, -0.1)),
+        ("merged", "fraction", (0.0, 1.0)),
+        ("merged", "validation", (float("nan"),)),
+        *[("counts", name, values) for name, values in (("train", (0,)), ("test", (0,)), ("validation", (2.0,)))],
     ],
 )
 def test_split_settings_out_of_range(rule, setting, values):
     for value in values:
         with pytest.raises(SettingsError, match=f"split.{setting}={value}"):
-            federate(make(), partitions.iid, partial(rule, **{setting: value}), 4, 0)
+            check_component({TARGET: f"pflsim.data.splits.{rule}", setting: value}, "split")
 
 
 @pytest.mark.parametrize(

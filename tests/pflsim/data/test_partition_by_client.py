@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pflsim.data.partitions import dirichlet_by_client
-from pflsim.errors import SettingsError
 
 LABELS = np.repeat(np.arange(10), 6000)
 
@@ -44,13 +43,3 @@ def test_few_clients_and_missing_classes() -> None:
     for clients in (1, 2, 3, 7):
         found = counts(clients=clients, labels=labels, used=1.0)
         assert (found.sum(1) > 0).all() and found.sum() == 150
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"alpha": 0.0}, "partition.alpha"), ({"alpha": float("nan")}, "partition.alpha"), ({"used": 0.0}, "used"),
-     ({"used": 1.1}, "used")],
-)  # fmt: skip
-def test_settings_that_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        counts(**settings)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pflsim.config.components import TARGET, bind, check_component
 from pflsim.data import partitions
 from pflsim.data.partitions import deal
 from pflsim.errors import SettingsError
@@ -263,6 +264,7 @@ def test_by_writer_keeps_writers_whole():
 REFUSED = """
 dirichlet 5: alpha=0.0 alpha=-1.0 alpha=float('nan') alpha=float('inf') min_examples=-1
 dirichlet 61: min_examples=10
+dirichlet_by_client 5: alpha=0.0 alpha=float('nan') used=0.0 used=1.1
 classes_per_client 5: classes=11 classes=0
 label_lognormal 5: classes=11 sigma=-0.1 median=0.0 largest=9 smallest=1
 dominant_classes 5: dominant=10 dominant=11 share=0.2 share=1.0
@@ -276,7 +278,8 @@ def test_settings_that_are_refused(line: str) -> None:
     for setting in settings:
         name, _, value = setting.partition("=")
         with pytest.raises(SettingsError, match=name):
-            getattr(partitions, rule)(even_labels(), 10, int(clients), rng(), None, **{name: eval(value)})
+            node = check_component({TARGET: f"pflsim.data.partitions.{rule}", name: eval(value)}, "partition")
+            bind(node, "partition")(even_labels(), 10, int(clients), rng(), None)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_prepared_run_has_the_shift_of_its_seed_on_an_unchanged_partition() ->
     ("overrides", "said"),
     [
         ("shift=rotation data=wine model=tabular_mlp", "images.*wine"),
-        ("shift=rotation shift.groups=5", "clients=4"),
+        ("shift=rotation shift.groups=5", "shift.groups=5: .*4"),
         ("shift=permuted_labels shift.groups=0", "shift.groups=0"),
         ("shift=permuted_labels data=breast_cancer model=tabular_mlp shift.groups=3", "shift.groups=3"),
         ("shift=noise shift.sigma=-1", "shift.sigma=-1"),

@@ -186,7 +186,6 @@ def test_image_folder_errors(tmp_path):
     (tmp_path / "d" / "cat").mkdir()
     (tmp_path / "d" / "cat" / ".hidden.png").write_bytes(b"not a picture")
     refuses("data.root=.*cat.*.png", root=root)
-    refuses("data.size=0", root=root, size=0)
     (tmp_path / "d" / "cat" / "x.png").write_bytes(b"not a picture")
     refuses("x.png cannot be read", root=root)
     paint(tmp_path / "e" / "train" / "cat" / "1.png", (1, 2, 3))

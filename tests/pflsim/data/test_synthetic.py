@@ -7,6 +7,7 @@ import pytest
 
 from lightning_modules.prepare import prepare
 from pflsim.config.checks import check
+from pflsim.config.components import TARGET, check_component
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.data.dataset import Dataset, check_dataset
 from pflsim.data.sources.synthetic import load
@@ -75,7 +76,7 @@ def test_a_run_has_as_many_natural_clients_as_clients() -> None:
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}])
 def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match=f"data.{next(iter(wrong))}="):
-        load(**wrong)  # type: ignore[arg-type]
+        check_component({TARGET: "pflsim.data.sources.synthetic.load", **wrong}, "data")
 
 
 @pytest.mark.parametrize("words", ["", "partition=iid split.test_by=writers", "partition=by_writer"])

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ ROUND = RoundRecord(
 
 
 def track(folder: Path, meta: RunMeta, joined: NewcomerRecord | None) -> dict[str, Any]:
-    with Tracker(folder, meta) as tracker:
+    with closing(Tracker(folder, meta)) as tracker:
         tracker.round(ROUND)
         if joined is not None:
             tracker.newcomers(joined)

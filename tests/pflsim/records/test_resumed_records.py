@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def test_a_run_that_was_ended_while_it_was_resumed(
         folder, ended = start(tmp_path / str(fails_at), newcomers=True), True
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
             FailingCalls(patch, fails_at, KeyboardInterrupt(), True, (os, "replace"), (Path, "unlink"))
-            with Tracker(folder, META, resume_after=2):
+            with closing(Tracker(folder, META, resume_after=2)):
                 ended = False
         go(Tracker(folder, META, resume_after=2), [3, 4, 5], newcomers=True)
         assert files(folder) == files(whole)
@@ -247,7 +247,7 @@ def test_faults_are_counted_by_kind_and_listed_by_client(whole: Path) -> None:
 
 def test_a_client_that_only_had_a_fault_has_a_line(tmp_path: Path) -> None:
     tmp_path.joinpath("run").mkdir()
-    with Tracker(tmp_path / "run", META) as tracker:
+    with closing(Tracker(tmp_path / "run", META)) as tracker:
         tracker.round(RoundRecord(1, (1, 2), (), {2: 7}, (), {}, {2: "nonfinite", 1: "dropout"}))
     text = (tmp_path / "run" / ROWS).read_text()
     assert text == HEADER + "\n1,1,,,,0,0,0.0,0,0,dropout\n1,2,,,,0,0,0.0,0,7,nonfinite\n"
@@ -256,9 +256,9 @@ def test_a_client_that_only_had_a_fault_has_a_line(tmp_path: Path) -> None:
 
 def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with Tracker(tmp_path / "run", META) as tracker:
+    with closing(Tracker(tmp_path / "run", META)) as tracker:
         tracker.sync()
-    with Tracker(tmp_path / "run", META, resume_after=0) as tracker:
+    with closing(Tracker(tmp_path / "run", META, resume_after=0)) as tracker:
         tracker.round(record(1))
     assert [metrics.round for metrics in read_history(tmp_path / "run")] == [1]
 
@@ -267,7 +267,7 @@ def test_a_run_without_records_can_be_resumed_after_round_0(tmp_path: Path) -> N
 def test_rows_that_are_duplicated_or_reversed_are_damaged(
     change: Callable[[list[str]], list[str]], tmp_path: Path
 ) -> None:
-    with Tracker(tmp_path, META) as tracker:
+    with closing(Tracker(tmp_path, META)) as tracker:
         for number in range(3):
             tracker.round(record(number))
     head, *rows = (tmp_path / "per_client.csv").read_text().splitlines()

@@ -2,6 +2,7 @@ import csv
 import json
 import math
 import random
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_all_but_the_seconds_is_the_same_in_any_order_and_at_any_speed(tmp_path)
 
 
 def test_the_files_are_whole_after_every_round(tmp_path):
-    with Tracker(tmp_path, META) as tracker:
+    with closing(Tracker(tmp_path, META)) as tracker:
         for number in (1, 2):
             metrics = tracker.round(record(number))
             assert read_history(tmp_path)[-1] == metrics
@@ -105,9 +106,9 @@ def test_the_files_are_whole_after_every_round(tmp_path):
 
 
 def test_an_interruption_leaves_an_incomplete_summary(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Tracker(tmp_path, META) as tracker:
-        tracker.round(record(1))
-        raise KeyboardInterrupt
+    tracker = Tracker(tmp_path, META)
+    tracker.round(record(1))
+    tracker.close(complete=False)
     content = json.loads((tmp_path / "summary.json").read_text())
     assert (content["complete"], content["rounds"]) == (False, 1)
     assert content["peak_rss_mb"] > 10
@@ -150,7 +151,7 @@ def shown(tmp_path_factory):
     folder, entry = tmp_path_factory.mktemp("runs"), record(1)
     reports = tuple(replace(report, gpu_bytes=1_000_000 * report.client) for report in entry.reports)
     entry = replace(entry, reports=reports, drift={1: 1.0, 2: 2.0})
-    with Tracker(folder, META, per_client=True, hyperparameters={"lr": 0.1}) as tracker:
+    with closing(Tracker(folder, META, per_client=True, hyperparameters={"lr": 0.1})) as tracker:
         metrics = tracker.round(entry)
     assert metrics.drift == {"mean": 1.5, "max": 2.0} and read_history(folder) == [metrics]
     assert len([*folder.glob("*tfevents*")]) == 1
@@ -243,7 +244,7 @@ class Kept:
 def test_loggers_get_what_tensorboard_gets(tmp_path: Path) -> None:
     kept = Kept()
     options: dict[str, Any] = {"hyperparameters": {"lr": 0.1}, "per_client": True, "loggers": {"mine": lambda: kept}}
-    with Tracker(tmp_path, META, **options) as tracker:
+    with closing(Tracker(tmp_path, META, **options)) as tracker:
         tracker.round(replace(record(1), drift={2: 0.5}))
     (first, (_, values, step), last) = kept.calls
     assert (first, last) == (("hyperparameters", {"lr": 0.1}), ("close", "success"))
@@ -254,10 +255,10 @@ def test_loggers_get_what_tensorboard_gets(tmp_path: Path) -> None:
 
 def test_a_resumed_run_logs_its_earlier_rounds_again(tmp_path: Path) -> None:
     first, second = Kept(), Kept()
-    with Tracker(tmp_path, META, loggers={"mine": lambda: first}) as tracker:
+    with closing(Tracker(tmp_path, META, loggers={"mine": lambda: first})) as tracker:
         for number in (1, 2, 3):
             tracker.round(record(number))
-    with Tracker(tmp_path, META, resume_after=2, loggers={"mine": lambda: second}) as tracker:
+    with closing(Tracker(tmp_path, META, resume_after=2, loggers={"mine": lambda: second})) as tracker:
         tracker.round(record(3))
     scalars = [[(s, v) for name, v, s in kept.calls[1:-1] if name == "scalars"] for kept in (first, second)]
     own = [[(s, {k: x for k, x in v.items() if not k.startswith("memory")}) for s, v in each] for each in scalars]
@@ -273,7 +274,7 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     def make() -> Kept:
         return bad if fails != "make" else [][0]
 
-    with Tracker(tmp_path, META, loggers={"bad": make, "good": lambda: good}) as tracker:
+    with closing(Tracker(tmp_path, META, loggers={"bad": make, "good": lambda: good})) as tracker:
         for number in (1, 2):
             tracker.round(record(number))
     (warning,) = caplog.messages
@@ -284,7 +285,7 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
 
 def test_newest_matrices_are_in_the_folder_and_pictures_in_tensorboard(tmp_path):
     matrices = [Matrix("psi", "Weights", Axis("group"), Axis("layer"), np.eye(3, dtype=np.float32) * n) for n in (1, 2)]
-    with Tracker(tmp_path, META) as tracker:
+    with closing(Tracker(tmp_path, META)) as tracker:
         for number, matrix in enumerate(matrices, start=1):
             tracker.round(replace(record(number), diagnostics=(matrix,)))
     found = read_matrices(tmp_path)
