@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import sys
+import warnings
 from pathlib import Path
 from textwrap import dedent
 
@@ -25,6 +26,7 @@ from pflsim.records.saved_settings import saved_settings
 TWO = ["clients=2", "partition=iid", "method=fedavg"]
 NUMBERS = itertools.count()
 MINE = """
+    import numpy as np
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -110,6 +112,7 @@ MINE = """
             super().__init__()
             self.scale = nn.Parameter(torch.ones(16))
             self.register_buffer("share", torch.tensor(0.5))
+            self.fc.load_state_dict({"bias": torch.from_numpy(np.full(10, 0.25, "f"))}, strict=False)
         def features(self, x): return super().features(x) * self.scale * self.share
     class Drifts(Two):
         def get_extra_state(self): return "text"
@@ -255,7 +258,11 @@ def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
 
 
 def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: str) -> None:
-    made = prepared(*TWO, f"model={mine}.Reloaded")
+    """And what a model loads when it is built is its start, without a warning of torch."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made = prepared(*TWO, f"model={mine}.Reloaded")
+    assert not warned and (made.federation.initial["net.head.bias"] == 0.25).all()
     assert made.factory.constants == {"net.body.share"} and "net.body.share" not in made.federation.initial
     executor = InlineExecutor(made)
     executor.start()
