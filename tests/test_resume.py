@@ -16,6 +16,7 @@ import yaml
 from run_files import read_state
 from support import METHODS, slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from pflsim import cli
 from ray_actors import run
@@ -36,6 +37,8 @@ def stop_after(round_number: int, monkeypatch: pytest.MonkeyPatch, signum: int =
         real(self, record)
 
     monkeypatch.setattr(run._Listener, "round", listener)
+    # TensorBoard sorts files of the same second by a counter, as text: 10 before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
 
 
 def interrupt_twice(*_: Any) -> None:
