@@ -317,7 +317,7 @@ class ClientModule(LightningModule):
             )
         choice = OptimizerChoice() if phase.plain else self.training_settings.optimizer
         optimizer = choice.make(parameters, self.learning_rate(phase), *self.momentum_and_decay(phase))
-        phases = self._optimized_phases()
+        phases = self.kept_phases()
         if self.kept_optimizers is not None and phase in phases:  # others are trained outside the schedule
             self.kept_optimizers.restore(phases.index(phase), optimizer)
         return Step(phase, parameters, optimizer, self.prefix(phase))
@@ -325,16 +325,18 @@ class ClientModule(LightningModule):
     def keep_optimizers(self) -> None:
         """With `optimizer.keep=true`, add buffers for the states of the optimisers; called once after `__init__`."""
         if self.training_settings.optimizer.keep:
-            self.kept_optimizers = KeptOptimizers(
-                [self.make_step(phase).optimizer for phase in self._optimized_phases()]
-            )
+            self.kept_optimizers = KeptOptimizers([self.make_step(phase).optimizer for phase in self.kept_phases()])
 
     def store_optimizer(self, step: Step) -> None:
         """Keep the state of a step's optimiser until the next round, if the run does."""
         if self.kept_optimizers is not None and not step.phase.plain:
-            self.kept_optimizers.store(self._optimized_phases().index(step.phase), step.optimizer)
+            self.kept_optimizers.store(self.kept_phases().index(step.phase), step.optimizer)
 
-    def _optimized_phases(self) -> list[Phase]:
+    def kept_phases(self) -> list[Phase]:
+        """Return the phases whose optimisers `optimizer.keep=true` keeps, in the same order in every round.
+
+        Default: those of the schedule. Override it if the schedule depends on the round.
+        """
         phases = (phase for stage in self.stages() for phase in stage.phases)
         return list(dict.fromkeys(phase for phase in phases if not phase.plain))
 

@@ -121,6 +121,10 @@ class KeptOptimizers(nn.Module):
 
     def restore(self, at: int, optimizer: optim.Optimizer) -> None:
         """Give an optimiser the state of phase number `at`; none before its first round."""
+        if at >= len(self.used):
+            raise SettingsError(
+                "optimizer.keep=true: the schedule has other phases than in round 1; define kept_phases in the method"
+            )
         if not self.used[at]:
             return
         for name, value in self._of(at):

@@ -54,7 +54,7 @@ def try_clients(
     training = replace(factory.training, local_epochs=1, local_steps=None)
     if factory.device != "cpu":  # this process uses no GPU, and some optimisers work on GPUs only
         training = replace(training, optimizer=OptimizerChoice(keep=training.optimizer.keep))
-    factory = replace(factory, device="cpu", stacks=(), training=training)
+    factory = replace(factory, device="cpu", training=training)
     method, model = f"method={component_name(settings, 'method')}", f"model={component_name(settings, 'model')}"
     try:
         return _two_rounds(factory, (dataset, few), server, model)

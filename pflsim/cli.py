@@ -46,6 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads sleep while they wait for each other
     streams = [stream for stream in (sys.stdout, sys.stderr) if stream]
     for stream in streams:
         cast(TextIOWrapper, stream).reconfigure(errors="replace")

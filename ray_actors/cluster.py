@@ -61,6 +61,7 @@ def start(cpus: int, gpus: int, store_mb: int | None = None, folder: Path | None
         The folder of its files, for `stop`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of the actors, see `pflsim.cli.run`
     from ray._private import ray_constants
 
     try:

@@ -16,6 +16,7 @@ import yaml
 from run_files import read_state
 from support import KINDS, METHODS, slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from pflsim import cli
 from ray_actors import run
@@ -36,12 +37,22 @@ def stop_after(round_number: int, monkeypatch: pytest.MonkeyPatch, signum: int =
         real(self, record)
 
     monkeypatch.setattr(run._Listener, "round", listener)
+    # TensorBoard sorts files of the same second by a counter, as text: 10 before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+
+
+def interrupt_twice(*_: Any) -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def left(folder: Path) -> dict[str, Any]:
     """Everything that a run leaves, without times and memory."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = max((folder / "checkpoints").glob("round_*"))  # a stop leaves one more, which may stay as the best
+    saved = sorted((folder / "checkpoints").iterdir())
+    kept = saved if "best: true" in (folder / "config.yaml").read_text() else saved[-1:]  # a stop may leave one more
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     tags = sorted(tag for tag in events.Tags()["scalars"] if not tag.startswith(("seconds", "memory")))
     summary = json.loads((folder / "summary.json").read_text())
@@ -49,7 +60,7 @@ def left(folder: Path) -> dict[str, Any]:
         "metrics": [{key: value for key, value in line.items() if key != "seconds"} for line in lines],
         "per_client": (folder / "per_client.csv").read_text(),
         "curves": {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags},
-        "states": {path.stem: read_state(last, path.stem) for path in sorted(last.glob("*.pt"))},
+        "states": {f"{at.name} {p.stem}": read_state(at, p.stem) for at in kept for p in sorted(at.glob("*.pt"))},
         "summary": {k: v for k, v in summary.items() if k not in ("seconds", "peak_rss_mb", "resumed_after")},
     }  # fmt: skip
 
@@ -74,21 +85,30 @@ def agree(one: Any, other: Any) -> None:
 
 
 KEPT = "fedrep optimizer=adam optimizer.keep=true lr_schedule=cosine lr=0.01 shift=noise"
+BEST = "fedavg checkpoint.best=true checkpoint.keep=1 lr=1.0"
+"""The first round is the best, and stays the only one beside the last."""
 
 
-@pytest.mark.parametrize("method", slow_except(["fedfcd", KEPT], [*METHODS, KEPT]))
+@pytest.mark.parametrize("method", slow_except(["fedfcd", KEPT, BEST], [*METHODS, KEPT, BEST]))
 def test_stopped_and_resumed(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = [*f"method={method}".split(), *SMALL]
+    name, *more = method.split()
+    settings = [f"method={name}", *SMALL, *more]
     assert cli.main([*settings, f"run_dir={tmp_path / 'straight'}"]) == 0
     stop_after(2, monkeypatch)
     assert cli.main([*settings, f"run_dir={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
     assert f"resume={tmp_path / 'stopped'}" in capsys.readouterr().out
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["complete"] is False
-    assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 0
+    part = tmp_path / "stopped" / "checkpoints" / ".round_0002.part"  # of a process that was killed as it wrote
+    shutil.copytree(part.with_name("round_0002"), part)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "prepare", interrupt_twice)
+        assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 128 + signal.SIGINT
+    assert cli.main([f"resume={tmp_path / 'stopped'}"]) == 0 and not part.exists()
     agree(left(tmp_path / "stopped"), left(tmp_path / "straight"))
     assert json.loads((tmp_path / "stopped" / "summary.json").read_text())["resumed_after"] == [2]
+    assert method != BEST or {path.name for path in part.parent.iterdir()} == {"round_0001", "round_0004"}
 
 
 @pytest.mark.parametrize("method", slow_except(["fedfomo"], KINDS))

@@ -55,6 +55,7 @@ class L2GD(ClientModule):
         self.mean = deepcopy(net).requires_grad_(False)
         self.register_buffer("met", torch.tensor(False))  # whether a mean has been received
         self.newcomer = Anchor()  # not empty while a newcomer joins
+        self.local = Phase(lr=training.lr / (1 - self.p))
         lr = training.lr
         if self.p and lr * self.lam / self.p > 1:
             step = f"an aggregation step covers lr*lam/p = {lr * self.lam / self.p:.4g} of the distance to the mean"
@@ -71,9 +72,11 @@ class L2GD(ClientModule):
 
     def schedule(self) -> Schedule:
         """Return one phase at the rate η/(1 − p) in a local round, no phase in an aggregation round."""
-        if self.aggregates(self.round_number):
-            return ()
-        return (Phase(lr=self.training_settings.lr / (1 - self.p)),)
+        return () if self.aggregates(self.round_number) else (self.local,)
+
+    def kept_phases(self) -> list[Phase]:
+        """Return the phase of local rounds, in aggregation rounds too."""
+        return [self.local]
 
     def receive(self, downlink: Message) -> None:
         """Store x̄ if the message has it."""

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import World, dataset, rounds, states, world
+from support import World, after, dataset, rounds, states, world
 from torch import nn
 
+from lightning_modules.base import ClientModule
 from lightning_modules.lockstep.updates import clipped
 from lightning_modules.methods.fedavg import FedAvg
 from lightning_modules.methods.fedrep import FedRep
@@ -24,9 +25,10 @@ from lightning_modules.optimizers import OptimizerChoice
 from lightning_modules.phases import Phase
 from lightning_modules.training import Training
 from pflsim.data.dataset import Dataset
-from pflsim.errors import SettingsError
-from pflsim.seeding import torch_generator
+from pflsim.errors import ClientError, SettingsError
+from pflsim.seeding import coin, torch_generator
 from pflsim.servers.fedavg import FedAvg as Server
+from pflsim.servers.l2gd import L2GD as L2GDServer
 from pflsim.servers.local import Local as LocalServer
 
 ADAM = OptimizerChoice("adam", {"betas": (0.8, 0.95), "eps": 1e-6})
@@ -117,6 +119,25 @@ def test_kept_states_of_several_phases() -> None:
     assert [r.up_bytes for r in reports] == [r.up_bytes for r in expected]
     module = executor.host.modules[0]
     assert module.kept_optimizers is not None and module.kept_optimizers.used.tolist() == [True, True]
+
+
+def test_kept_states_of_a_schedule_that_depends_on_the_round() -> None:
+    """With this seed, L2GD aggregates in round 1 only. An own method has to say which phases it keeps."""
+    assert [coin(1, t, 0.2) for t in (1, 2, 3, 4)] == [True, False, False, False]
+
+    class OwnL2GD(L2GD):
+        kept_phases = ClientModule.kept_phases
+
+    def made(client: type[L2GD], keep: bool) -> World:
+        training = Training(lr=0.02, batch_size=4, momentum=0.5, seed=1, optimizer=OptimizerChoice(keep=keep))
+        return world(partial(client, p=0.2, lam=1.0), L2GDServer(p=0.2), training=training, seed=1)
+
+    kept, new = (after(made(L2GD, keep)) for keep in (True, False))
+    for client, state in kept.items():
+        assert state["kept_optimizers.used"].tolist() == [True]
+        assert not torch.equal(state["net.head.weight"], new[client]["net.head.weight"])
+    with pytest.raises(ClientError, match=r"optimizer\.keep=true: .*kept_phases"):
+        after(made(OwnL2GD, True))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import sys
+import warnings
 from pathlib import Path
 from textwrap import dedent
 
@@ -25,6 +26,7 @@ from pflsim.records.saved_settings import saved_settings
 TWO = ["clients=2", "partition=iid", "method=fedavg"]
 NUMBERS = itertools.count()
 MINE = """
+    import numpy as np
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -110,10 +112,33 @@ MINE = """
             super().__init__()
             self.scale = nn.Parameter(torch.ones(16))
             self.register_buffer("share", torch.tensor(0.5))
+            self.fc.load_state_dict({"bias": torch.from_numpy(np.full(10, 0.25, "f"))}, strict=False)
         def features(self, x): return super().features(x) * self.scale * self.share
     class Drifts(Two):
         def get_extra_state(self): return "text"
         def set_extra_state(self, state): pass
+    class Halves(Reloaded):
+        def _load_from_state_dict(self, state, prefix, *rest):
+            super()._load_from_state_dict({**state, prefix + "scale": state[prefix + "scale"] / 2}, prefix, *rest)
+    class Moves(Two):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.ones(1))
+            self.register_buffer("learnt", torch.ones(1))
+        def features(self, x):
+            if self.training: self.seen += 1
+            if self.training and torch.is_grad_enabled(): self.learnt += 1
+            return super().features(x)
+    class Faint(Two):
+        def features(self, x): return super().features(x) + 1e-5 * len(x)
+    class Single(Faint):
+        # its float32 constant leaves no better precision
+        def features(self, x): return super().features(x) @ torch.eye(16)
+    class Wide16(Two):
+        def features(self, x):
+            found = super().features(x)
+            if found.dtype == torch.bfloat16 and not self.training: raise TypeError("no bfloat16")
+            return found
     class HookedTensor(Two):
         def features(self, x):
             f = super().features(x)
@@ -217,6 +242,8 @@ def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
         ("Batch", ["evaluation", "batch"]),
         ("Late", ["a.weight", "register_hook"]),
         ("Drifts", ["str"]),
+        ("Halves", ["loaded differs"]),
+        ("Faint", ["evaluation", "batch"]),
     ],
 )
 def test_models_that_are_refused(mine: str, name: str, reasons: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,8 +281,23 @@ def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
         prepared(*TWO, f"model={mine}.{name}", "lockstep=true")
 
 
+def test_buffers_that_training_changes_travel(mine: str) -> None:
+    """With L2GD, both rounds of the trial are aggregation rounds, without training."""
+    for method, constant in (("fedavg", set()), ("l2gd method.p=0.99 method.lam=0.1", {"net.body.learnt"})):
+        made = prepared("clients=2", "partition=iid", f"model={mine}.Moves", *f"method={method}".split())
+        assert made.factory.constants == constant and "net.body.seen" in made.federation.initial
+
+
+def test_a_model_that_computes_in_float32_inside_may_round(mine: str) -> None:
+    prepared(*TWO, f"model={mine}.Single")
+
+
 def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: str) -> None:
-    made = prepared(*TWO, f"model={mine}.Reloaded")
+    """And what a model loads when it is built is its start, without a warning of torch."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made = prepared(*TWO, f"model={mine}.Reloaded")
+    assert not warned and (made.federation.initial["net.head.bias"] == 0.25).all()
     assert made.factory.constants == {"net.body.share"} and "net.body.share" not in made.federation.initial
     executor = InlineExecutor(made)
     executor.start()
@@ -271,12 +313,14 @@ def test_states_keep_the_versions_of_layers_and_constants_do_not_travel(mine: st
         (["optimizer=torch.optim.SparseAdam", "optimizer.keep=true"], "optimizer=SparseAdam"),
         (["optimizer=torch.optim.Rprop", "optimizer.options={capturable: true}"], "optimizer=torch.optim.Rprop"),
         (["method=fedas", "model=tabular_mlp", "model.hidden=[]", "data=wine"], "model: FedAS .*align"),
+        (["method=ditto", "model=MINE.HookedParameter"], "model=HookedParameter: .*copy"),
+        (["precision=bf16", "model=MINE.Wide16"], "precision=bf16: .*no bfloat16"),
     ],
 )
-def test_what_cannot_train_is_refused_before_the_first_round(changes: list[str], key: str) -> None:
+def test_what_cannot_train_is_refused_before_the_first_round(mine: str, changes: list[str], key: str) -> None:
     before = torch.get_rng_state()
     with pytest.raises(SettingsError, match=f"^{key}"):
-        prepared(*TWO, *changes)
+        prepared(*TWO, *(change.replace("MINE", mine) for change in changes))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -345,17 +389,24 @@ class Fails(ClientModule):
     def __init__(self, net, training):
         super().__init__(net, training)
         {}["missing"]
+
+class Silent(ClientModule):
+    def reply(self, shard):
+        return {}["missing"]
 """
 
 
-@pytest.mark.parametrize(("name", "line"), [("NoSuper", 7), ("Fails", 20)])
+@pytest.mark.parametrize(
+    ("name", "line", "where"),
+    [("NoSuper", 7, "building a client of"), ("Fails", 20, "building a client of"), ("Silent", 24, "^method=")],
+)
 def test_an_error_in_an_own_method_names_its_line(
-    name: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, line: int, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"own_{name.lower()}"
     (tmp_path / f"{module}.py").write_text(OWN_METHODS)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingsError, match=rf"building a client of {name} .*fails.*{module}\.py, line {line}"):
+    with pytest.raises(SettingsError, match=rf"{where} ?{name} .*fails.*{module}\.py, line {line}"):
         prepared(*TWO, f"method={module}.{name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from lightning_modules.hosts.client_host import ClientHost
 from lightning_modules.hosts.devices import torch_threads
+from pflsim import cli
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from ray_actors.run import Runner
 
@@ -32,3 +34,12 @@ def test_the_driver_uses_the_threads_of_the_placement(
         runner.run(settings)
         assert torch.get_num_threads() == 3
     assert seen == {threads}
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
+def test_threads_sleep_while_they_wait(given: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that spin keep each other from working where others need the CPUs, too."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert cli.run(["--help"]) == 0 and os.environ["OMP_WAIT_POLICY"] == found

@@ -101,8 +101,9 @@ def settings(tmp_path: Path, partition: dict[str, Any], clients: int = 2, **spli
 
 
 def test_the_split_draws_test_rows_only_if_none_are_given(tmp_path: Path) -> None:
-    node = {"_target_": "pflsim.data.explicit.explicit", "path": saved(tmp_path, GOOD)}
+    node = {"_target_": "pflsim.data.explicit.explicit", "path": saved(tmp_path, {**GOOD, "names": ["b", "a"]})}
     _, partition = load_federation(settings(tmp_path, node))
+    assert partition.names == ("b", "a")
     assert lists(partition.train) == [[0, 4], [7, 29]] and lists(partition.val) == [[], []]
     for split, unused in (
         ({"validation": 0.2}, "split.validation=0.2"),

@@ -76,7 +76,8 @@ def test_the_columns_of_frames_are_matched_by_name() -> None:
 
 def test_images_with_a_palette_have_their_colours() -> None:
     images = [Image.new("RGB", (4, 4), colour).convert("P") for colour in ((255, 0, 0), (0, 0, 255))]
-    assert as_dataset([(image, 0) for image in images]).x[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 0, 255]]
+    found = as_dataset([(image, 0) for image in (*images, images[0].convert("PA"))]).x[:, :, 0, 0]
+    assert found.tolist() == [[255, 0, 0], [0, 0, 255], [255, 0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +121,13 @@ def test_both_parts_number_their_labels_alike() -> None:
         (lambda: as_dataset(frame(a=[1, 2], label=[0, 1]), frame(b=[1, 2], label=[0, 1])), ["'a'", "'b'"]),
         (lambda: as_dataset(frame(a=[1], label=[0]), frame(a=[1], c=[1], label=[0])), ["'c'", "test part"]),
         (lambda: as_dataset((frame(a=[1.0]), [0]), (frame(b=[1.0]), [0])), ["'a'", "'b'"]),
+        (lambda: as_dataset(frame(a=[1], c=[2], label=[0])[["a", "a", "label"]], frame(a=[1], label=[0])), ["once"]),
         (lambda: as_dataset((np.ma.masked_equal(X, X[0, 0, 0]), Y)), ["training", "masked"]),
         (lambda: as_dataset((X, Y), (X, np.ma.masked_equal(Y, 2))), ["test", "masked"]),
         (lambda: as_dataset([(X[0], 0), (np.ma.masked_equal(X[1], X[1, 0, 0]), 1)]), ["masked"]),
         (lambda: as_dataset([(X[0], 0), (X[1], np.ma.masked)]), ["masked"]),
         (lambda: check_dataset(Dataset("d", np.ma.masked_equal(X, X[0, 0, 0]), Y, 3, 4), "data=d"), ["masked"]),
+        (lambda: check_dataset(Dataset("d", X, np.ma.masked_equal(Y, 2), 3, 4), "data=d"), ["masked"]),
         (lambda: as_dataset(frame(a=pandas.array([1, None]), label=[0, 1])), ["NaN"]),
         (lambda: as_dataset(frame(a=[1, 2], label=pandas.array([1, None]))), ["labels"]),
         (lambda: as_dataset((frame(a=pandas.array([1, None])), [0, 1])), ["NaN"]),

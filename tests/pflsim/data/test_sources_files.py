@@ -160,17 +160,20 @@ def test_image_folder_with_images_of_every_mode(tmp_path, image, red):
     paint(tmp_path / "train" / "cat" / "1.png", (255, 0, 51))
     (tmp_path / "test" / "cat").mkdir(parents=True)
     image.save(tmp_path / "test" / "cat" / "1.tif")
+    paint(tmp_path / "test" / "cat" / "2.png", (255, 0, 51))
     if red is None:
         with pytest.raises(SettingsError, match=r"1\.tif.*16 bits"):
             image_folder.load(root=str(tmp_path), size=4)
         return
     data = image_folder.load(root=str(tmp_path), size=4)
-    assert data.x.dtype == (np.uint8 if red in (51, 255) else np.float32) and len(data.x) == 2
+    assert data.x.dtype == (np.uint8 if red in (51, 255) else np.float32) and len(data.x) == 3
     white = 255 if data.x.dtype == np.uint8 else 1
-    assert data.x[0, :, 0, 0] == pytest.approx([white, 0, white * 0.2]) and data.x[1, 0] == pytest.approx(red)
+    for row in (0, 2):
+        assert data.x[row, :, 0, 0] == pytest.approx([white, 0, white * 0.2])
+    assert data.x[1, 0] == pytest.approx(red)
     if image.mode[0] == "I":
         grey = image_folder.load(root=str(tmp_path), size=4, grayscale=True)
-        assert grey.x[:, 0, 0, 0] == pytest.approx([round(255 * 0.299 + 51 * 0.114) / 255, 0.2])
+        assert grey.x[:2, 0, 0, 0] == pytest.approx([round(255 * 0.299 + 51 * 0.114) / 255, 0.2])
 
 
 def test_image_folder_errors(tmp_path):
