@@ -21,7 +21,6 @@ def tables(results: Results) -> dict[str, str]:
         "machine": machine(results),
         "targets": targets(results),
         "seconds": across(results, lambda case, way: _number(results.seconds(case, way))),
-        "speed": across(results, lambda case, way: _ratio(results.plain(case), results.seconds(case, way))),
         "memory": across(results, lambda case, way: _figure(results, case, way, "peak_mb", 1e-3)),
         "work": work(results),
         "further": further(results),
@@ -140,10 +139,6 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
-
-
-def _ratio(numerator: float | None, denominator: float | None) -> str:
-    return "" if numerator is None or not denominator else f"{_number(numerator / denominator)}×"
 
 
 def _figure(results: Results, case: str, way: str, key: str, scale: float = 1.0) -> str:
