@@ -97,6 +97,8 @@ def wild(kind: Any, choose: random.Random) -> Any:
     outer, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or choose.random() < 0.1:
         return copy.deepcopy(choose.choice(ANYTHING))
+    if outer is typing.Annotated:
+        return wild(inner[0], choose)
     if outer is typing.Literal or outer in (typing.Union, types.UnionType):
         picked = choose.choice(inner)
         return picked if outer is typing.Literal else wild(picked, choose)

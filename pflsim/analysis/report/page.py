@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import pflsim.analysis.report.charts as charts
+import pflsim.analysis.report.facts as facts
 from pflsim.analysis.comparison import STATS, TOLERANCE, Comparison, Row, Spread, compare, compare_sets, row
 from pflsim.analysis.curves import BAND
 from pflsim.analysis.groups import Group, check_evaluation
-from pflsim.analysis.report import charts, facts
 from pflsim.analysis.report.grid import grid_of
 from pflsim.analysis.report.svg import PALETTE
 from pflsim.analysis.runs import incomplete, read_run
