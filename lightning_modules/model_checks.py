@@ -121,8 +121,9 @@ def in_lockstep(
         parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
         try:
             full = [part for part in parts if [*part.parameters(), *part.buffers()]]
-            if len({*full}) < len(full):
-                raise ValueError("one module has two names")
+            buffers = [id(value) for _, value in module.net.named_buffers(remove_duplicate=False)]
+            if len({*full}) < len(full) or len({*buffers}) < len(buffers):
+                raise ValueError("one module or buffer has two names")
             with seeded_global(factory.seed, "trial"), Notice(_hooks) as hooks:
                 client.objective((batch[0][0, :2].clone(), labels[0, :2]))
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
@@ -192,13 +193,17 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
     """Check what the method reports, and that every phase has parameters to train.
 
     Raises:
-        SettingsError: a class attribute is wrong, or a phase has no parameters, for example that of the body if the
-            model has only a head.
+        SettingsError: a class attribute is wrong, body and head share a parameter, or a phase has no parameters, for
+            example that of the body if the model has only a head.
     """
     for name, expected in (("reported_model", get_args(ModelKind)), ("reported_phase", get_args(EvalPhase))):
         if (value := getattr(variants[0], name)) not in expected:
             raise SettingsError(f"{method}: {name}={value!r}; expected {' or '.join(map(repr, expected))}")
     for module in variants:
+        if {*module.net.body.parameters()} & {*module.net.head.parameters()} and module.shared not in (NET, NOTHING):
+            raise SettingsError(
+                f"{method} shares a part of the model, but its body and head have a parameter in common"
+            )
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
             kinds = type(module).__mro__
             own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))

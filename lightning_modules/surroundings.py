@@ -50,8 +50,14 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
 
     Args:
         stack: restores at its end what was set before.
+
+    Raises:
+        SettingsError: a context has another default device.
     """
     warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_device()
+    torch.set_default_device(None)
+    if torch.get_default_device().type != "cpu":
+        raise SettingsError(f"a run inside `with torch.device({str(device)!r})` is not possible: call it outside")
     calls: list[tuple[Any, Any, Any]] = [
         (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
         (torch.set_default_device, None if device.type == "cpu" else device, None),

@@ -86,7 +86,8 @@ def _two_rounds(
         module, inputs = host.modules[factory.variant_of(client)], host.shards[client].train.batch(slice(None))[0]
         with torch.no_grad(), seeded_global(factory.seed, "trial"):
             for part in (module.train().net.body, module.net):
-                part(inputs.clone())
+                if not isinstance(output := part(inputs.clone()), Tensor):
+                    raise SettingsError(f"{model} returns a {type(output).__name__} in training mode, not a Tensor")
         names = Selector(("net",), "without").buffers(module)
         constant.update(names)
         state = module.state_dict()

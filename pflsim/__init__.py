@@ -203,11 +203,9 @@ def compare(
         SettingsError: there is no such reference, or two runs with the same settings have different results.
     """
     from pflsim.analysis.comparison import compare_sets
-    from pflsim.analysis.runs import Run
     from pflsim.analysis.tables import Comparisons
 
-    runs = load(runs) if isinstance(runs, str | Path) else [runs] if isinstance(runs, Run) else runs
-    return Comparisons(compare_sets(runs, reference, choice=cast(Any, at), target=target))
+    return Comparisons(compare_sets(_runs(runs), reference, choice=cast(Any, at), target=target))
 
 
 def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None) -> Path:
@@ -221,8 +219,16 @@ def report(runs: str | Path | Run | Iterable[Run], out: str | Path | None = None
         SettingsError: the file cannot be written.
     """
     from pflsim.analysis.report import write_report
-    from pflsim.analysis.runs import Run
 
-    runs = load(runs) if isinstance(runs, str | Path) else runs
-    folders = [run.folder for run in ([runs] if isinstance(runs, Run) else runs)]
-    return write_report(folders, None if out is None else Path(out))
+    return write_report([run.folder for run in _runs(runs)], None if out is None else Path(out))
+
+
+def _runs(given: Any) -> list[Run]:
+    """Return runs, or those in a folder, as a list."""
+    from pflsim.analysis.runs import Run
+    from pflsim.errors import SettingsError
+
+    found = [given] if isinstance(given, Run) else [*(load(given) if isinstance(given, str | Path) else given or ())]
+    if not found or not all(isinstance(run, Run) for run in found):
+        raise SettingsError(f"runs={found}: expected runs, as pflsim.load returns them, or their folder")
+    return found

@@ -86,7 +86,8 @@ def reading(what: object, expected: str) -> Iterator[None]:
 
 def in_one_line(error: BaseException) -> str:
     """Return the type of an error, the first line of its text, and the line of a user's code where it was raised."""
-    first = str(error).strip().partition("\n")[0]
+    first, _, more = str(error).strip().partition("\n")
+    first += f" {more.strip().partition(chr(10))[0]}" if first.endswith(":") else ""
     return f"{type(error).__name__}: {first}{place_of(error)}"
 
 

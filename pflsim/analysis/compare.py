@@ -63,6 +63,8 @@ def _compare(options: argparse.Namespace) -> None:
     )
     if options.curves and len(found) > 1:
         raise SettingsError(f"--curves draws one set of comparable runs, and these are {len(found)}: name fewer runs")
+    if len(found) > 1:
+        print(f"these runs have {len(found)} sets of examples or ways of evaluation: a table each", file=sys.stderr)
     if options.out:
         options.out.write_text(render(found, kind) + "\n", encoding="utf-8")
         print(f"written to {options.out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -142,7 +143,7 @@ def new_runner(first: Settings | None, own_process: bool) -> Any:
         first: the settings of its first run, for the start of Ray; None: they are not known yet.
         own_process: whether this process does nothing but runs: then packages that no run needs are not imported.
     """
-    early = None
+    early, state = None, random.getstate()
     # Not with GPUs, which are looked for by torch.
     if first is not None and first.executor == "ray" and not (first.ray_address or first.placement.gpus):
         early = importlib.import_module("ray_actors.cluster").start_early(first)
@@ -154,3 +155,5 @@ def new_runner(first: Settings | None, own_process: bool) -> Any:
         if early is not None:
             early.close()
         raise
+    finally:
+        random.setstate(state)  # some libraries draw from it when they are imported

@@ -91,7 +91,7 @@ def from_containers(kind: type[State], saved: object) -> State:
         saved: the result of `to_containers` for a state of this class.
 
     Raises:
-        SettingsError: a saved value does not have the annotated type.
+        BadCheckpoint: a saved value does not have the annotated type.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError  # slow to import, and only resuming needs it
 
@@ -102,7 +102,7 @@ def from_containers(kind: type[State], saved: object) -> State:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("state", *first["loc"][1:])))
         why = f"{where}: {first['msg']}; use the version of the method that saved it"
-        raise SettingsError(f"the server's state cannot be restored: {why}") from None
+        raise BadCheckpoint(f"the server's state cannot be restored: {why}") from None
 
 
 def versions() -> dict[str, str | None]:

@@ -54,7 +54,7 @@ def valid(kind: Any, value: Any) -> Any:
         return _adapter(kind).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from None
 
 
 @cache

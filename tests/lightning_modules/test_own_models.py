@@ -161,6 +161,20 @@ MINE = """
             for block in self.blocks: x = block(x)
             return x
         def forward(self, x): return self.last(self.features(x))
+    class SharedBuffer(Two):
+        def __init__(self):
+            super().__init__()
+            ones = torch.ones(16)
+            self.register_buffer("one", ones), self.register_buffer("other", ones)
+    class Tied(Two):
+        def __init__(self):
+            super().__init__()
+            self.c, self.last = nn.Linear(16, 10), nn.Linear(16, 10)
+            self.last.weight = self.c.weight
+        def features(self, x):
+            x = super().features(x)
+            return x + self.c(x).sum(1, keepdim=True)
+        def forward(self, x): return self.last(self.features(x))
     class Narrow(Net):
         def __init__(self, input_shape, num_classes):
             super().__init__(nn.Flatten(), nn.Linear(64, num_classes), (32,), num_classes)
@@ -272,13 +286,21 @@ def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pyt
     assert error.count("\n") == 1 and "model" in error
 
 
-@pytest.mark.parametrize("name", ["Branch", "HookedTensor", "HookedParameter", "HookedModule", "Shared"])
+@pytest.mark.parametrize(
+    "name", ["Branch", "HookedTensor", "HookedParameter", "HookedModule", "Shared", "SharedBuffer"]
+)
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
     found = prepared(*TWO, f"model={mine}.{name}")
     assert len(found.warnings) == 1 and not found.factory.stacks
     assert prepared(*TWO, f"model={mine}.Two").factory.stacks
     with pytest.raises(SettingsError, match=f"^lockstep=true: model={name}"):
         prepared(*TWO, f"model={mine}.{name}", "lockstep=true")
+
+
+def test_a_parameter_of_body_and_head_is_shared_with_both_or_not_at_all(mine: str) -> None:
+    assert prepared(*TWO, f"model={mine}.Tied", "method=fedavg")
+    with pytest.raises(SettingsError, match="fedrep .*head"):
+        prepared(*TWO, f"model={mine}.Tied", "method=fedrep")
 
 
 def test_buffers_that_training_changes_travel(mine: str) -> None:

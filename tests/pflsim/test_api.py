@@ -75,6 +75,8 @@ def test_a_run_and_its_tables(folder: Path) -> None:
     assert list(run.metrics()["round"]) == [1, 2] and run.metrics()["losses.ce"].notna().all()
     assert "fedavg" in repr(run) and f"{run.accuracy:.4g}" in pflsim.load("one")._repr_html_()
     assert pflsim.compare(run)[0].runs == [run]
+    with pytest.raises(SettingsError, match="runs="):
+        pflsim.compare([])
     (again,) = pflsim.load("one")
     assert again.accuracy == run.accuracy
 

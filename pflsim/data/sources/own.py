@@ -54,7 +54,8 @@ def as_dataset(
             f"{name}: the mapping has {', '.join(map(str, train))}; expected train and test, or no mapping"
         )
     given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
-    xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
+    with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
+        xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
     labels, notes = _numbered(name, np.concatenate(ys))
     dataset = joined(name, list(zip(xs, np.split(labels, [len(ys[0])]), strict=False)))
     return finished(dataclasses.replace(dataset, notes=notes), standardize)
@@ -81,6 +82,8 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
         image = _image_column(where, part.column_names)
         x, y, layout = _stacked(where, ((row[image], row[LABEL]) for row in part), layout)
     elif isinstance(part, tuple) and len(part) == 2:
+        if all(hasattr(each, "iloc") for each in part) and not part[0].index.equals(part[1].index):
+            raise SettingsError(f"{where}: inputs and labels have different indexes; expected equal ones")
         x, y = (_array(where, each) for each in part)
     elif hasattr(part, "__getitem__") and hasattr(part, "__len__"):
         x, y, layout = _stacked(where, (part[row] for row in range(len(part))), layout)
@@ -94,16 +97,19 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
 
 def _array(where: str, value: Any) -> np.ndarray:
     """Return a tensor, a PIL image, an array or a list as an array."""
+    parts: Any = value
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value
-    if np.ma.is_masked(value):
+    if any(map(np.ma.is_masked, parts if isinstance(parts, list) else [parts])):
         raise SettingsError(f"{where}: {MASKED}")
     return np.asarray(value.convert("RGB") if getattr(value, "mode", "") in ("P", "PA") else value)
 
 
 def _frame(where: str, frame: Any) -> tuple[np.ndarray, np.ndarray]:
     with reading(where, f"numeric columns, and the column {LABEL!r} of the labels"):
+        if odd := [name for name, kind in frame.dtypes.items() if kind.kind in "cMm"]:  # complex numbers and dates
+            raise TypeError(f"column {odd[0]!r} is {frame.dtypes[odd[0]]}")
         return frame.drop(columns=LABEL).to_numpy(dtype=np.float32), frame[LABEL].to_numpy()
 
 
