@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("pflsim")
 install_import_hook(["pflsim.fusion", "lightning_modules.losses"], "beartype.beartype")
 
 
+@pytest.hookimpl(optionalhook=True)  # also without pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than CPUs, up to four: tests that start programs mostly wait."""
     return min(len(os.sched_getaffinity(0)) + 1, 4)

@@ -69,7 +69,7 @@ def test_equal_to_the_bit(name: str, pool: ActorPool, tmp_path: Path) -> None:
         inline = outcome(w.inline(), tmp_path / f"inline{number}")
         remote = outcome(executor, tmp_path / f"ray{number}")
         assert same(inline[0], remote[0])
-        assert inline[1:] == remote[1:]
+        assert inline[1:] == remote[1:] and bool(inline[1][0][0].metrics) == bool(w.factory.metrics)
         _same_traces(tmp_path / f"inline{number}", tmp_path / f"ray{number}")
 
 
