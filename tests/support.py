@@ -43,7 +43,7 @@ from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 """All method files, found on disk."""
-IN_BOTH_TIERS = {"fedalp", "fedavg", "fedbn", "fedfcd", "pfedcfr", "pfedla", "pfedme", "pfedpm"}
+IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedla", "pfedme", "pfedpm"}
 
 
 PLAIN_SGD = {"scaffold"}
@@ -73,7 +73,7 @@ def slow_except(fast: Collection[Any], values: Iterable[Any]) -> list[Any]:
 
 
 METHOD_PARAMS = slow_except(IN_BOTH_TIERS, METHODS)
-"""For tests over all methods: eight in `make test`, the others in `make test-slow`."""
+"""For tests over all methods: six in `make test`, the others in `make test-slow`."""
 KINDS = ("ditto", "fedavg", "fedfcd", "fedfomo", "l2gd", "pfedhn", "pfedme", "r_pfedpm", "scaffold")
 """One method of each kind of state, schedule and step, for tests of what is not a method's own."""
 RUN_PARAMS = slow_except({"fedfcd", "pfedcfr"}, METHODS)
@@ -247,20 +247,23 @@ def same(a: dict[int, dict[str, torch.Tensor]], b: dict[int, dict[str, torch.Ten
     )
 
 
-def check_loaded(run: Run, *clients: int, scope: Scope | None = None, tests: Sequence[Examples] = ()) -> None:
-    """A loaded model and its exported program get as much right of the test examples as the last round's record says.
+def check_loaded(
+    run: Run, *clients: int, scope: Scope | None = None, tests: Sequence[Examples] = (), export: bool = True
+) -> None:
+    """A loaded model gets as much right of the test examples as the last round's record says; so does its export.
 
     Args:
         run: the run.
         clients: which clients.
         scope: of which model; None: the reported one.
         tests: the test examples of all clients; empty: they are loaded again.
+        export: whether the model is exported, which takes most of the time.
     """
     tests = tests or examples_of(run)
     recorded = run.counts(saved_settings(run.folder).rounds, scope)
     for client in clients:
         model, test = pflsim.load_model(run, client, model=scope and scope.model), tests[client]
-        program = export_program(model).module()
+        program = export_program(model).module() if export else model
         with torch.inference_mode():
             scores, exported = model(test.x), program(test.x)
         assert not model.training and torch.equal(scores.argmax(1), exported.argmax(1))

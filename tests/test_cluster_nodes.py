@@ -75,18 +75,18 @@ def test_a_node_that_dies_costs_time_and_no_bit(cluster: Cluster, tmp_path: Path
     """As a job. Its states are lost with it: those of a checkpoint are used, and the rounds since are repeated."""
     cluster.start(1, 1, 1, 1)
     to = ["--address", cluster.http_address]
-    saved = [*LARGE[:2], "rounds=100", *LARGE[3:], "checkpoint.every=10"]
+    saved = [*LARGE[:2], "rounds=60", *LARGE[3:], "checkpoint.every=10"]
     given = [*saved, "placement.actors=2", "run_dir=run"]
     job = cluster.launch("submit", *to, "--id", "survivor", "--driver-resource", "driver=1", *given)
     said = the_rest(job)
     assert job.returncode == 0, said
     job = cluster.command(RAY, "job", "logs", "--follow", "survivor", *to)
     folder = cluster.head.home / "pflsim-runs" / "run"
-    before = lines_until(job, "round  13/100")
+    before = lines_until(job, "round 13/60")
     dying = nodes_of(before, cluster)[-1]
     dying.kill()
     said = the_rest(job)
-    assert job.returncode == 0 and "round 100/100" in said, said
+    assert job.returncode == 0 and "round 60/60" in said, said
     assert not [node for node in nodes_of(said.splitlines(), cluster) if node is dying], said
     log = (folder / "run.log").read_text()
     assert re.search(r"round_0\d\d0; rounds \d+ to \d+ are repeated", log), log
@@ -113,11 +113,26 @@ def test_without_room_for_its_actors_a_run_ends_and_is_resumed_on_what_is_left(
 
 
 def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -> None:
-    """With the traceback, and where it was; of clients that fail there, and of what is printed there."""
+    """With the traceback, and where it was; of clients that fail there, and of what is printed there.
+
+    What cannot be met is refused in seconds, with what was asked for and what there is; nothing is left reserved.
+    """
     if not cluster.isolated:
         pytest.skip("the trap is in the /tmp of one node")
     cluster.env["PYTHONPATH"] = str(Path(__file__).parent)
     cluster.start(0, 1, 1)
+    refused = [
+        (["placement.gpus=2"], ["placement.gpus=2", "Ray has 0 GPUs", f"{cluster.nodes[1].address}: 1 CPUs"]),
+        (["clients=60", "placement.actors=60"], ["60 client actors", "600 MiB", "Free"]),
+    ]
+    for arguments, words in refused:
+        run = cluster.launch(*SMALL, *arguments, f"ray_address={cluster.address}", "placement.wait_s=1")
+        said = the_rest(run)
+        assert run.returncode == 1 and len(said.splitlines()) == 1, said
+        assert all(word in said for word in (*words, "placement.wait_s=1")), said
+    elsewhere = cluster.launch(*SMALL, "ray_address=10.1.2.3:1")
+    said = the_rest(elsewhere)
+    assert elsewhere.returncode == 2 and "ray_address=10.1.2.3:1: nothing answers there" in said
     there = cluster.nodes[2]
     (there.tmp / "traps").mkdir()
     for client in range(6):
@@ -133,22 +148,3 @@ def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -
     for text in (said, (cluster.head.home / "run" / "run.log").read_text()):
         assert "ValueError: a trap in training" in text and "Traceback (most recent call last)" in text
         assert f"on node {there.address}" in text and f"on node {cluster.nodes[1].address}" not in text
-
-
-def test_what_cannot_be_met_is_refused_in_seconds(cluster: Cluster) -> None:
-    """With what was asked for and what there is; nothing is left reserved."""
-    cluster.start(0, 1)
-    refused = [
-        (["placement.gpus=2"], ["placement.gpus=2", "Ray has 0 GPUs", f"{cluster.nodes[1].address}: 1 CPUs"]),
-        (["clients=60", "placement.actors=60"], ["60 client actors, each with 0.0166 CPUs and 600 MiB", "Free"]),
-    ]
-    for arguments, words in refused:
-        run = cluster.launch(*SMALL, *arguments, f"ray_address={cluster.address}", "placement.wait_s=1")
-        said = the_rest(run)
-        assert run.returncode == 1 and len(said.splitlines()) == 1, said
-        assert all(word in said for word in (*words, "placement.wait_s=1")), said
-    elsewhere = cluster.launch(*SMALL, "ray_address=10.1.2.3:1")
-    said = the_rest(elsewhere)
-    assert elsewhere.returncode == 2 and "ray_address=10.1.2.3:1: nothing answers there" in said
-    run = cluster.launch(*SMALL, f"ray_address={cluster.address}", "run_dir=run")
-    assert "round 8/8" in the_rest(run) and run.returncode == 0

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pflsim import cli
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 LAUNCH = Path(__file__).resolve().parents[1] / "launch.py"
@@ -47,15 +49,18 @@ def test_two_at_once_do_not_meet(tmp_path: Path) -> None:
         assert not [*Path("/tmp").glob(f"pflsim-ray-{run.pid}-*")]
 
 
-def test_a_run_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_run_folder_in_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To another new run, and to whoever would take the run up; the first one goes on."""
-    first = launched(tmp_path, [*LONG, "method=fedavg"])
+    monkeypatch.chdir(tmp_path)
+    first = launched(tmp_path, [*LONG, "method=fedavg", "executor=inline"])
     try:
         wait_for(first, "round      4/")
         for arguments, words in ((["run_dir=run", *TINY], "is not empty"), (["resume=run"], "is in use by another")):
-            other = launched(tmp_path, arguments)
-            out, err = other.communicate(timeout=120)
-            assert other.returncode == 2 and words in err and len(err.splitlines()) == 1, err
+            assert cli.main(arguments) == 2
+            err = capsys.readouterr().err
+            assert words in err and len(err.splitlines()) == 1, err
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGTERM)

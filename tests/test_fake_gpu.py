@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import METHODS, prepared
+from support import METHOD_PARAMS, prepared
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,7 +53,7 @@ def gradients_of_zero(outputs: Any, inputs: Any, **_: Any) -> tuple[torch.Tensor
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="torch was built without CUDA")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_hooks_stay_on_their_device(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = prepared("clients=3", "lockstep=false", "model.hidden=[8]", f"method={method}")
     host = ClientHost(made.factory, made.dataset, made.partition, range(3))

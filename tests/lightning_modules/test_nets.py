@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from support import slow_except
 from torch import nn
 from torch.nn import functional as F
 
@@ -54,7 +55,9 @@ def names(net: nn.Module, by: UnitKind) -> list[str]:
     return [unit.name for unit in units(net, parameters, buffers, by)]
 
 
-@pytest.mark.parametrize(("model", "shape"), CASES)
+@pytest.mark.parametrize(
+    ("model", "shape"), slow_except([case for case in CASES if "resnet" not in case[0] or case[1] == MNIST], CASES)
+)
 def test_shapes_and_composition(model: str, shape: tuple[int, ...]) -> None:
     net = seeded(partial(make, model, shape, 7)).eval()
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import METHODS, Records, prepared, slow_except, states
+from support import KINDS, Records, prepared, slow_except, states
 from torch.nn import functional
 
 from lightning_modules.contract.checks import inline
@@ -48,7 +48,7 @@ def test_a_step_by_hand(lockstep: str, tmp_path: Path) -> None:
         assert float((found - expected).abs().median()) < 0.1 * float((found - other).abs().median())
 
 
-@pytest.mark.parametrize("method", slow_except(["fedavg", "fedproto", "gpfl"], sorted(METHODS)))
+@pytest.mark.parametrize("method", slow_except(["fedavg", "fedproto"], [*KINDS, "fedproto", "gpfl", "pfedla"]))
 def test_states_and_messages_are_float32(method: str, tmp_path: Path) -> None:
     executor, records = run(tmp_path / "low", f"method={method}", "precision=bf16")
     exact, plainly = run(tmp_path / "exact", f"method={method}")

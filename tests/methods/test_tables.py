@@ -104,7 +104,7 @@ def contents(message: Message) -> str:
     return " ".join(sorted(names | ({MEANS} if message.prototypes is not None else set())))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_PARAMS)
 def test_what_is_reported_and_what_travels(method: str) -> None:
     """The class, the prepared run and the plan agree with the table."""
     made = job(method)
@@ -217,9 +217,8 @@ REDUCTIONS = [
     ("pfedpm lam=0 alternate=batch", "local", "net", False),
 ]
 RUNS = {
-    "mlp": ("lr_decay=0.9",),
+    "mlp": ("local_epochs=null", "local_steps=5", "momentum=0.5", "lr_decay=0.9"),
     "batch_norm": BATCH_NORM,
-    "steps": ("local_epochs=null", "local_steps=5", "momentum=0.5"),
 }
 
 
@@ -234,7 +233,7 @@ def ends(method: str, settings: tuple[str, ...], run: str, name: str = "net") ->
     }
 
 
-@pytest.mark.parametrize("run", slow_except({"batch_norm"}, RUNS))
+@pytest.mark.parametrize("run", slow_except({"mlp"}, RUNS))
 @pytest.mark.parametrize(("which", "other", "name", "always"), REDUCTIONS, ids=lambda value: str(value))
 def test_reductions(which: str, other: str, name: str, always: bool, run: str) -> None:
     """To the bit, running statistics included; with the defaults it is another method."""
