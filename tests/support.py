@@ -43,7 +43,7 @@ from pflsim.types import ClientInfo, NewcomerRecord, RoundRecord
 
 METHODS = sorted(path.stem for path in (CONFIGS / "method").glob("*.yaml"))
 """All method files, found on disk."""
-IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedla", "pfedme", "pfedpm"}
+IN_BOTH_TIERS = {"fedalp", "fedavg", "fedfcd", "pfedcfr", "pfedla", "pfedpm"}
 
 
 PLAIN_SGD = {"scaffold"}

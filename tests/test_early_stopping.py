@@ -77,6 +77,7 @@ def test_a_resumed_run_stops_in_the_same_round(
     agree(left(folder), left(stopped))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_with_a_larger_patience(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = start(tmp_path / "run", "rounds=24", "stop.patience=2")
     last = summary(folder)["stopped_early"]["round"]
