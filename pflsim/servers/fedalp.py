@@ -109,7 +109,7 @@ class FedALP(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model."""
         clients, rounds = len(federation.clients), federation.rounds
-        Bounds(1, clients)("method.groups", self.groups)
+        Bounds(1, clients)(f"clients={clients}, method.groups", self.groups)
         if rounds < 2:
             raise SettingsError(f"rounds={rounds}: expected at least 2, one of warm-up and one after it")
         layout = federation.layouts[self.unit]

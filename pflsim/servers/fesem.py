@@ -61,7 +61,7 @@ class FeSEM(ServerRule[State]):
     def init(self, federation: Federation) -> State:
         """Return the state with the initial model as each centre and random clusters."""
         clients = len(federation.clients)
-        Bounds(1, clients)("method.groups", self.groups)
+        Bounds(1, clients)(f"clients={clients}, method.groups", self.groups)
         groups = torch.empty(clients, dtype=torch.int64)
         order = torch.randperm(clients, generator=torch_generator(federation.seed, "groups"))
         groups[order] = torch.arange(clients) % self.groups
