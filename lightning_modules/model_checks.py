@@ -156,8 +156,8 @@ class Notice(TorchFunctionMode):
         return result
 
 
-def _hooks(function: Any, _: Any) -> bool:
-    return getattr(function, "__name__", "") == "register_hook"
+def _hooks(function: Any, _: Any) -> bool:  # of a tensor, or of the node of autograd that has computed it
+    return getattr(getattr(function, "__self__", function), "__name__", "") in ("register_hook", "grad_fn")
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

@@ -42,6 +42,10 @@ def torch_defaults() -> Iterator[None]:
             stack.enter_context(mode)
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
+        for name in ("forward_pre", "forward", "backward_pre", "backward"):  # of all modules
+            hooks = getattr(torch.nn.modules.module, f"_global_{name}_hooks")
+            stack.callback(hooks.update, {**hooks})
+            hooks.clear()
         yield
 
 
@@ -55,6 +59,7 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
         SettingsError: a context has another default device.
     """
     warn_only, device = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_default_device()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_default_device(None)
     if torch.get_default_device().type != "cpu":
         raise SettingsError(f"a run inside `with torch.device({str(device)!r})` is not possible: call it outside")
@@ -62,11 +67,7 @@ def set_torch_defaults(stack: ExitStack | None = None) -> None:
         (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
         (torch.set_default_device, None if device.type == "cpu" else device, None),
         (torch.set_flush_denormal, not torch.tensor(1e-40, device="cpu").mul(1.0).item(), False),
-        (
-            lambda on: torch.use_deterministic_algorithms(on, warn_only=warn_only),
-            torch.are_deterministic_algorithms_enabled(),
-            False,
-        ),
+        (lambda on: torch.use_deterministic_algorithms(on, warn_only=warn_only), deterministic, False),
     ]
     for name, value in FLAGS:
         backend, _, attribute = name.rpartition(".")

@@ -64,6 +64,17 @@ def moved_generators() -> Iterator[None]:
     assert found == (random.random(), np.random.random(), torch.rand(()).item())
 
 
+@contextmanager
+def hooked_modules() -> Iterator[None]:
+    """Hooks of all modules, which are still there at the end."""
+    forward = nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 2)
+    backward = nn.modules.module.register_module_full_backward_hook(lambda module, inputs, outputs: None)
+    yield
+    assert nn.Identity()(torch.ones(())) == 2
+    forward.remove(), backward.remove()
+    assert nn.Identity()(torch.ones(())) == 1
+
+
 def attribute(owner: Any, name: str, value: Any) -> Any:
     return put(lambda: getattr(owner, name), lambda to: setattr(owner, name, to), value)
 
@@ -79,6 +90,7 @@ SET: dict[str, Callable[[], Any]] = {
     "deterministic": lambda: put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "device": lambda: put(torch.get_default_device, torch.set_default_device, torch.device("meta")),
     "generators": moved_generators,
+    "hooks": hooked_modules,
     "TeX": lambda: mpl.rc_context({"text.usetex": True}),
     "Hydra": lambda: initialize_config_dir(str(CONFIGS), version_base="1.2"),
 }

@@ -89,7 +89,9 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     _check_groups(asked, groups)
     for override in asked:
         if override.is_sweep_override():
-            raise SettingsError(f"{override.input_line}: several values need -m (--multirun), which runs each of them")
+            raise SettingsError(
+                f"{override.input_line}: several values need --multirun; one value with a comma: \"KEY='a,b'\""
+            )
     if is_quick := bool(quick and quick[-1].value()):
         experiment = [override for override in asked if override.key_or_group == "experiment"]
         smaller = _compose(experiment, folders, groups)[0].get(QUICK)
@@ -256,7 +258,7 @@ def _composed_files(
     """Return what Hydra composes from the chosen files (0.3 s), and its choices, once while no file changes."""
     extra = ",".join(f"'file://{str(folder).replace(chr(39), chr(92) + chr(39))}'" for folder in folders[1:])
     config = compose("config", [f"hydra.searchpath=[{extra}]", *groups], return_hydra_config=True)
-    return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), config.hydra.runtime.choices
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]), config.hydra.runtime.choices
 
 
 def _check_groups(overrides: Sequence[Override], groups: Mapping[str, Sequence[str]]) -> None:

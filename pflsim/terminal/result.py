@@ -14,6 +14,7 @@ from pflsim.config.names import program
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
 from pflsim.records.summary import RunMeta, Summary, newcomer_accuracy
+from pflsim.seeding import cohort
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
 
@@ -59,11 +60,14 @@ def result_lines(summary: Summary) -> Iterator[str]:
             f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
         )
+    n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
+    if left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)}):
+        yield f"not trained  {plural(left, 'client')}: drawn in no round"
     yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
-    rounds = sum(line.total_seconds for line in summary.history)
-    each = f", {format_seconds(rounds / len(summary.history))} per round" if summary.history else ""
-    other = format_seconds(max(summary.seconds - rounds, 0))
-    yield f"time         {format_seconds(summary.seconds)}: rounds {format_seconds(rounds)}{each}; startup {other}"
+    spent = sum(line.total_seconds for line in summary.history)
+    each = f", {format_seconds(spent / len(summary.history))} per round" if summary.history else ""
+    other = format_seconds(max(summary.seconds - spent, 0))
+    yield f"time         {format_seconds(summary.seconds)}: rounds {format_seconds(spent)}{each}; startup {other}"
 
 
 def result_line(folder: Path) -> str:

@@ -144,6 +144,11 @@ MINE = """
             f = super().features(x)
             if f.requires_grad: f.register_hook(lambda g: -g)
             return f
+    class HookedNode(Two):
+        def features(self, x):
+            f = super().features(x)
+            if f.requires_grad: f.grad_fn.register_prehook(lambda gradients: tuple(-g for g in gradients))
+            return f
     class HookedParameter(Two):
         def __init__(self):
             super().__init__()
@@ -287,7 +292,7 @@ def test_wrong_settings_of_own_models(mine: str, changes: list[str], capsys: pyt
 
 
 @pytest.mark.parametrize(
-    "name", ["Branch", "HookedTensor", "HookedParameter", "HookedModule", "Shared", "SharedBuffer"]
+    "name", ["Branch", "HookedTensor", "HookedNode", "HookedParameter", "HookedModule", "Shared", "SharedBuffer"]
 )
 def test_what_cannot_be_stacked_trains_one_by_one(mine: str, name: str) -> None:
     found = prepared(*TWO, f"model={mine}.{name}")
