@@ -90,7 +90,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
     for override in asked:
         if override.is_sweep_override():
             raise SettingsError(
-                f"{override.input_line}: several values need --multirun; one value with a comma: \"KEY='a,b'\""
+                f"{override.input_line}: several values need --multirun; one with a comma: \"KEY='a,b'\""
             )
     if is_quick := bool(quick and quick[-1].value()):
         experiment = [override for override in asked if override.key_or_group == "experiment"]
