@@ -102,7 +102,7 @@ class Stopwatch:
             }
         )
         reported = [row for row in record.evaluations if row.model == self.tracker.meta.reported_model]
-        self.accuracy = sum(row.correct for row in reported) / max(sum(row.total for row in reported), 1)
+        self.accuracy = sum(row.correct or 0 for row in reported) / max(sum(row.total for row in reported), 1)
         if self.growth:
             self.held.append(held_mb())
         self.server.seconds = 0.0

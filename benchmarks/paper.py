@@ -37,7 +37,7 @@ from pflsim.config.components import COMPONENTS
 from pflsim.config.compose import CONFIGS, composed, composing, to_settings
 from pflsim.config.names import nearest, program, written
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 from pflsim.records.summary import Choice, chosen_round
 from pflsim.terminal.exit_status import exit_status
 from pflsim.types import EvalPhase, ModelKind
@@ -241,7 +241,7 @@ def _cells(label: str, row: PublishedRow, choice: Choice, runs: Mapping[int, Run
 
     def percent(of: Mapping[int, Scope]) -> Spread | None:
         """Return the accuracy of the lines that have it."""
-        found = [100 * line.accuracy[of[seed]].mean for seed, line in lines.items() if of[seed] in line.accuracy]
+        found = [100 * line.evaluations[of[seed]].mean for seed, line in lines.items() if of[seed] in line.evaluations]
         return Spread(tuple(found)) if found else None
 
     ours = percent(scopes)

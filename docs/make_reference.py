@@ -14,14 +14,16 @@ from pathlib import Path
 
 import yaml
 
-from pflsim.config.components import COMPONENTS, settings_of, targets_of
+from pflsim.config.components import COMPONENTS, resolve, settings_of, targets_of
 from pflsim.config.compose import CONFIGS
 from pflsim.config.help import documented
 from pflsim.config.names import written
 from pflsim.config.settings import Settings
+from pflsim.tasks.task import LOSSES
 
 PAGE = Path(__file__).with_name("reference.md")
 VARIANTS = "A list of settings that replace those of this model; client i gets entry i modulo its length."
+BINS = "With regression, the number of quantiles of the first target that take the place of classes."
 DEFAULTS = ChainMap(
     *(entry for entry in yaml.safe_load((CONFIGS / "config.yaml").read_text())["defaults"] if entry != "_self_")
 )
@@ -46,6 +48,11 @@ def page() -> str:
             parts += [f"| `{group}=` | setting | default | meaning |\n|---|---|---|---|"]
         for file in sorted((CONFIGS / group).glob("*.yaml")):
             parts += _component(group, file)
+    parts += ["\n## Method and task\n", f"| `method=` | {' | '.join(LOSSES)} |", "|---" * (1 + len(LOSSES)) + "|"]
+    for file in sorted((CONFIGS / "method").glob("*.yaml")):
+        client = resolve(targets_of(yaml.safe_load(file.read_text(encoding="utf-8")), "method")["client"])
+        can = ["yes" if task == "classification" or not client.needs_classes else "" for task in LOSSES]  # type: ignore
+        parts.append(_row(f"`{file.stem}`", *can))
     return "\n".join(parts) + "\n"
 
 
@@ -62,7 +69,7 @@ def _component(group: str, file: Path) -> Iterator[str]:
         yield _row(name, about)
         return
     yield _row(name, "", "", about)
-    meanings = {"variants": VARIANTS}
+    meanings = {"variants": VARIANTS, "bins": BINS}
     for docstring in reversed(docstrings):
         meanings |= _arguments(docstring)
     for key, parameter in settings_of(targets, group).items():

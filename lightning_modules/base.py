@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import update_bn
 
 from lightning_modules.anchor import Anchor
-from lightning_modules.losses import cross_entropy, mean_loss
+from lightning_modules.losses import mean_loss
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
 from lightning_modules.phases import Phase, Schedule, Stage, stages
@@ -25,10 +25,11 @@ from pflsim.errors import SettingsError
 from pflsim.messages import Message, Uplink
 from pflsim.params import NET, NOTHING, Selector, UnitKind, load, snapshot, units
 from pflsim.servers.base import Federation
+from pflsim.tasks.task import Criterion
 from pflsim.types import ClientInfo, Tensors, Unit
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs [B, ...] and labels [B]."""
+"""Inputs [B, ...] and targets: classes [B], or values or labels [B, T]."""
 Terms = dict[str, Tensor]
 """Named scalar loss terms; training minimises their sum."""
 Evaluation = tuple[Terms, Sequence[Tensor | None]]
@@ -93,6 +94,8 @@ class ClientModule(LightningModule):
 
     compares_features: ClassVar[bool] = False
     """Whether features of different clients are compared, and therefore need one shape."""
+    needs_classes: ClassVar[bool] = False
+    """Whether the method needs one class per example and one score per class, for example for class means."""
     needs_validation: ClassVar[bool] = False
     """Whether every client needs validation examples."""
     lockstep: bool = False
@@ -112,6 +115,7 @@ class ClientModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False  # several optimisers may step on one batch
         self.net = net
+        self.criterion = Criterion(training.task)
         self.training_settings = training
         self.round_number = 1
         self.steps_taken = 0
@@ -135,17 +139,28 @@ class ClientModule(LightningModule):
         A phase may name another method as its objective.
 
         Args:
-            batch: inputs [B, ...] and labels [B].
+            batch: inputs [B, ...] and targets [B] or [B, T].
         """
-        inputs, labels = batch
-        return {"ce": cross_entropy(self.net(inputs), labels)}
+        inputs, targets = batch
+        return {self.loss_name: self.task_loss(self.net(inputs), targets)}
+
+    def task_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch; every objective takes its prediction loss from here.
+
+        Default: the run's `task.loss`.
+
+        Args:
+            scores: outputs of the net, [B, C], or [B, T] for T values or labels.
+            targets: classes [B] int64, or [B, T] float32.
+        """
+        return self.criterion(scores, targets)
 
     def head_objective(self, batch: Batch) -> Terms:
-        """Return the cross-entropy on features of the fixed body, for phases that train the head alone."""
-        inputs, labels = batch
+        """Return the task's loss on features of the fixed body, for phases that train the head alone."""
+        inputs, targets = batch
         with torch.no_grad(), evaluating(self.net.body):
             features = self.net.body(inputs)
-        return {"ce": cross_entropy(self.net.head(features), labels)}
+        return {self.loss_name: self.task_loss(self.net.head(features), targets)}
 
     def receive(self, downlink: Message) -> None:
         """Read the server's message before local training.
@@ -293,10 +308,15 @@ class ClientModule(LightningModule):
         self.recalibrate(shard.train)
 
     def training_loss(self, weights: Tensors, shard: Shard) -> float:
-        """Load weights and return the net's mean cross-entropy on the training examples; infinite if it diverged."""
+        """Load weights and return the net's mean loss on the training examples; infinite if it diverged."""
         self.load_model(weights, shard)
-        loss = mean_loss(self.net, shard.train)
+        loss = mean_loss(self.net, shard.train, self.criterion)
         return loss if math.isfinite(loss) else math.inf
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the task's loss among the terms of an objective: "ce" for cross-entropy, else "loss"."""
+        return self.criterion.term
 
     @property
     def smallest_batch(self) -> int:
@@ -396,8 +416,8 @@ class ClientModule(LightningModule):
     # LightningModule interface -------------------------------------------------------------------------------------
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return scores [B, C]; the same as `predict`."""
-        return self.predict(inputs)
+        """Return the scores that the outputs of `predict` stand for: one for each class, or values in their unit."""
+        return self.criterion.scores(self.predict(inputs))
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return one optimiser per phase, in the order of the stages."""

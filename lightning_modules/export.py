@@ -10,6 +10,7 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from pflsim.records.files import read_json, write_atomically
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.trace import write_tensors
 from pflsim.servers.base import ServerRule
+from pflsim.tasks.task import Task
 from pflsim.terminal.exit_status import command_parser, exit_status
 from pflsim.types import ModelKind
 
@@ -60,7 +62,7 @@ class LoadedModel(nn.Module):
         client = self.client
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
-            return client.predict_global(x) if self.predict_global else client.predict(x)
+            return client.criterion.scores(client.predict_global(x) if self.predict_global else client.predict(x))
 
 
 class SavedModels:
@@ -83,12 +85,14 @@ class SavedModels:
         with reading(folder / "partition.json", "the inputs of the model"):
             record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
+            task = record.get("task", {"name": "classification", "targets": self._classes})
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
         if tokens is not None:
             nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
-        training, shape = Training.of(self.settings), tuple(self._inputs["shape"])
-        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, self.settings.seed)
+        training = replace(Training.of(self.settings), task=Task.of(task, self.settings.task))
+        shape, outputs = tuple(self._inputs["shape"]), training.task.outputs
+        self._factory = ClientFactory(make_client, nets, training, shape, outputs, self.settings.seed)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""

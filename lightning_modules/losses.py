@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from lightning_modules.evaluation import totals
 from lightning_modules.nets.net import evaluating
 from pflsim.data.federated import Examples
+from pflsim.tasks.task import Criterion, cross_entropy
 
-
-def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
-    """Return the mean cross-entropy of a batch in nats.
-
-    Equal to `torch.nn.functional.cross_entropy`, without its `ignore_index`, which is slow under `torch.vmap`.
-    """
-    return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
+__all__ = ["alignment", "cross_entropy", "inner_product", "mean_loss", "proximal"]
 
 
 def proximal(pairs: Iterable[tuple[Tensor, Tensor]], coefficient: float) -> Float[Tensor, ""]:
@@ -64,7 +59,7 @@ def alignment(
     return (features - targets).square().mean()
 
 
-def mean_loss(net: nn.Module, examples: Examples) -> float:
-    """Return the mean cross-entropy in nats over all examples, in evaluation mode and without gradients."""
+def mean_loss(net: nn.Module, examples: Examples, criterion: Criterion | None = None) -> float:
+    """Return the mean loss over all examples, in evaluation mode and without gradients; by default cross-entropy."""
     with evaluating(net):
-        return float(totals(net, examples)[1]) / len(examples)
+        return float(totals(net, examples, criterion)[1]) / len(examples)

@@ -25,6 +25,7 @@ from pflsim.data.federated import Examples, Partition
 from pflsim.errors import SettingsError, in_one_line
 from pflsim.params import NET, NOTHING, Selector
 from pflsim.seeding import seeded_global
+from pflsim.tasks.task import Task
 from pflsim.types import EvalPhase, ModelKind
 
 
@@ -62,7 +63,7 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
     Raises:
         SettingsError: this fails, or the net does not give features and scores of the right shapes.
     """
-    model, classes = f"model={component_name(settings, 'model')}", dataset.num_classes
+    model, outputs = f"model={component_name(settings, 'model')}", factory.num_classes
     x, y = torch.from_numpy(dataset.x[[0]]), torch.from_numpy(dataset.y[[0]])
     inputs, _ = Examples(x, y, dataset.scale, dataset.mean, dataset.std).batch(slice(None))
     if inputs.is_floating_point():
@@ -81,10 +82,10 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
         except Exception as error:
             what = f"building a client of {component_name(settings, 'method')} with {model}"
             raise SettingsError(f"{what} fails: {in_one_line(error)}") from error
-        if shapes != ([1, *net.feature_shape], [1, classes]):
+        if shapes != ([1, *net.feature_shape], [1, outputs]):
             raise SettingsError(
                 f"{model}: body and head return {shapes[0]} and {shapes[1]} for one example; expected "
-                f"{[1, *net.feature_shape]} and [1, {classes}], for data of {classes} classes"
+                f"{[1, *net.feature_shape]} and [1, {outputs}], for data of {dataset.num_classes} classes"
             )
         for name, parameter in net.named_parameters():
             if not parameter.is_floating_point():
@@ -115,9 +116,11 @@ def in_lockstep(
         client = ClientModule(deepcopy(module.net).train(), factory.training)  # without hooks of parameters
         values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
         stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
-        labels = torch.zeros(clients, factory.training.batch_size, dtype=torch.int64)
+        size = clients, factory.training.batch_size
+        labels = torch.zeros(*size, *dataset.y.shape[1:], dtype=torch.from_numpy(dataset.y[:1]).dtype)
         kind = torch.get_default_dtype() if dataset.tokens is None else torch.int64
-        batch = torch.zeros(*labels.shape, *dataset.input_shape, dtype=kind), labels
+        batch = torch.zeros(*size, *dataset.input_shape, dtype=kind), labels
+        own = isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules.")
         parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
         try:
             full = [part for part in parts if [*part.parameters(), *part.buffers()]]
@@ -129,10 +132,12 @@ def in_lockstep(
             hooked = any(part._backward_hooks or part._backward_pre_hooks for part in parts)
             if hooks.found or hooked or any(parameter._backward_hooks for parameter in module.net.parameters()):
                 raise ValueError("a traced step would not call the hooks of gradients")
-            if isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules."):
+            if module.criterion.loss is not None or own:
                 TracedStep(client, "objective", NET.parameters(client), stacked, batch, plain=True)
         except Exception as error:
-            problem = f"model={component_name(settings, 'model')}: {error}".partition("\n")[0].partition("; set ")[0]
+            loss = settings.task.loss
+            cause = f"task.loss={loss}" if loss and not own else f"model={component_name(settings, 'model')}"
+            problem = f"{cause}: {error}".partition("\n")[0].partition("; set ")[0]
             if settings.lockstep is True:
                 raise SettingsError(f"lockstep=true: {problem}") from error
             return replace(factory, stacks=()), (f"clients train one by one, not in lockstep: {problem}",)
@@ -158,6 +163,20 @@ class Notice(TorchFunctionMode):
 
 def _hooks(function: Any, _: Any) -> bool:  # of a tensor, or of the node of autograd that has computed it
     return getattr(getattr(function, "__self__", function), "__name__", "") in ("register_hook", "grad_fn")
+
+
+def check_task(method: str, module: ClientModule, task: Task) -> None:
+    """Check that a method can do the task.
+
+    Raises:
+        SettingsError: the method needs classes, and the model predicts something else, or has one output for two.
+    """
+    if module.needs_classes and (task.name != "classification" or task.one_output):
+        found = "one output for two classes" if task.one_output else f"task={task.name}"
+        raise SettingsError(
+            f"method={method} needs one score for each class, but the run has {found}; "
+            "use task=classification with another loss, or a method without classes"
+        )
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

@@ -17,6 +17,7 @@ from lightning_modules.model_checks import (
     build_variants,
     check_batches,
     check_phases,
+    check_task,
     check_validation,
     check_variants,
     fitted,
@@ -31,14 +32,17 @@ from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
-from pflsim.data.federated import Partition
+from pflsim.data.federated import Partition, shard
 from pflsim.data.record import record_names
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
+from pflsim.records.evaluation import Measures
 from pflsim.records.saved_settings import fixed_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, sample_faults
 from pflsim.servers.base import ServerRule
+from pflsim.tasks.metrics import check_primary, measures_of, metrics_of
+from pflsim.tasks.task import task_of
 from pflsim.types import Split
 
 
@@ -56,24 +60,29 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     models = bind_models(settings.model, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
+    task = task_of(settings, dataset, partition)
+    metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
+    measures = measures_of(task, metrics, settings.eval)
+    check_primary(measures, metrics, task, (shard(dataset, partition, c).test.y for c in range(settings.clients)))
     factory = ClientFactory(
         client=make_client,
         models=models,
-        training=Training.of(settings),
+        training=replace(Training.of(settings), task=task),
         input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
+        num_classes=task.outputs,
         seed=settings.seed,
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
         eval_batch_size=settings.eval.batch_size,
         augment=settings.augment,
-        metrics=tuple(dict.fromkeys(settings.eval.metrics)),
+        metrics=metrics,
         on_nonfinite=settings.on_nonfinite,
     )
     with torch_threads(factory.threads):
         variants = build_variants(factory, dataset, settings)
     module, method = variants[0], component_name(settings, "method")
+    check_task(method, module, task)
     check_variants(method, variants)
     check_phases(method, variants)
     check_batches(module, partition, settings.batch_size)
@@ -93,7 +102,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         federation = module.federation(sizes[: settings.clients - settings.eval.holdout_clients])
     if 0 in settings.trace.rounds and not rule.initial_round:
         raise SettingsError("trace.rounds contains 0, but this method has no initial round: rounds start at 1")
-    meta = _meta(settings, dataset, partition, module, factory.metrics)
+    meta = _meta(settings, dataset, partition, module, measures)
     local = factory.training
     found = stacks(settings, method, module, factory.device, sizes[: len(federation.clients)])
     factory, warnings = in_lockstep(replace(factory, stacks=found), variants, dataset, settings)
@@ -104,7 +113,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         factory,
         rule,
         federation,
-        _plan(settings, partition, module, meta, rule, len(federation.clients)),
+        replace(_plan(settings, partition, module, meta, rule, len(federation.clients)), metrics=metrics),
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
         (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
@@ -112,7 +121,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
 
 
 def _meta(
-    settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule, metrics: tuple[str, ...]
+    settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule, measures: Measures
 ) -> RunMeta:
     names, data = record_names(settings), component_name(settings, "data")
     return RunMeta(
@@ -127,10 +136,11 @@ def _meta(
         reported_model=module.reported_model,
         reported_phase=module.reported_phase,
         evaluated_on=cast(Any, settings.eval.on),
-        metrics=metrics,
+        measures=measures,
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
-        classes=module.net.num_classes,
+        classes=dataset.num_classes,
+        task=dataset.task,
         patience=settings.stop.patience,
         precision=module.training_settings.precision,
     )

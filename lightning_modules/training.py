@@ -10,6 +10,7 @@ from lightning_modules.optimizers import OptimizerChoice
 from pflsim.config.settings import Settings
 from pflsim.config.validate import non_negative, stable_penalty
 from pflsim.errors import SettingsError
+from pflsim.tasks.task import Task
 from pflsim.types import Buffers, Precision
 
 LrSchedule = Literal["constant", "exponential", "step", "cosine"]
@@ -29,6 +30,7 @@ class Training:
         momentum, weight_decay: of the optimiser.
         clip_grad_norm: gradients of a step with a larger norm are scaled down to it.
         precision: of convolutions and matrix products. Parameters, loss terms and messages are float32 always.
+        task: what is predicted, and the loss.
         local_epochs: passes over the training shard per round; ignored if local_steps is given.
         local_steps: mini-batches per round.
         batch_size: examples per mini-batch; the last one of an epoch may be smaller.
@@ -50,6 +52,7 @@ class Training:
     weight_decay: float = 0.0
     clip_grad_norm: float | None = None
     precision: Precision = "ieee"
+    task: Task = field(default_factory=Task)
     local_epochs: int = 1
     local_steps: int | None = None
     batch_size: int = 20
@@ -68,7 +71,7 @@ class Training:
     @classmethod
     def of(cls, settings: Settings) -> Training:
         """Return the local training settings of a run."""
-        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs"}
+        same = {one.name for one in fields(cls)} - {"optimizer", "local_epochs", "task"}
         return cls(
             **{name: getattr(settings, name) for name in same},
             optimizer=OptimizerChoice(**asdict(settings.optimizer)),

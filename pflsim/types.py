@@ -21,6 +21,8 @@ ModelKind = Literal["personal", "global"]
 """Whose model is evaluated: the client's own, or the server's."""
 EvalPhase = Literal["received", "trained"]
 """When a model is evaluated: as the server sends it, or after the client's local training."""
+TaskName = Literal["classification", "multilabel", "regression"]
+"""What is predicted: one class, any number of labels, or numbers."""
 Buffers = Literal["aggregate", "local", "recalibrate"]
 Precision = Literal["ieee", "tf32", "bf16"]
 Fault = Literal["dropout", "straggler", "error", "nonfinite"]
@@ -73,21 +75,23 @@ class TrainReport:
 class EvalRow:
     """The evaluation of one model on one client's split, as counts.
 
-    `loss` is the summed cross-entropy in nats.
+    `correct` is None unless classes are predicted; `loss` is summed, of cross-entropy in nats.
     """
 
     client: int
     split: Split
     model: ModelKind
     phase: EvalPhase
-    correct: int
+    correct: int | None
     total: int
     loss: float
     confusion: tuple[tuple[int, int, int], ...] = ()
     """Nonzero entries (class, predicted class, count) of the confusion matrix, ascending; empty if not requested. The
     predicted class is −1 for predictions that are not finite."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Metrics by name, as `eval.metrics` lists them; empty without examples."""
+    """Metrics by name, as `eval.metrics` lists them; without those that are undefined for the client."""
+    outcomes: tuple[Tensor, Tensor] | None = field(default=None, compare=False)
+    """Scores and targets, if the evaluation pools them over the clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +156,5 @@ class RoundRecord:
     """‖w_i − w̄‖ by client that sent weights, where w̄ is their mean."""
     diagnostics: tuple[Matrix, ...] = ()
     """Matrices, in the rounds that compute them."""
+    pooled: Mapping[tuple[str, str, str], Mapping[str, float]] = field(default_factory=dict)
+    """Metrics over the examples of all clients together, by model, split and phase."""

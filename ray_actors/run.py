@@ -81,7 +81,7 @@ class Runner:
             with run_lock(folder), run_log(folder), self._stoppable(folder):
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
-                write_partition(folder, prepared.dataset, prepared.partition, record_names(settings))
+                _write_partition(folder, prepared)
                 copy = RemoteCopy(url, folder) if url else None
                 self._run_session(prepared, folder, make_executor, copy, called)
         return folder
@@ -114,7 +114,7 @@ class Runner:
                 name = f"environment-{2 + len([*folder.glob('environment-*.json')])}.json"
                 write_environment(folder, name, own_modules(settings))
                 if not (folder / "partition.json").exists():
-                    write_partition(folder, prepared.dataset, prepared.partition, record_names(settings))
+                    _write_partition(folder, prepared)
                 saved = saved_settings(folder)
                 if (extended := replace(saved, rounds=settings.rounds, stop=settings.stop)) != saved:
                     write_config(folder, asdict(extended))
@@ -287,3 +287,8 @@ class _Listener:
         self.console.phase(round_number, name, due)
         if self.remote_copy:
             self.remote_copy.upload_if_due()
+
+
+def _write_partition(folder: Path, prepared: PreparedRun) -> None:
+    names, task = record_names(prepared.settings), prepared.factory.training.task.record()
+    write_partition(folder, prepared.dataset, prepared.partition, names, task)

@@ -34,7 +34,7 @@ from pflsim.data.federated import Examples, Partition, shard
 from pflsim.engine.execution import Executor, Trained, TrainTask
 from pflsim.engine.plan import RunPlan
 from pflsim.messages import Uplink
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 from pflsim.records.saved_settings import saved_settings
 from pflsim.records.summary import RunMeta
 from pflsim.seeding import cohort, torch_generator

@@ -34,12 +34,15 @@ from lightning_modules.contract.checks import (
     Skipped,
     batch_norm_works,
     lockstep_equals_loop,
+    trainer_equals_loop,
+    training_helps,
 )
 from lightning_modules.contract.command import maker
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.prepare import PreparedRun
 from pflsim.config.compose import CONFIGS
 from pflsim.engine.simulation import Simulation
+from pflsim.errors import SettingsError
 from pflsim.messages import payload_bytes
 from ray_actors.actors_equal import actors_equal_inline
 from ray_actors.executor import RayExecutor
@@ -92,6 +95,26 @@ def test_contract(method: str, check: Callable[[Make], None]) -> None:
     with suppress(Skipped), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the Trainer
         check(partial(job, method))
+
+
+OTHER_TASKS = [*product(METHODS, ("regression", "multilabel"))]
+IN_FAST = {("ditto", "regression"), ("fedrep", "multilabel"), ("fedproto", "regression")}
+
+
+@pytest.mark.parametrize("check", [training_helps, trainer_equals_loop, lockstep_equals_loop])
+@pytest.mark.parametrize(("method", "task"), slow_except(IN_FAST, OTHER_TASKS))
+def test_other_tasks(method: str, task: str, check: Callable[[Make], None]) -> None:
+    """A method trains for each task as under a Trainer and in lockstep, or says that it needs classes."""
+    settings = [f"task={task}", *(["task.standardize_target=true", "lr=0.05"] if task == "regression" else [])]
+    if job(method).factory.build().needs_classes:
+        with pytest.raises(SettingsError, match=f"method={method}.*task={task}.*task=classification"):
+            job(method, *settings)
+        return
+    if method == "fedbabu" and check is training_helps:
+        pytest.skip("it fine-tunes before the first evaluation too")
+    with suppress(Skipped), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the Trainer
+        check(lambda *overrides: job(method, *overrides, *settings))
 
 
 @pytest.mark.parametrize("method", RUN_PARAMS)

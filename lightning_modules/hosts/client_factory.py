@@ -13,6 +13,7 @@ from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
 from pflsim.params import snapshot
 from pflsim.seeding import seeded_global
 from pflsim.servers.base import ServerRule
+from pflsim.tasks.metrics import Metric
 from pflsim.types import Tensors
 
 
@@ -49,14 +50,15 @@ class ClientFactory:
         models: (input_shape, num_classes) → net; one for each variant of the model. Client i has variant
             i mod len(models).
         training: the settings of local training.
-        input_shape, num_classes: of the data.
+        input_shape: of the data.
+        num_classes: outputs of the model.
         seed: the run's seed.
         init: initial values of what is not shared: the same for all clients, or different for each.
         device: torch device, "cpu" or "cuda:0".
         gpu_share: a host's share of the GPU's memory, including what CUDA takes.
         threads: number of torch's threads.
         eval_batch_size: examples per forward pass in evaluation; None: depends on the device.
-        metrics: names of metrics to compute besides accuracy, see `lightning_modules.evaluation`.
+        metrics: metrics to compute besides the accuracy of classification.
         stacks: groups of clients that train in lockstep. All clients of a stack have the same host and the same
             variant. Clients in no stack train alone.
         augment: how the images of local training are varied.
@@ -75,7 +77,7 @@ class ClientFactory:
     gpu_share: float = 1.0
     threads: int = 1
     eval_batch_size: int | None = None
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
     stacks: tuple[tuple[int, ...], ...] = ()
     augment: Literal["none", "crop_flip"] = "none"
     on_nonfinite: Literal["abort", "drop", "keep"] = "abort"

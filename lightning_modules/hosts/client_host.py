@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lightning_modules.base import ClientModule
-from lightning_modules.evaluation import confusion, metrics_of, totals
+from lightning_modules.evaluation import confusion, totals
 from lightning_modules.hosts.attributes import unchanged_attributes
 from lightning_modules.hosts.client_factory import ClientFactory, InitialStates
 from lightning_modules.hosts.devices import claim_device, torch_threads
@@ -219,17 +219,28 @@ class ClientHost:
             return Reply(TrainReport(client, self.shards[client].num_examples, 0), state=snapshot(changed))
 
     def _evaluate(self, request: EvalRequest, client: int, message: Message | None) -> list[EvalRow]:
-        names, own, rows = self.factory.metrics, self.shards[client], list[EvalRow]()
+        metrics, own, rows = self.factory.metrics, self.shards[client], list[EvalRow]()
         with self.module_for(request, client, message) as module, module.autocast():
             predict = module.predict_global if request.model == "global" else module.predict
             for split in request.splits:
                 examples, confuse = own.split(split), request.confusion and split == "test"
-                outcomes = list[torch.Tensor]()
-                wanted = outcomes if names or confuse else None
-                correct, loss = totals(predict, examples, self.factory.eval_batch_size, wanted).tolist()
-                confused, metrics = confusion(outcomes) if confuse else (), metrics_of(names, outcomes, loss)
-                about = client, split, request.model, request.phase
-                rows.append(EvalRow(*about, int(correct), len(examples), loss, confused, metrics))
+                parts, criterion = list[torch.Tensor](), module.criterion
+                classes, size = criterion.task.name == "classification", self.factory.eval_batch_size
+                correct, loss = totals(
+                    predict, examples, criterion, size, parts if metrics or confuse else None
+                ).tolist()
+                row = EvalRow(client, split, request.model, request.phase, None, len(examples), loss)
+                row = replace(row, correct=int(correct)) if classes else row
+                if parts:
+                    outcomes = torch.cat(parts).cpu(), examples.y.cpu()
+                    found = ((metric.name, metric(*outcomes)) for metric in metrics)
+                    row = replace(
+                        row,
+                        confusion=confusion(*outcomes) if confuse and classes else (),
+                        metrics={name: value for name, value in found if value is not None},
+                        outcomes=outcomes if metrics and request.pooled and split == "test" else None,
+                    )
+                rows.append(row)
         return rows
 
     @contextmanager
@@ -309,6 +320,7 @@ class ClientHost:
         assert downlink is not None
         receive = self.module.join if joining else self.module.receive
         receive(self._uploaded(downlink))
+        self.module.criterion.weigh(own.train.y)
         self.module.before_training(own)
         if self.module.replaces_body(downlink):
             self.module.recalibrate(own.train)

@@ -158,11 +158,11 @@ def padded(rows: Tensor, clients: Sequence[int], width: int) -> Tensor:
 
 
 def batches(clients: Sequence[ClientTraining], rows: Tensor) -> Iterator[Batch]:
-    """Yield inputs [n, B, ...] and labels [n, B] for row numbers [steps, n, B]. Several are gathered at once."""
+    """Yield inputs [n, B, ...] and targets [n, B, ...] for row numbers [steps, n, B]. Several are gathered at once."""
     pool = clients[0].pool
     n, size = rows.shape[1:]
     per_chunk = max(PREFETCH_BYTES[pool.y.device.type] // (n * size * pool.x[:1].numel() * 4), 1)
     for chunk in rows.to(pool.y.device).split(per_chunk):
         inputs, labels = pool.batch(chunk.flatten())
-        inputs, labels = inputs.view(len(chunk), n, size, *inputs.shape[1:]), labels.view(len(chunk), n, size)
-        yield from zip(inputs.unbind(), labels.unbind(), strict=True)
+        stacked = (part.view(len(chunk), n, size, *part.shape[1:]).unbind() for part in (inputs, labels))
+        yield from zip(*stacked, strict=True)

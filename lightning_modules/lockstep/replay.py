@@ -68,7 +68,8 @@ class ReplayedStep:
 
     def _terms(self) -> Tensor:
         inputs, labels = self.pool.batch(self.rows.index_select(0, self.at).flatten())
-        terms = self.step((inputs.view(*self.shape, *inputs.shape[1:]), labels.view(self.shape)))
+        inputs, labels = (part.view(*self.shape, *part.shape[1:]) for part in (inputs, labels))
+        terms = self.step((inputs, labels))
         return torch.stack([term.reshape(-1) for term in terms])
 
 

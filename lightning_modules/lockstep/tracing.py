@@ -35,7 +35,7 @@ class TracedStep:
         trainable: names of the parameters to train.
         values: all parameters and buffers by name, with the client axis first, [n, ...]. Only shapes and strides are
             used.
-        batch: inputs [n, B, ...] and labels [n, B]. Only their shapes are used.
+        batch: inputs [n, B, ...] and targets [n, B] or [n, B, T]. Only their shapes are used.
         plain: whether the optimiser is gradient descent without momentum and weight decay. The step then applies the
             gradients itself; otherwise it returns them.
         gradients: see `ClientModule.gradients`; None: those of the objective.
@@ -97,7 +97,7 @@ class TracedStep:
 
         def step(*arguments: Tensor) -> list[Tensor]:
             *state, inputs, labels = arguments
-            size = labels.shape[-1]
+            size = labels.shape[1 if self.stacked else 0]
 
             def evaluate(values: Sequence[Tensor], rows: slice) -> Evaluation:
                 chosen = inputs, labels

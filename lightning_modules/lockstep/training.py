@@ -275,7 +275,7 @@ class Stack:
         Returns:
             The names of the loss terms, and the terms.
         """
-        width, size = batch[1].shape
+        width, size = batch[1].shape[:2]
         steps = self.memory.steps
         if (at, width, size) not in steps:
             values = {name: value[:width] for name, value in self.values.items()}

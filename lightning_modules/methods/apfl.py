@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
@@ -64,7 +63,7 @@ class APFL(ClientModule):
         with evaluating(self):
             for inputs, labels in shard.train.in_turn(256):
                 share = len(labels) / shard.num_examples
-                slope += share * torch.autograd.grad(cross_entropy(self.mix(inputs, alpha), labels), alpha)[0]
+                slope += share * torch.autograd.grad(self.task_loss(self.mix(inputs, alpha), labels), alpha)[0]
         self.alpha.sub_(self.learning_rate(Phase()) * slope).clamp_(0, 1)
 
     def mixture(self, alpha: Tensor) -> dict[str, Tensor]:
@@ -79,7 +78,7 @@ class APFL(ClientModule):
     def personal_objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of v̄, whose gradient by v has the factor α."""
         inputs, labels = batch
-        return {"ce": cross_entropy(self.mix(inputs, self.alpha), labels)}
+        return {self.loss_name: self.task_loss(self.mix(inputs, self.alpha), labels)}
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return scores of the mixture v̄."""

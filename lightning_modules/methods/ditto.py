@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy, proximal
+from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
@@ -52,8 +52,8 @@ class Ditto(ClientModule):
     def personal_objective(self, batch: Batch) -> Terms:
         """Return the cross-entropy of v and its penalty towards w^t."""
         inputs, labels = batch
-        ce = cross_entropy(self.personal(inputs), labels)
-        return {"ce": ce, "prox": proximal(self.received.pairs(self), self.lam)}
+        loss = self.task_loss(self.personal(inputs), labels)
+        return {self.loss_name: loss, "prox": proximal(self.received.pairs(self), self.lam)}
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return scores of the personal model v."""

@@ -10,7 +10,6 @@ from torch.func import functional_call
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import ClientModule
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.training import Training
 from pflsim.config.validate import Bounds, non_negative, positive
@@ -113,7 +112,7 @@ class FedALA(ClientModule):
         start = {key: value.requires_grad_() for key, value in self._mixture(own, received).items()}
         with evaluating(self.net), self.autocast():
             values = {key.removeprefix("net."): value for key, value in start.items()}
-            loss = cross_entropy(functional_call(self.net, values, (inputs,)), labels)
+            loss = self.task_loss(functional_call(self.net, values, (inputs,)), labels)
         for key, slope in zip(start, torch.autograd.grad(loss, list(start.values())), strict=True):
             self.weights[_dotless(key)].sub_(self.eta * slope * (received[key] - own[key])).clamp_(0, 1)
         return float(loss.detach())

@@ -12,7 +12,6 @@ from torch.nn.functional import one_hot
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.loop import train_phase
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.phases import Phase
 from lightning_modules.prototypes import class_means
@@ -45,6 +44,7 @@ class FedAS(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = BODY
     started: Tensor
 
@@ -90,7 +90,7 @@ class FedAS(ClientModule):
         for first in range(count):
             inputs, labels = shard.train.batch(torch.arange(first, shard.num_examples, count))
             with self.autocast():
-                loss = cross_entropy(self.net(inputs), labels)
+                loss = self.task_loss(self.net(inputs), labels)
             gradients = torch.autograd.grad(loss, list(self.net.parameters()), allow_unused=True)
             total += float(torch.stack([g.double().square().sum() for g in gradients if g is not None]).sum())
         return total

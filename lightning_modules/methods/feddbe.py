@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
 from lightning_modules.loop import train_phase
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
@@ -74,7 +73,7 @@ class FedDBE(ClientModule):
         """Return the cross-entropy with v and the distance of the means."""
         inputs, labels = batch
         features, stored = self.net.body(inputs), self.means.tensors
-        terms = {"ce": cross_entropy(self.net.head(features + self.vector), labels)}
+        terms = {self.loss_name: self.task_loss(self.net.head(features + self.vector), labels)}
         if stored:
             of_batch = features.flatten(1).to(stored["running"].dtype).mean(0)
             mean = torch.lerp(stored["running"], of_batch, self.mean_momentum)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import alignment, cross_entropy
+from lightning_modules.losses import alignment
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.prototypes import reply_means
@@ -48,6 +48,7 @@ class FedFCD(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = Selector(("global_head",))
     compares_features = True
 
@@ -91,7 +92,7 @@ class FedFCD(ClientModule):
         """Return the cross-entropy of the fused decision and the alignment of features (eq. 9)."""
         inputs, labels = batch
         features = self.net.body(inputs)
-        terms = {"ce": cross_entropy(self.decide(features), labels)}
+        terms = {self.loss_name: self.task_loss(self.decide(features), labels)}
         if self.feature_alignment:
             terms["align"] = self._alignment(features.flatten(1), labels)
         return terms
@@ -101,7 +102,7 @@ class FedFCD(ClientModule):
         inputs, labels = batch
         with torch.no_grad():
             features = self.net.body(inputs)
-        return {"ce": cross_entropy(self.decide(features), labels)}
+        return {self.loss_name: self.task_loss(self.decide(features), labels)}
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return the logits of the fused decision."""

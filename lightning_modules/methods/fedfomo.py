@@ -108,7 +108,7 @@ class FedFomo(ClientModule):
     def _loss(self, model: Tensors, shard: Shard) -> float:
         """Load a model and return its L_i."""
         self.load_model(model, shard)
-        return mean_loss(self.net, shard.val)
+        return mean_loss(self.net, shard.val, self.criterion)
 
     def _shared_values(self) -> Tensors:
         """Return the shared tensors without copying."""

@@ -21,6 +21,7 @@ class FedGH(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = HEAD
     compares_features = True
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import alignment, cross_entropy
+from lightning_modules.losses import alignment
 from lightning_modules.nets.net import Net
 from lightning_modules.prototypes import nearest_scores, received_means, reply_means
 from lightning_modules.training import Training
@@ -39,6 +39,7 @@ class FedProto(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = NOTHING
     reported_phase = "received"
     compares_features = True
@@ -66,7 +67,7 @@ class FedProto(ClientModule):
         inputs, labels = batch
         features = self.net.body(inputs)
         align = alignment(features.flatten(1), labels, self.means, self.held)
-        return {"ce": cross_entropy(self.net.head(features), labels), "align": self.lam * align}
+        return {self.loss_name: self.task_loss(self.net.head(features), labels), "align": self.lam * align}
 
     def predict(self, inputs: Tensor) -> Tensor:
         """Return −‖z − C̄_j‖ (eq. 4) or the head's logits, [B, C]."""

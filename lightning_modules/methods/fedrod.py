@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Phase, Schedule
 from lightning_modules.training import Training
@@ -37,6 +36,7 @@ class FedRoD(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
 
     def __init__(self, net: Net, training: Training):
         super().__init__(net, training)
@@ -58,8 +58,8 @@ class FedRoD(ClientModule):
         features = self.net.body(inputs)
         generic, personal = self.net.head(features), self.personal(features.detach())
         return {
-            "generic": cross_entropy(generic + self.prior.tensors["log_counts"], labels),
-            "personal": cross_entropy(generic.detach() + personal, labels),
+            "generic": self.task_loss(generic + self.prior.tensors["log_counts"], labels),
+            "personal": self.task_loss(generic.detach() + personal, labels),
         }
 
     def predict(self, inputs: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ class GPFL(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = Selector(("net.body", "embeddings", "valve"))
     personal: Tensor
 
@@ -71,7 +72,7 @@ class GPFL(ClientModule):
         angles = normalize(guided) @ normalize(self.embeddings.weight).T
         shared = (*self.valve.parameters(), *self.embeddings.parameters())
         return {
-            "ce": cross_entropy(self.decide(features), labels),
+            self.loss_name: self.task_loss(self.decide(features), labels),
             "angle": cross_entropy(angles, labels),
             "magnitude": self.lam * torch.linalg.vector_norm(guided - fixed["embeddings"][labels], dim=1).mean(),
             "decay": proximal(((w, w.new_zeros(())) for w in shared), self.mu),

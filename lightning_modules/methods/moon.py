@@ -57,8 +57,11 @@ class Moon(ClientModule):
         with torch.no_grad(), evaluating(self.net.body), evaluating(self.previous):
             others = functional_call(self.net.body, received, (inputs,)), self.previous(inputs)
         near = [torch.cosine_similarity(features.flatten(1), other.flatten(1)) for other in others]
-        contrast = cross_entropy(torch.stack(near, 1) / self.temperature, torch.zeros_like(labels))
-        return {"ce": cross_entropy(self.net.head(features), labels), "con": self.mu * self.has_previous * contrast}
+        contrast = cross_entropy(
+            torch.stack(near, 1) / self.temperature, labels.new_zeros(len(labels), dtype=torch.int64)
+        )
+        loss = self.task_loss(self.net.head(features), labels)
+        return {self.loss_name: loss, "con": self.mu * self.has_previous * contrast}
 
     def reply(self, shard: Shard) -> Uplink:
         """Keep the trained body for the client's next round."""

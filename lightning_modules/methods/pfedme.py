@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy, proximal
+from lightning_modules.losses import proximal
 from lightning_modules.nets.net import Net
 from lightning_modules.phases import Alternate, Phase, Schedule
 from lightning_modules.training import Training
@@ -85,7 +85,7 @@ class PFedMe(ClientModule):
         """Return the cross-entropy of θ and its penalty towards w (eq. 7)."""
         inputs, labels = batch
         pairs = zip(self.personal().values(), self.net.parameters(), strict=True)
-        return {"ce": cross_entropy(self.predict(inputs), labels), "prox": proximal(pairs, self.lam)}
+        return {self.loss_name: self.task_loss(self.predict(inputs), labels), "prox": proximal(pairs, self.lam)}
 
     def distance(self, batch: Batch) -> Terms:
         """Return λ/2·‖w − θ‖², whose gradient is that of the Moreau envelope (Algorithm 1, line 8)."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_modules.base import Batch, ClientModule, Terms
-from lightning_modules.losses import cross_entropy
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.relation import RelationModule
 from lightning_modules.phases import Alternate, Phase, Schedule
@@ -55,6 +54,7 @@ class PFedPM(ClientModule):
     """
 
     lockstep = True
+    needs_classes = True
     shared = NOTHING
     compares_features = True
     own_means: Tensor
@@ -105,14 +105,14 @@ class PFedPM(ClientModule):
         """Return the cross-entropy and the alignment of the batch's class means with C̃ (eq. 9)."""
         inputs, labels = batch
         features = self.net.body(inputs)
-        ce = cross_entropy(self.net.head(features), labels)
+        loss = self.task_loss(self.net.head(features), labels)
         if self.lam == 0:  # 0·NaN is NaN: a diverged client must not affect others
-            return {"ce": ce}
+            return {self.loss_name: loss}
         means, counts = batch_means(features.flatten(1), labels, self.net.num_classes)
         aligned = (counts > 0) & self.seen
         if self.a == 1:
             aligned = aligned & (self.own_counts > 0)
-        return {"ce": ce, "align": self.lam * feature_distance(means, self.mixed, aligned, self.distance)}
+        return {self.loss_name: loss, "align": self.lam * feature_distance(means, self.mixed, aligned, self.distance)}
 
     def relation_loss(self, batch: Batch) -> Terms:
         """Return the squared error of the scores against 1[y = j] over all classes with a C̃_j (eq. 12)."""

@@ -1,4 +1,4 @@
-"""A comparison of groups: their accuracy, traffic and time over seeds, and the differences between them."""
+"""A comparison of groups: their primary metric, traffic and time over seeds, and the differences between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pflsim.analysis.groups import Group, check_comparable, check_evaluation, gr
 from pflsim.analysis.runs import Run
 from pflsim.config.names import nearest
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import Choice
 from pflsim.types import ModelKind
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 STATS = ("mean", "worst_decile", "median", "best_decile", "std")
-"""Fields of `pflsim.records.accuracy.AccuracyStats` among the figures of a row."""
+"""Fields of `pflsim.records.evaluation.Stats`, of the primary metric, among the figures of a row."""
 TOLERANCE = 1e-9
 """Rounding error allowed in a mean of rates."""
 CONFIDENCE = 0.95
@@ -53,16 +53,16 @@ class Row:
 
     Args:
         group: the runs.
-        scope: the model, the split, and the phase that the accuracy is measured on.
-        metrics: the names of the metrics besides accuracy that all runs have.
-        reached: number of seeds that reach the target accuracy.
+        scope: the model, the split, and the phase that the metrics are measured on.
+        metrics: the names of the metrics besides the primary one that all runs have.
+        reached: number of seeds that reach the target.
         figures: values by name; a figure that a run lacks is left out. The figures are
 
-            - `STATS` and `metrics`: test accuracy over clients, and means over clients;
+            - `STATS`, `undefined` and `metrics`: the primary metric over clients, and means over clients;
             - `round`; `up`, `down`, `bytes_until_round`, `seconds`: bytes that all clients sent, received, and both,
               and wall seconds of the rounds, up to that round;
             - `up_total`, `down_total`, `bytes_total`, `seconds_total`: of the whole run, with its start;
-            - `rounds_to_target`, `bytes_to_target`: the first evaluated round with at least the target accuracy, and
+            - `rounds_to_target`, `bytes_to_target`: the first evaluated round that reaches the target, and
               the bytes in both directions up to it.
     """
 
@@ -84,7 +84,7 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
     Args:
         group: the runs.
         choice: the round that figures are taken from.
-        target: the accuracy to reach; None: no run reaches it.
+        target: the mean of the primary metric to reach; None: no run reaches it.
         model: the evaluated model; None: the reported model.
     """
     scope = group.runs[0].scope(model)
@@ -94,8 +94,10 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
         own = _bytes(traffic, "up_total", "down_total", "bytes_total")
         own["seconds_total"] = max(run.summary["seconds"], sum(line.total_seconds for line in run.history))
         if line := run.at(choice, model):
-            values, metrics = line.accuracy[scope].values(), list(line.accuracy[scope].metrics)
-            own |= {name: values[name] for name in (*STATS, *metrics)} | {"round": line.round}
+            found_now = line.evaluations[scope]
+            metrics = [name for name in found_now.metrics if name != found_now.measures.primary]
+            own |= {name: getattr(found_now.primary, name) for name in (*STATS, "undefined")} | {"round": line.round}
+            own |= {name: found_now.metrics[name].mean for name in metrics}
             own |= _bytes(line.traffic_total, "up", "down", "bytes_until_round")
             own["seconds"] = sum(each.total_seconds for each in run.history if each.round <= line.round)
         if hit := None if target is None else first_at(run, target):
@@ -108,16 +110,20 @@ def row(group: Group, choice: Choice, target: float | None = None, model: ModelK
 
 
 def first_at(run: Run, target: float) -> RoundMetrics | None:
-    """Return the first evaluated round in which the reported model's mean test accuracy is at least the target."""
-    scope = run.reported
-    return next((x for x in run.history if scope in x.accuracy and x.accuracy[scope].mean >= target - TOLERANCE), None)
+    """Return the first evaluated round in which the reported model's test mean is as good as the target."""
+    scope, goal = run.reported, target if run.higher else -target
+    return next(
+        (x for x in run.history if scope in x.evaluations and x.evaluations[scope].score >= goal - TOLERANCE), None
+    )
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the highest accuracy that every run reaches, rounded down to 0.01; None if a run has no accuracy."""
+    """Return the best mean that every run reaches, rounded to the worse by 0.01; None if a run has none."""
     best = [run.stats("best_test_oracle") for run in runs]
-    means = [stats.mean for stats in best if stats is not None]
-    return math.floor(min(means) * 100 + TOLERANCE) / 100 if means and len(means) == len(best) else None
+    scores = [stats.score for stats in best if stats is not None and math.isfinite(stats.score)]
+    if not scores or len(scores) < len(best):
+        return None
+    return (1 if runs[0].higher else -1) * math.floor(min(scores) * 100 + TOLERANCE) / 100
 
 
 def both_ways(traffic: Traffic) -> int:
@@ -131,16 +137,16 @@ def _bytes(traffic: Traffic, *names: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The accuracy of a group minus that of the reference, over pairs (client, seed).
+    """The primary metric of a group minus that of the reference, over pairs (client, seed).
 
     Args:
         group: the group.
-        pairs: number of pairs; clients without test examples are left out.
+        pairs: number of pairs; clients without test examples, or for which it is undefined, are left out.
         mean: mean difference; None without pairs.
         low: lower end of the bootstrap interval of the mean; None with fewer than two pairs.
         high: upper end of the interval.
         better: number of pairs in which the group is better.
-        equal: number of pairs with equal accuracy.
+        equal: number of pairs with equal values.
         worse: number of pairs in which the reference is better.
         p: two-sided p-value of Wilcoxon's signed-rank test without the equal pairs; 1 if all pairs are equal.
         p_holm: `p` after Holm's correction for the number of groups.
@@ -188,7 +194,8 @@ def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> li
     for group in groups:
         if group is not reference:
             values = client_differences(group, reference, choice)
-            better, worse = int((values > 0).sum()), int((values < 0).sum())
+            higher, lower = int((values > 0).sum()), int((values < 0).sum())
+            better, worse = (higher, lower) if reference.runs[0].higher else (lower, higher)
             mean, equal = float(values.mean()) if len(values) else None, len(values) - better - worse
             p = wilcoxon(values)
             found.append(Difference(group, len(values), mean, *interval(values), better, equal, worse, p))
@@ -197,10 +204,13 @@ def differences(groups: Sequence[Group], reference: Group, choice: Choice) -> li
 
 
 def client_differences(group: Group, reference: Group, choice: Choice) -> np.ndarray:
-    """Return the difference in test accuracy for every client and every seed that both groups have."""
-    others = {run.seed: run for run in reference.runs}
+    """Return the difference in the primary metric for every client and every seed that both groups have."""
+    others, name = {run.seed: run for run in reference.runs}, reference.runs[0].primary
     pairs = [(_counts(run, choice), _counts(others[run.seed], choice)) for run in group.runs if run.seed in others]
-    found = [((ours["correct"] - theirs["correct"]) / ours["total"]).dropna() for ours, theirs in pairs]
+    if name == "accuracy":
+        found = [((ours["correct"] - theirs["correct"]) / ours["total"]).dropna() for ours, theirs in pairs]
+    else:
+        found = [(ours[name] - theirs[name]).dropna() for ours, theirs in pairs]
     return np.concatenate(found or [[]])
 
 
@@ -208,7 +218,7 @@ def _counts(run: Run, choice: Choice) -> DataFrame:
     line = run.at(choice)
     if line is None:
         return run.counts(-1)
-    found, expected = run.counts(line.round), line.accuracy[run.reported].clients
+    found, expected = run.counts(line.round), line.evaluations[run.reported].clients
     if len(found) != expected:
         counts = f"per_client.csv has {len(found)} clients in round {line.round}, metrics.jsonl {expected}"
         raise SettingsError(f"{run.folder}: {counts}; one of the files is incomplete")
@@ -254,7 +264,7 @@ class Comparison:
     Args:
         rows: one for each group.
         choice: the round that figures are taken from.
-        target: the accuracy to reach; None if no run is evaluated.
+        target: the mean of the primary metric to reach; None if no run is evaluated.
         target_given: whether the caller set the target.
         reference: the group that the others are compared with.
         differences: one for each other group.
@@ -276,8 +286,18 @@ class Comparison:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics besides accuracy that a row has."""
+        """The names of the metrics besides the primary one that a row has."""
         return list(dict.fromkeys(name for row in self.rows for name in row.metrics))
+
+    @property
+    def primary(self) -> str:
+        """The metric that is compared."""
+        return self.runs[0].primary
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher value of it is better."""
+        return self.runs[0].higher
 
     @property
     def runs(self) -> list[Run]:
@@ -293,7 +313,7 @@ def compare(
     Args:
         groups: at least one.
         choice: the round that figures are taken from; None: `best_val` if all runs have validation data, else `last`.
-        target: an accuracy to reach; None: the highest that every run reaches, rounded down to 0.01.
+        target: a mean to reach; None: the best that every run reaches, rounded to the worse by 0.01.
         reference: label or method of the group to compare with; None: Local if present, else the first group.
 
     Raises:
@@ -303,7 +323,7 @@ def compare(
     runs = [run for group in groups for run in group.runs]
     without = [run for run in runs if run.at("best_val") is None]
     if choice == "best_val" and without:
-        raise SettingsError(f"--at best_val: {without[0].folder} has no validation accuracy; use --at last")
+        raise SettingsError(f"--at best_val: {without[0].folder} has no validation results; use --at last")
     choice = choice or ("last" if without else "best_val")
     goal = common_target(runs) if target is None else target
     rows = tuple(row(group, choice, goal) for group in groups)

@@ -34,9 +34,14 @@ MAX_POINTS = 400
 """Longer curves are thinned out to this number of points."""
 
 
-def accuracy(figure: str = "mean") -> Measure:
-    """Return a measure of the reported model's test accuracy: a field of `AccuracyStats`."""
-    return lambda run, line: getattr(line.accuracy[run.reported], figure) if run.reported in line.accuracy else None
+def of_test(figure: str = "mean") -> Measure:
+    """Return a measure of the reported model on test data: a field of `Stats` of the primary metric."""
+
+    def measure(run: Run, line: RoundMetrics) -> float | None:
+        found = line.evaluations.get(run.reported)
+        return found and getattr(found.primary, figure)
+
+    return measure
 
 
 def curve(group: Group, against: Against, measure: Measure) -> Curve:
@@ -66,11 +71,11 @@ def curves_of(groups: Iterable[Group], against: Against, measure: Measure) -> tu
 
 
 def draw(comparison: Comparison, path: Path, against: Against) -> None:
-    """Write the accuracy curves of all groups to a picture."""
-    curves, x_label = curves_of(comparison.groups, against, accuracy())
+    """Write the curves of the primary metric of all groups to a picture."""
+    curves, x_label = curves_of(comparison.groups, against, of_test())
     band = f"; {BAND}" if any(len(group.runs) > 1 for group in comparison.groups) else ""
     with drawing():
-        figure = draw_curves(curves, x_label, "test accuracy", (6.0, 4.0))
+        figure = draw_curves(curves, x_label, f"test {comparison.primary}", (6.0, 4.0))
         figure.set_layout_engine("none")  # `bbox_inches` makes room for the legend
         figure.axes[0].set_title("\n".join(textwrap.wrap(title(comparison) + band, 64)), fontsize="medium")
         figure.axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)

@@ -13,7 +13,7 @@ from pflsim.errors import SettingsError
 
 FEDERATION = ("data", "shift", "partition", "split", "clients")
 """Settings that determine, with the seed, every client's examples. If groups share a seed, the hash decides."""
-PROTOCOL = ("eval.on", "eval.every", "eval.holdout_clients")
+PROTOCOL = ("eval.on", "eval.every", "eval.holdout_clients", "eval.primary", "eval.mode", "task.name")
 """Settings that determine which clients are evaluated and in which rounds."""
 
 
@@ -86,8 +86,8 @@ def _one_per_seed(label: str, runs: Sequence[Run]) -> tuple[tuple[Run, ...], tup
 
 def _results(run: Run, rounds: int) -> list[Any]:
     """Return the partition, and the accuracy and traffic of the first rounds."""
-    lines = [(line.round, line.traffic, line.accuracy.get(run.reported)) for line in run.history[:rounds]]
-    figures = [(number, sent, s and (s.clients, s.mean, s.weighted_mean)) for number, sent, s in lines]
+    lines = [(line.round, line.traffic, line.evaluations.get(run.reported)) for line in run.history[:rounds]]
+    figures = [(number, sent, s and (s.clients, s.mean, s.primary.weighted_mean)) for number, sent, s in lines]
     return [run.partition_hash, run.reported, figures]
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, cast
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, reading
-from pflsim.records.accuracy import AccuracyStats, Scope
 from pflsim.records.environment import read_environment
+from pflsim.records.evaluation import Evaluation, Scope
 from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 TEXTS = ("split", "model", "phase", "fault")
 """Columns of per_client.csv with words."""
-RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
-"""Keys of `Run.overview` that describe the result."""
+DESCRIPTION = ("method", "data", "partition", "model", "clients", "seed")
+"""Keys of `Run.overview` that do not describe the result."""
 IGNORED = (
     "seed", "names", "run_dir", "data.root", "data.path", "data.download",
     "executor", "ray_address", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress", "sweep",
@@ -48,7 +48,8 @@ Inputs = keys({
 PartitionFile = keys({
     "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
     "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
-    "names": NotRequired[list[str]], "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
+    "names": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
+    "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
 })  # fmt: skip
 """The keys of partition.json that are read back."""
 
@@ -120,8 +121,23 @@ class Run:
     @property
     def accuracy(self) -> float:
         """Mean test accuracy over clients of the reported model in the last round; NaN if it was not evaluated."""
+        return self.mean("accuracy")
+
+    def mean(self, metric: str | None = None) -> float:
+        """Return the mean over clients of a metric (default: the primary one), as `accuracy`; NaN if there is none."""
         stats = self.stats("last")
-        return math.nan if stats is None else stats.mean
+        found = stats and stats.metrics.get(metric or self.primary)
+        return found.mean if found else math.nan
+
+    @property
+    def primary(self) -> str:
+        """The metric that decides: `eval.primary`."""
+        return self.summary.get("primary", {}).get("name", "accuracy")
+
+    @property
+    def higher(self) -> bool:
+        """Whether a higher value of the primary metric is better."""
+        return self.summary.get("primary", {}).get("higher_is_better", True)
 
     def per_client(self) -> DataFrame:
         """Return per_client.csv with the accuracy, the method, the seed and the client's name of each row."""
@@ -150,11 +166,11 @@ class Run:
         """Return what ran and its result as short values by name."""
         stats, traffic = self.stats("last"), self.history[-1].traffic_total if self.history else Traffic()
         return {
-            **{key: self.summary[key] for key in ("method", "data", "partition", "model", "clients", "seed")},
+            **{key: self.summary[key] for key in DESCRIPTION},
             "rounds": self.done if self.complete else f"{self.done} of {self.summary['rounds_planned']}",
             "reported model": f"{self.reported.model}, {self.reported.phase}",
-            "accuracy": self.accuracy,
-            "worst decile": math.nan if stats is None else stats.worst_decile,
+            self.primary: self.mean(),
+            "worst decile": math.nan if stats is None else stats.primary.worst_decile,
             "up MB": traffic.up_bytes / 1e6,
             "down MB": traffic.down_bytes / 1e6,
             "seconds": self.summary["seconds"],
@@ -184,10 +200,10 @@ class Run:
         """Return the round of a choice for a model (default: the reported model); None if there is no such round."""
         return chosen_round(self.history, self.scope(model), choice)
 
-    def stats(self, choice: Choice) -> AccuracyStats | None:
-        """Return the reported model's test accuracy in the round of a choice; None if there is no such round."""
+    def stats(self, choice: Choice) -> Evaluation | None:
+        """Return the reported model's test results in the round of a choice; None if there is no such round."""
         line = self.at(choice)
-        return None if line is None else line.accuracy[self.reported]
+        return None if line is None else line.evaluations[self.reported]
 
     def counts(self, round_number: int, scope: Scope | None = None) -> DataFrame:
         """Return the rows of `per_client` for a round, by client; the default scope is the reported model on test data.
@@ -208,13 +224,14 @@ class Run:
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
             found = read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
             for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
-                whole = name in COLUMNS and name != "loss"
+                whole = name in COLUMNS and name != "loss" and "" not in {*found[name]}
                 found[name] = found[name].replace("", "nan").astype(int if whole else float)
             place = found.assign(late=found["model"] == "newcomer")
             order = MultiIndex.from_frame(place.loc[:, ["round", "late", "client", "split", "model", "phase"]])
             if not (order.is_unique and order.is_monotonic_increasing):
                 raise ValueError("some rows are duplicated or not in order")
-            return found.assign(accuracy=found["correct"] / found["total"])
+            classes = "accuracy" in self.summary
+            return found.assign(accuracy=found["correct"] / found["total"]) if classes else found
 
 
 class Runs(tuple[Run, ...]):
@@ -228,7 +245,7 @@ class Runs(tuple[Run, ...]):
         varied = dict.fromkeys(key for own in found for key in own if distinguishes(key, own, found))
         return DataFrame(
             {"method": run.method, **{key: own.get(key, "") for key in varied}, "seed": run.seed}
-            | {key: run.overview()[key] for key in RESULT}
+            | {key: value for key, value in run.overview().items() if key not in DESCRIPTION}
             for run, own in zip(self, found, strict=True)
         )
 

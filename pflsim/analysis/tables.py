@@ -62,7 +62,9 @@ def figures(comparison: Comparison) -> Table:
     def add(header: str, name: str, decimals: int | None = None, scale: float = 1, std: bool = True) -> None:
         columns[header] = [_spread(row.figures.get(name), decimals, scale, std) for row in rows]
 
-    add("accuracy", "mean", 3)
+    add(comparison.primary.replace("_", "\n"), "mean", 3)
+    if any(row.figures["undefined"].mean for row in rows if "undefined" in row.figures):
+        add("undefined\nclients", "undefined", 1)
     add("worst\ndecile", "worst_decile", 3)
     for name in comparison.metrics:
         add(name.replace("_", "\n"), name, 3)
@@ -90,7 +92,8 @@ def paired(comparison: Comparison) -> Table:
     about = f"Differences to {comparison.reference.label}, client by client"
     tested = f", Holm-corrected for {several} comparisons" if several > 1 else ""
     notes = (
-        f"difference: mean over pairs (client, seed) of accuracy minus that of {comparison.reference.label}",
+        f"difference: mean over pairs (client, seed) of the {comparison.primary} minus that of "
+        f"{comparison.reference.label}",
         f"95% interval: bootstrap over pairs (BCa); p: Wilcoxon's signed-rank test{tested}",
         "both treat the clients of a seed as independent, so they understate the variation between seeds",
     )
@@ -108,7 +111,7 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
     group = row.group
 
     def columns(*names: str) -> dict[str, float | None]:
-        spreads = {name: row.figures.get("mean" if name == "accuracy" else name) for name in names}
+        spreads = {n: row.figures.get("mean" if n == comparison.primary else n) for n in names}
         return {f"{n}_{what}": getattr(s, what, None) for n, s in spreads.items() for what in ("mean", "std")}
 
     return {
@@ -122,7 +125,7 @@ def _record(comparison: Comparison, row: Row, d: Difference | None, settings: li
         "seeds": " ".join(map(str, group.seeds)),
         "complete": written(group.complete),
         "round_chosen_by": comparison.choice,
-        **columns("round", "accuracy", "worst_decile", "best_decile", *comparison.metrics),
+        **columns("round", comparison.primary, "worst_decile", "best_decile", *comparison.metrics),
         **columns("bytes_until_round", "bytes_total"),
         "target": comparison.target,
         "seeds_reaching_target": row.reached,
@@ -173,7 +176,12 @@ def title(comparison: Comparison) -> str:
     data, partition, clients, model, rounds = (values.pop() if len(values) == 1 else None for values in found)
     seeds = {group.seeds for group in comparison.groups}
     own = seeds.pop() if len(seeds) == 1 else ()
-    what = ["Test accuracy" + (f" on {data}" if data else ""), partition, clients and plural(clients, "client"), model]
+    what = [
+        f"Test {comparison.primary}" + (f" on {data}" if data else ""),
+        partition,
+        clients and plural(clients, "client"),
+        model,
+    ]
     how = [rounds and plural(rounds, "round"), own and f"seed{'s' if len(own) > 1 else ''} {numbers(own)}"]
     return "; ".join(filter(None, (", ".join(filter(None, words)) for words in (what, how))))
 
@@ -186,21 +194,23 @@ def notes(comparison: Comparison) -> Iterator[str]:
     which = {"all": "clients", "participants": "the participants of the round"}
     clients = which[on.pop()] if len(on) == 1 else "the evaluated clients"
     clients += ", without newcomers" if any(run.summary.get("newcomers") for run in runs) else ""
-    yield f"accuracy: mean test accuracy over {clients}{spread}"
-    yield "worst decile: mean accuracy of the 10% of clients with the lowest accuracy"
+    primary, worst = comparison.primary, "lowest" if comparison.higher else "highest"
+    yield f"{primary}: mean test {primary} over {clients}{spread}"
+    yield f"worst decile: mean {primary} of the 10% of clients with the {worst} {primary}"
     if comparison.metrics:
         yield f"{', '.join(comparison.metrics)}: mean over the same clients, on test data, in the same round"
     yield "reported model: the method's choice; trained: after local training; received: as sent by the server"
-    oracle = "; it is chosen on test data, so the accuracy is too high" * (comparison.choice == "best_test_oracle")
+    oracle = "; it is chosen on test data, so the result is too good" * (comparison.choice == "best_test_oracle")
     yield f"round: {CHOSEN[comparison.choice]} of each seed{oracle}"
     yield "traffic: bytes of all clients in both directions, up to that round and in the whole run"
     if comparison.target is not None:
         every = sorted({run_settings(run)["eval.every"] for run in runs})
         seen = "" if every == [1] else f" (evaluated every {' or '.join(map(str, every))} rounds)"
-        given = "" if comparison.target_given else "; every run reaches this accuracy"
+        given = "" if comparison.target_given else f"; every run reaches this {primary}"
         unreached = any("rounds_to_target" not in row.figures for row in comparison.rows)
         dash = "; — if a seed does not reach it" if unreached else ""
-        yield f"to {comparison.target:g}: up to the first round with at least this mean accuracy{seen}{given}{dash}"
+        least = "least" if comparison.higher else "most"
+        yield f"to {comparison.target:g}: up to the first round with at {least} this mean {primary}{seen}{given}{dash}"
     yield from untrained(comparison)
     for group in comparison.groups:
         for run in group.left_out:
@@ -214,13 +224,14 @@ def untrained(comparison: Comparison) -> Iterator[str]:
     for row in comparison.rows:
         never, others = list[int](), list[float]()
         for run, number in zip(row.group.runs, row.rounds, strict=False):
-            rates, clients = run.counts(number)["accuracy"].to_dict(), run.untrained(number)
+            rates, clients = run.counts(number)[run.primary].dropna().to_dict(), run.untrained(number)
             trained = [rate for client, rate in rates.items() if client not in clients]
             never.append(len(rates) - len(trained))
             others.append(sum(trained) / max(len(trained), 1))
         if any(never):
             what = f"{span(sorted(never))} clients have not taken part up to that round"
-            yield f"{row.group.label}: {what}; without them, the accuracy is {Spread(tuple(others)).mean:.3f}"
+            mean = Spread(tuple(others)).mean
+            yield f"{row.group.label}: {what}; without them, the {comparison.primary} is {mean:.3f}"
 
 
 def numbers(values: Sequence[int]) -> str:

@@ -41,8 +41,14 @@ def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
 
 
 def _section(key: str, value: Any) -> list[str]:
-    """Return the overrides of a setting, or of each setting of a section."""
-    return [f"{name}={as_value(item)}" for name, item in dotted({key: value}).items()]
+    """Return the overrides of a setting, or of each setting of a section; functions and objects become names."""
+    return [f"{name}={as_value(_named(item))}" for name, item in dotted({key: value}).items()]
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [*map(_named, value)]
+    return target_of(value) if callable(value) else value
 
 
 def _component(key: str, value: Any) -> list[str]:

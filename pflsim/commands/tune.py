@@ -128,13 +128,15 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     for method in study.methods:
         count, failed, best = len(study.trials(method)), study.failed(method), study.chosen(method)
         trials = f"{count}{f', {len(failed)} failed' * bool(failed)}{', all there are' * (count < study.budget)}"
-        values, score = (settings_text(best.params), f"{best.value:.4f}") if best else ("none", "")
+        values, score = (settings_text(best.params), f"{abs(best.value or 0.0):.4f}") if best else ("none", "")
         rows.append((method.name, trials, settings_text(method.space), values, score))
         failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
-    headers = ("method", "trials", "space", "chosen values", "validation\naccuracy")
-    notes = ("validation accuracy: mean over clients, of the reported model in the trial's best round", *failures)
+    found = [read_run(path) for path in runs]
+    primary = found[0].primary if found else "accuracy"
+    headers = ("method", "trials", "space", "chosen values", f"validation\n{primary}")
+    notes = (f"validation {primary}: mean over clients, of the reported model in the trial's best round", *failures)
     table = Table(f"Tuning by validation, {study.budget} trials each", headers, tuple(rows), notes)
-    compared = compare_sets(map(read_run, runs)) if runs else []
+    compared = compare_sets(found) if found else []
     return [f"{drawn([table], kind)}\n\n{render(compared, kind)}".rstrip() for kind in ("text", "markdown")]
 
 

@@ -25,6 +25,8 @@ from pflsim.records.folder import LOCK
 from pflsim.records.saved_settings import fixed_settings
 
 STUDY, JOURNAL = "tuned.json", "optuna.journal"
+FAILED = -1e9
+"""The score of a trial that failed: worse than all others."""
 DRAWS = 20
 """How often Optuna is asked for a point that has not been tried."""
 SHARED = {"lr": {"low": 0.001, "high": 1.0, "log": True}}
@@ -117,7 +119,7 @@ def _method(method: Method, names: Sequence[str], searched: Mapping[str, Any]) -
     """Return a method with its space."""
     settings = method.settings({})
     if not settings.split.get("validation", True):
-        raise SettingsError("split.validation=0: tune chooses by validation accuracy; set split.validation above 0")
+        raise SettingsError("split.validation=0: tune chooses by validation data; set split.validation above 0")
     if settings.ray_address and settings.executor == "inline":
         raise SettingsError(f"ray_address={settings.ray_address}: tune runs inline; add executor=ray")
     block = composed(method.overrides, method.folders).search or {}
@@ -218,7 +220,7 @@ class Study:
         write_atomically(self.folder / STUDY, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
     def trials(self, method: Method) -> list[FrozenTrial]:
-        """Return the trials of a method, in the order of their numbers; those that failed have the value 0."""
+        """Return the trials of a method, in the order of their numbers; those that failed have the value `FAILED`."""
         return self.journal[method.name].trials
 
     def failed(self, method: Method) -> dict[int, str]:
@@ -226,7 +228,7 @@ class Study:
         return {int(number): reason for number, reason in self.journal[method.name].user_attrs.items()}
 
     def chosen(self, method: Method) -> FrozenTrial | None:
-        """Return the trial with the highest validation accuracy, the first one of equals; None if none has one."""
+        """Return the trial with the best validation score, the first one of equals; None if none has one."""
         failed = self.failed(method)
         ended = [one for one in self.trials(method) if one.value is not None and one.number not in failed]
         return max(ended, key=lambda one: one.value or 0.0, default=None)
@@ -292,17 +294,21 @@ class Study:
         from pflsim.analysis.runs import read_run
 
         method, trial = self.asked[number]
-        accuracy, best = 0.0, None
+        score, said, best = FAILED, "", None
         if not failed:
             run = read_run(Path(self._folder("trials", method, f"{trial.number:03}")))
             if best := run.at("best_val"):
-                accuracy = best.accuracy[run.reported._replace(split="val")].mean
+                found = best.evaluations[run.reported._replace(split="val")]
+                score, said = (
+                    max(found.score, FAILED),
+                    f"validation {run.primary} {found.mean:.4f} in round {best.round}",
+                )
         if best is None:
             failed = failed or "no client has validation examples"
             self.journal[method.name].set_user_attr(str(trial.number), failed)
-        self.journal[method.name].tell(trial.number, accuracy)
-        said = f"validation accuracy {accuracy:.4f} in round {best.round}" if best else f"failed: {failed}"
-        ahead = f"; best {leader.value:.4f}" if (leader := self.chosen(method)) else ""
+        self.journal[method.name].tell(trial.number, score)
+        said = said or f"failed: {failed}"
+        ahead = f"; best {abs(leader.value or 0.0):.4f}" if (leader := self.chosen(method)) else ""
         return f"{method.name}: trial {trial.number + 1} of {self.budget}, {settings_text(trial.params)}: {said}{ahead}"
 
 

@@ -59,13 +59,13 @@ class Parameter:
 
 
 def target_of(value: Any) -> str:
-    """Return a dotted name for a class or function.
+    """Return a dotted name for a class or function, or for another callable object.
 
     Those that can be imported keep their own name, so that the command line can resume the run. Others, such as the
     classes of a notebook, have the name `__main__.NAME` in this process only; a later object of the same name replaces
     an earlier one.
     """
-    module, name = value.__module__, value.__qualname__
+    module, name = value.__module__, getattr(value, "__qualname__", type(value).__qualname__)
     if f"{module}." != NOTEBOOK and getattr(sys.modules.get(module), name, None) is value:
         return f"{module}.{name}"
     target = NOTEBOOK + re.sub(r"\W", "", name.rpartition(".")[2])

@@ -60,7 +60,7 @@ from typing import Any
 from pflsim.config.names import program, written
 from pflsim.config.settings import Settings
 
-GROUPS = ("method", "data", "shift", "partition", "split", "model", "optimizer", "placement")
+GROUPS = ("method", "data", "shift", "partition", "split", "model", "task", "optimizer", "placement")
 """Groups in the order of the help; the others need a +."""
 
 

@@ -70,6 +70,24 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class TaskChoice:
+    """What is predicted, and its loss."""
+
+    name: Literal["auto", "classification", "multilabel", "regression"] = "auto"
+    """classification, multilabel or regression; auto: as the targets are; task=NAME is the same."""
+    loss: str | None = None
+    """A loss of torch.nn, such as HuberLoss, or a dotted name; null: cross-entropy, BCEWithLogitsLoss or MSELoss."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Its arguments, for example {delta: 2}."""
+    class_weights: Literal["none", "balanced", "balanced_client"] | list[Annotated[float, Ge(0)]] = "none"
+    """Weights of classes in the loss: balanced over all training data or within each client, or a list."""
+    label_smoothing: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Label smoothing of cross-entropy, in [0, 1)."""
+    standardize_target: bool = False
+    """Train on targets of regression with mean 0 and deviation 1; predictions and metrics keep their unit."""
+
+
+@dataclass(frozen=True)
 class Eval:
     """When and on which clients the models are evaluated."""
 
@@ -77,8 +95,12 @@ class Eval:
     """Evaluate every N rounds, and after the last one."""
     on: Literal["all", "participants"] = "all"
     """all clients, or only the participants of the round."""
-    metrics: list[Literal["balanced_accuracy", "macro_f1", "nll", "ece"]] = field(default_factory=list)
-    """Metrics to compute besides accuracy for every client: balanced_accuracy, macro_f1, nll, ece."""
+    metrics: list[str | dict[str, dict[str, Any]]] = field(default_factory=list)
+    """Metrics of every client, by name or with options: [auroc, {top_k_accuracy: {top_k: 5}}]."""
+    primary: str | None = None
+    """Metric that decides best round, early stopping, tuning and comparison; null: accuracy, auroc or rmse by task."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Whether the lowest (min) or the highest (max) primary metric is best; auto: as the metric says."""
     received: bool = False
     """Evaluate the personal model both as received and after local training."""
     batch_size: Count | None = None
@@ -94,7 +116,7 @@ class Stop:
     """When a run ends before its last round."""
 
     patience: Count | None = None
-    """End after N evaluations without a better mean validation accuracy of the reported model; null disables."""
+    """End after N evaluations without a better mean primary metric on validation data; null disables."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +128,9 @@ class Checkpoint:
     minutes: Annotated[float, Ge(0)] = 10.0
     """Save a checkpoint also every N minutes, at the end of a round; 0 disables."""
     keep: Count = 1
-    """Number of newest checkpoints to keep; the one with the best validation accuracy stays too."""
+    """Number of newest checkpoints to keep; the best one by validation stays too."""
     best: bool = False
-    """Save a checkpoint also whenever the mean validation accuracy of the reported model improves."""
+    """Save a checkpoint also whenever the mean primary metric on validation data improves."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +208,7 @@ class Settings:
     lr_warmup: Annotated[int, Ge(0), Le(100_000)] = 0
     """The learning rate grows linearly in the first N rounds."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    task: TaskChoice = field(default_factory=TaskChoice)
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Momentum of SGD, in [0, 1)."""
     weight_decay: Annotated[float, Ge(0), Le(1e30)] = 0.0

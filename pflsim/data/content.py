@@ -15,7 +15,7 @@ Digests = np.ndarray
 
 
 def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
-    """Digest the stored values, label and writer of rows. The result is the same on every machine.
+    """Digest the stored values, targets and writer of rows. The result is the same on every machine.
 
     Args:
         dataset: the data set.
@@ -26,9 +26,13 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     """
     x = np.ascontiguousarray(dataset.x[rows])
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
-    writers = dataset.writers if dataset.writers is not None else np.full_like(dataset.y, -1)
-    tags = np.stack([dataset.y, writers], axis=1)[rows].astype("<i8")
-    digests = [hashlib.blake2b(a.data, digest_size=16, key=t.tobytes()).digest() for a, t in zip(x, tags, strict=True)]
+    writers = dataset.writers if dataset.writers is not None else np.full(len(dataset.y), -1)
+    y = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
+    tags, pairs = np.stack([y, writers], axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
+    parts = (a.data if dataset.y.ndim == 1 else a.tobytes() + b.tobytes() for a, b in pairs)
+    digests = [
+        hashlib.blake2b(part, digest_size=16, key=t.tobytes()).digest() for part, t in zip(parts, tags, strict=True)
+    ]
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pflsim.errors import SettingsError
+from pflsim.types import TaskName
 
 MAX_RMS = 10.0
 """Limit on the root mean square of inputs; standardised ones have 1, and grey levels in 0..255 about 90."""
@@ -15,7 +16,11 @@ MAX_CLASSES, MAX_TOKENS = 100_000, 10_000_000
 """Limits on labels and tokens: other numbers were meant, or the file is invalid."""
 MAX_NAMED = 10
 """Maximum number of classes that a warning names."""
+BINS = 10
+"""The number of quantiles of a target of regression, by default of `partition.bins`."""
 MASKED = "there are masked values; fill them, or leave their rows out"
+TARGETS = {(np.dtype(np.int64), 1), (np.dtype(np.int64), 2), (np.dtype(np.float32), 2)}
+"""Types and numbers of axes of targets."""
 Kind = Literal["images", "tables", "token sequences"]
 """Kind of inputs."""
 
@@ -28,8 +33,8 @@ class Dataset:
         name: short name, e.g. "mnist".
         x: images [n, channels, height, width] or tables [n, features], uint8, or float32 without scaling; or token
             sequences [n, length] int64.
-        y: [n] int64 labels in 0..num_classes-1.
-        num_classes: C.
+        y: classes [n] int64 in 0..num_classes-1; or labels [n, L] int64, 0 or 1; or values [n, T] float32.
+        num_classes: C, L or T.
         train_size: rows of the official training part.
         writers: [n] int64 or text, the writer of each example (a person, a hospital, a device), for
             partition=by_writer; None if unknown. Text is numbered in sorted order.
@@ -37,6 +42,7 @@ class Dataset:
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
+        values: what the classes 0, 1, ... are in the data, where classes were found from the values of the targets.
         notes: what the user should know about how the data were read; a run warns of them.
     """
 
@@ -51,6 +57,7 @@ class Dataset:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
+    values: tuple[Any, ...] | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -69,6 +76,27 @@ class Dataset:
     def kind(self) -> Kind:
         """Return what kind of inputs these are."""
         return "token sequences" if self.x.dtype == np.int64 else "images" if self.x.ndim == 4 else "tables"
+
+    @property
+    def task(self) -> TaskName:
+        """Return what the targets are of."""
+        return "classification" if self.y.ndim == 1 else "regression" if self.y.dtype == np.float32 else "multilabel"
+
+    def by_class(self, bins: int = BINS) -> Dataset:
+        """Return the data set with a class for each example, by which partitions and splits deal the examples.
+
+        Args:
+            bins: of regression, the number of quantiles of the first target, which are the classes. A multilabel
+                example has the class of its first label, or one of its own without labels.
+        """
+        if self.task == "classification":
+            return self
+        if self.task == "multilabel":
+            y, classes = np.where(self.y.any(1), self.y.argmax(1), self.num_classes), self.num_classes + 1
+        else:
+            ends = np.quantile(self.y[:, 0], np.arange(1, bins) / bins)
+            y, classes = np.searchsorted(ends, self.y[:, 0], side="right"), bins
+        return replace(self, y=y.astype(np.int64), num_classes=classes)
 
     @property
     def tokens(self) -> int | None:
@@ -108,8 +136,8 @@ def check_dataset(dataset: object, source: str) -> None:
         )
     elif np.ma.is_masked(x) or np.ma.is_masked(y):
         problem = MASKED
-    elif not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1:
-        problem = f"y is {described(y)}, expected int64 [n]"
+    elif not isinstance(y, np.ndarray) or (y.dtype, y.ndim) not in TARGETS:
+        problem = f"y is {described(y)}, expected classes int64 [n], labels int64 [n, L] or values float32 [n, T]"
     elif not (1 <= dataset.train_size <= n and 1 <= dataset.num_classes <= MAX_CLASSES):
         problem = (
             f"train_size={dataset.train_size} and num_classes={dataset.num_classes}, expected 1..{n} and "
@@ -117,7 +145,11 @@ def check_dataset(dataset: object, source: str) -> None:
         )
     elif writers is not None and (writers.dtype != np.int64 or writers.shape != (n,)):
         problem = f"writers are {described(writers)}, expected int64 [{n}]"
-    elif y.min() < 0 or y.max() >= dataset.num_classes:
+    elif y.ndim == 2 and (y.shape[1] != dataset.num_classes or not np.isfinite(y).all()):
+        problem = f"y is {described(y)}, expected {dataset.num_classes} columns of finite numbers"
+    elif dataset.task == "multilabel" and not np.isin(y, (0, 1)).all():
+        problem = f"labels are {y.min()}..{y.max()}, expected 0 or 1"
+    elif y.ndim == 1 and (y.min() < 0 or y.max() >= dataset.num_classes):
         problem = f"labels are {y.min()}..{y.max()}, expected 0..{dataset.num_classes - 1}"
     elif x.dtype == np.float32 and not np.isfinite(x).all():
         problem = "x has values that are NaN, infinite or beyond float32; expected finite numbers"
@@ -129,7 +161,7 @@ def check_dataset(dataset: object, source: str) -> None:
 def dataset_warnings(dataset: Dataset) -> tuple[str, ...]:
     """Return what is probably wrong with a valid data set: one line each, for the user."""
     found, y = list(dataset.notes), dataset.y[: dataset.train_size]
-    empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0)
+    empty = np.flatnonzero(np.bincount(y, minlength=dataset.num_classes) == 0) if y.ndim == 1 else ()
     if len(empty):
         names = f"{', '.join(map(str, empty[:MAX_NAMED]))}{', ...' if len(empty) > MAX_NAMED else ''}"
         why = f"; labels begin at {dataset.y.min()}, expected 0" if dataset.y.min() > 0 else ""

@@ -9,10 +9,11 @@ import numpy as np
 
 from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
-from pflsim.data.dataset import Dataset, Loader, check_dataset, described
+from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described
 from pflsim.data.federated import Partition, writers_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
+from pflsim.data.targets import as_task
 from pflsim.errors import SettingsError, own_errors, reading
 from pflsim.seeding import numpy_generator, seeded_global
 
@@ -70,7 +71,7 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
         explicit, rule = None, bind(settings.partition, field="partition", kind=PartitionRule)
     split_rule = bind(settings.split, field="split", kind=SplitRule)
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
-    dataset = load()
+    dataset = as_task(load(), settings.task.name)
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
@@ -80,7 +81,8 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
                 raise SettingsError(f"split.{key}={value} has no effect: the partition lists test rows; leave it out")
         partition = _check_partition(given, clients, len(dataset.y))
     else:
-        partition = federate(dataset, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+        dealt = dataset.by_class(settings.partition.get("bins", BINS))
+        partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
     return dataset, replace(partition, shift=shift, names=given.names or writers_of(dataset, partition))
 
 

@@ -87,7 +87,7 @@ class Examples:
 
     Args:
         x: [n, ...] as stored (uint8, float32, or int64 tokens).
-        y: [n] int64.
+        y: classes [n] int64, or labels or values [n, T], see `Dataset`.
         scale, mean, std: normalisation of stored values (see `Dataset`).
         augment: draws and computes random variants of images; None: none.
     """
@@ -107,7 +107,7 @@ class Examples:
         return rows if self.augment is None else self.augment.draw(rows)
 
     def batch(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Return the inputs [B, ...] (float32, or int64 tokens) and labels [B] of rows, in the variants of `vary`."""
+        """Return the inputs [B, ...] (float32, or int64 tokens) and targets of rows, in the variants of `vary`."""
         if isinstance(index, Tensor):  # index_select is faster than x[index]: it copies whole rows
             index = index.to(self.y.device)
             rows = index if self.augment is None else index & ((1 << ROW_BITS) - 1)
@@ -216,6 +216,10 @@ def writers_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:
-    """Return the number of examples per client and class in a split, by shifted labels: [N, C] int64."""
+    """Return the number of examples per client and class in a split, by shifted labels: [N, C] int64.
+
+    The classes of other targets are those of `Dataset.by_class`.
+    """
+    dataset = dataset.by_class()
     labels = [partition.shift.of(i).labels(dataset, rows) for i, rows in enumerate(getattr(partition, split))]
     return np.stack([np.bincount(y, minlength=dataset.num_classes) for y in labels]).astype(np.int64)

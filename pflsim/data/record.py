@@ -14,7 +14,7 @@ from tabulate import tabulate
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
-from pflsim.data.dataset import Dataset
+from pflsim.data.dataset import BINS, Dataset
 from pflsim.data.federated import Partition, class_counts
 from pflsim.data.shifts import Shift
 from pflsim.records.heatmaps import drawing
@@ -23,7 +23,13 @@ from pflsim.types import SPLITS, Split
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
 
 
-def write_partition(folder: Path, dataset: Dataset, partition: Partition, names: Mapping[str, str]) -> str:
+def write_partition(
+    folder: Path,
+    dataset: Dataset,
+    partition: Partition,
+    names: Mapping[str, str],
+    task: Mapping[str, Any] | None = None,
+) -> str:
     """Write partition.json (hash, names, sizes, inputs, class counts and rows per client, its shift) and partition.png.
 
     The rows count through the training part and then the test part, so partition.json is a file for
@@ -34,6 +40,7 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
         dataset: the data set.
         partition: its partition.
         names: `partition`, `split` and `shift` with their settings, see `record_names`.
+        task: `Task.record` of the run.
 
     Returns:
         The partition's hash.
@@ -48,7 +55,7 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
         "partition": names["partition"],
         "split": names["split"],
         "clients": len(clients),
-        "classes": dataset.num_classes,
+        "classes": dataset.by_class().num_classes,
         "examples": {name: int(c.sum()) for name, c in counts.items()},
         "numbering": "all",
         "inputs": {
@@ -57,6 +64,8 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
             **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens")},
         },
     }
+    if task:
+        head["task"] = task
     if partition.names:
         head["names"] = list(partition.names)
     if partition.shift.groups:
@@ -93,7 +102,10 @@ def record_names(settings: Settings) -> dict[str, str]:
     if names["shift"] == "none":
         names["shift"] = ""
     for group, name in names.items():
-        chosen = ", ".join(f"{k}={value}" for k, value in getattr(settings, group).items() if not k.startswith("_"))
+        given = {key: value for key, value in getattr(settings, group).items() if not key.startswith("_")}
+        if given.get("bins") == BINS:  # of regression only
+            del given["bins"]
+        chosen = ", ".join(f"{key}={value}" for key, value in given.items())
         names[group] = f"{name}({chosen})" if name and chosen else name
     return names
 

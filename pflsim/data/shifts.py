@@ -169,6 +169,8 @@ def permuted_labels(dataset: Dataset, clients: int, rng: np.random.Generator, *,
         groups: number of groups, 1 to N, and at most the number of permutations.
     """
     classes = dataset.num_classes
+    if dataset.task != "classification":
+        raise SettingsError(f"shift=permuted_labels needs classes, but {dataset.name} has targets of {dataset.task}")
     if classes < 20:
         Bounds(1, math.factorial(classes))("shift.groups", groups)
     members, permutations = _groups(groups, clients, rng), [tuple(range(classes))]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pflsim.config.settings import Settings
 from pflsim.records.summary import RunMeta
+from pflsim.tasks.metrics import Metric
 from pflsim.types import Split
 
 
@@ -26,6 +27,7 @@ class RunPlan:
         units: names of the fusion units in their order, for the trace.
         newcomers: clients that join after the last round.
         absentees, stragglers: clients of each round's cohort; empty: none in any round.
+        metrics: to compute over the examples of all clients together.
         adapts: the reported model is adapted to each client's examples, so checkpoints store it.
     """
 
@@ -41,6 +43,7 @@ class RunPlan:
     absentees: tuple[tuple[int, ...], ...] = ()
     stragglers: tuple[tuple[int, ...], ...] = ()
     adapts: bool = False
+    metrics: tuple[Metric, ...] = ()
 
     def absent(self, round_number: int) -> tuple[int, ...]:
         """Return the clients of a round's cohort that do not take part."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
 
 from pflsim.engine.callbacks import Callbacks
 from pflsim.engine.checkpointing import Checkpointer
@@ -19,7 +23,7 @@ from pflsim.engine.interrupts import Interrupts
 from pflsim.engine.plan import RunPlan
 from pflsim.engine.recovery import MAX_NODE_LOSSES, Recovery
 from pflsim.errors import RunError
-from pflsim.records.accuracy import validation_score
+from pflsim.records.evaluation import validation_score
 from pflsim.records.history import stalled_since
 from pflsim.records.trace import write_trace
 from pflsim.types import EvalPhase, EvalRow, Fault, ModelKind, NewcomerRecord, RoundRecord
@@ -58,7 +62,7 @@ class Simulation(Generic[Handle]):
         listener: called as the run proceeds.
         interrupts: tells when to stop.
         done: the last finished round if the run resumes; the executor has the states after it.
-        scores: mean validation accuracy of the reported model by finished round, for early stopping.
+        scores: validation score of the reported model by finished round, for early stopping.
         callbacks: of the user.
 
     Attributes:
@@ -141,11 +145,13 @@ class Simulation(Generic[Handle]):
         del sent, trained  # free the messages before the evaluation
         with phase("evaluate"):
             rows = self._evaluate(round_number, cohort)
+            pooled = self._pooled(rows)
+            rows = tuple(replace(row, outcomes=None) for row in rows)
         faults: dict[int, Fault] = {**dict.fromkeys(slow, "straggler"), **dict.fromkeys(absent, "dropout")}
         reported = [row for row in rows if (row.model, row.split, row.phase) == plan.meta.reported]
         confusion = mean_confusion(reported, plan.meta.classes)
         drift, matrices = diagnostics.drift, (*diagnostics.matrices, *([confusion] if confusion else []))
-        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices)
+        return RoundRecord(round_number, cohort, reports, down_bytes, rows, seconds, faults, drift, matrices, pooled)
 
     def _initial_round(self) -> RoundRecord:
         """Fuse the replies of all clients before any training (round 0)."""
@@ -175,9 +181,24 @@ class Simulation(Generic[Handle]):
             self.listener.phase(round_number, "evaluate", len(clients))
             counts = diagnosed and (model, "test", phase) == plan.meta.reported
             rows += self.executor.evaluate(
-                EvalRequest(model, phase, clients, plan.splits, round_number, confusion=counts)
+                EvalRequest(
+                    model, phase, clients, plan.splits, round_number, confusion=counts, pooled=bool(plan.metrics)
+                )
             )
         return tuple(rows)
+
+    def _pooled(self, rows: Sequence[EvalRow]) -> dict[tuple[str, str, str], dict[str, float]]:
+        """Return metrics over the examples of all clients together, by model, split and phase."""
+        found = dict[tuple[str, str, str], list[tuple[Tensor, Tensor]]]()
+        for row in rows:
+            if row.outcomes is not None:
+                found.setdefault((row.model, row.split, row.phase), []).append(row.outcomes)
+        values = dict[tuple[str, str, str], dict[str, float]]()
+        for scope, parts in found.items():
+            scores, targets = map(torch.cat, zip(*parts, strict=True))
+            named = ((metric.name, metric(scores, targets)) for metric in self.plan.metrics)
+            values[scope] = {name: value for name, value in named if value is not None}
+        return values
 
     def _trace(self, round_number: int, sent: Sent[Handle], trained: Trained[Handle]) -> None:
         write, method = partial(write_trace, self.folder, round_number), {"method": self.plan.meta.method}
@@ -195,10 +216,10 @@ class Simulation(Generic[Handle]):
         The checkpoint is written before the record and becomes visible after it, so that the records of a visible
         checkpoint's rounds are complete.
         """
-        score = validation_score(record.evaluations, self.plan.meta.reported)
+        score = validation_score(record.evaluations, self.plan.meta.reported, self.plan.meta.measures)
         seconds, staged, best = dict(record.seconds), None, False
         if score is not None:
-            best = self.plan.settings.checkpoint.best and score > max(self._scores.values(), default=-1.0)
+            best = self.plan.settings.checkpoint.best and score > max(self._scores.values(), default=-math.inf)
             self._scores[record.round] = score
         if self._ends or best or self._checkpoints.is_due(record.round):
             with self._phase(record.round, seconds, "checkpoint"):

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NotRequired, cast, get_args
 
-from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_by_scope, mean_losses
+from pflsim.records.evaluation import Evaluation, Measures, Scope, evaluations_by_scope, mean_losses
 from pflsim.records.files import keys, valid
 from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split
 
@@ -42,7 +42,7 @@ class RoundMetrics:
         round: from 1; 0 is the initial round.
         cohort: the number of clients in the round.
         losses: mean of each named loss term over the clients, weighted by their training examples.
-        accuracy: statistics over clients by scope; empty if the round has no evaluation.
+        evaluations: metrics over clients by scope; empty if the round has no evaluation.
         traffic: bytes of this round.
         traffic_total: bytes of all rounds up to this one.
         seconds: wall seconds by phase of the round, and "total". All other fields are reproducible.
@@ -53,7 +53,7 @@ class RoundMetrics:
     round: int
     cohort: int
     losses: Mapping[str, float]
-    accuracy: Mapping[Scope, AccuracyStats]
+    evaluations: Mapping[Scope, Evaluation]
     traffic: Traffic
     traffic_total: Traffic
     seconds: Mapping[str, float]
@@ -66,19 +66,20 @@ class RoundMetrics:
         return self.seconds["total"]
 
 
-def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
+def round_metrics(record: RoundRecord, earlier: Traffic, measures: Measures | None = None) -> RoundMetrics:
     """Compute the metrics of a round.
 
     Args:
         record: the round. If its `seconds` have no "total", it is the sum of the phases.
         earlier: the traffic of all rounds before.
+        measures: the metrics of the run; None: those that the record has.
     """
     traffic, drift = sum(client_traffic(record).values(), Traffic()), list(record.drift.values())
     return RoundMetrics(
         round=record.round,
         cohort=len(record.cohort),
         losses=mean_losses(record.reports),
-        accuracy=accuracy_by_scope(record.evaluations),
+        evaluations=evaluations_by_scope(record.evaluations, measures, record.pooled),
         traffic=traffic,
         traffic_total=earlier + traffic,
         seconds={**record.seconds, "total": record.seconds.get("total", sum(record.seconds.values()))},
@@ -87,9 +88,10 @@ def round_metrics(record: RoundRecord, earlier: Traffic) -> RoundMetrics:
     )
 
 
+Scopes = Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, Any]]]]
 Line = keys({
     "round": int, "cohort": int, "losses": Mapping[str, float], "traffic": Mapping[str, int],
-    "accuracy": Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, float]]]],
+    "accuracy": NotRequired[Scopes], "evaluation": NotRequired[Scopes], "measures": NotRequired[Mapping[str, Any]],
     "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": Mapping[str, float],
 })  # fmt: skip
 """The keys of a line of metrics.jsonl."""
@@ -101,14 +103,21 @@ def finite(value: Any) -> Any:
 
 
 def to_line(metrics: RoundMetrics) -> str:
-    """Return one line of JSON without a newline. `accuracy` is nested by model, split and phase; NaN becomes null."""
-    accuracy: dict[str, dict[str, dict[str, Mapping[str, float]]]] = {}
-    for scope, stats in metrics.accuracy.items():
-        accuracy.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = stats.values()
+    """Return one line of JSON without a newline. NaN becomes null.
+
+    Evaluations are nested by model, split and phase, as `accuracy`, or as `evaluation` if classes are not predicted.
+    """
+    nested: dict[str, dict[str, dict[str, Mapping[str, Any]]]] = {}
+    measures = next((found.measures for found in metrics.evaluations.values()), Measures())
+    for scope, found in metrics.evaluations.items():
+        nested.setdefault(scope.model, {}).setdefault(scope.split, {})[scope.phase] = found.record()
     total = {f"{name}_total": value for name, value in asdict(metrics.traffic_total).items()}
-    known = {"accuracy": accuracy, "traffic": asdict(metrics.traffic) | total}
-    names = ("round", "cohort", "losses", "accuracy", "traffic", "faults", "drift", "seconds")
+    key = "accuracy" if "accuracy" in measures.names else "evaluation"
+    known = {key: nested, "traffic": asdict(metrics.traffic) | total}
+    names = ("round", "cohort", "losses", key, "traffic", "faults", "drift", "seconds")
     content = {name: known[name] if name in known else getattr(metrics, name) for name in names}
+    if measures != Measures():
+        content["measures"] = asdict(measures)
     return json.dumps(finite(content), allow_nan=False, ensure_ascii=False)
 
 
@@ -120,16 +129,19 @@ def from_line(line: str) -> RoundMetrics:
     """
     found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
     valid(Line, found)
-    accuracy = {
-        Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): AccuracyStats.of(stats)
-        for model, splits in found["accuracy"].items()
+    given: dict[str, Any] = found.pop("measures", {})
+    listed: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    measures = Measures(**listed)
+    evaluations = {
+        Scope(cast(ModelKind, model), cast(Split, split), cast(EvalPhase, phase)): Evaluation.of(stats, measures)
+        for model, splits in found.pop("accuracy", found.pop("evaluation", {})).items()
         for split, phases in splits.items()
         for phase, stats in phases.items()
     }
     traffic, total = (
         Traffic(*(found["traffic"][f"{name}{end}"] for name in Traffic.__match_args__)) for end in ("", "_total")
     )
-    return RoundMetrics(**{**found, "accuracy": accuracy, "traffic": traffic, "traffic_total": total})
+    return RoundMetrics(**{**found, "evaluations": evaluations, "traffic": traffic, "traffic_total": total})
 
 
 def read_history(folder: Path) -> list[RoundMetrics]:
@@ -138,9 +150,9 @@ def read_history(folder: Path) -> list[RoundMetrics]:
 
 
 def validation_scores(history: Iterable[RoundMetrics], reported: Scope) -> dict[int, float]:
-    """Return the mean validation accuracy of the reported model by round, for the rounds that evaluate it."""
+    """Return the validation score of the reported model by round, for the rounds that evaluate it."""
     scope = reported._replace(split="val")
-    return {line.round: line.accuracy[scope].mean for line in history if scope in line.accuracy}
+    return {line.round: line.evaluations[scope].score for line in history if scope in line.evaluations}
 
 
 def stalled_since(scores: Mapping[int, float], patience: int | None) -> int | None:

@@ -11,15 +11,20 @@ from pflsim.config.components import TARGET
 from pflsim.config.names import written
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import in_one_line
-from pflsim.records.accuracy import STATISTICS, Scope, rows_by_scope
+from pflsim.records.evaluation import STATISTICS, Measures, Scope, rows_by_scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import chosen_round
 from pflsim.types import RoundRecord
 
 logger = logging.getLogger(__name__)
-SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean", "loss"))
-BEST = "accuracy/best_by_validation"
-"""Test accuracy of the reported model in the best round so far, by mean validation accuracy."""
+SPREAD = tuple(name for name in STATISTICS if name not in ("clients", "mean"))
+
+
+def best_tag(measures: Measures) -> str:
+    """Return the tag of the reported model's test results in the best round so far, by validation."""
+    return f"{measures.primary}/best_by_validation"
+
+
 ALWAYS = ("lr", "seed")
 """Settings that are shown also if they have their default."""
 
@@ -60,9 +65,9 @@ class Loggers:
 class Scalars:
     """Returns the scalars of one round after the other. The number of tags does not depend on the number of clients.
 
-    TensorBoard sorts tags by name, so accuracy comes first: `accuracy/best_by_validation/mean` and `/worst_decile`,
-    `accuracy/<model>/<split>/<phase>` (mean), `accuracy_statistics/<model>/<split>/<phase>/<statistic>`. Metrics
-    besides accuracy are `<metric>/<model>/<split>/<phase>`. Then follow
+    Tags of the primary metric, by default of accuracy, are `accuracy/best_by_validation/mean` and `/worst_decile`,
+    `accuracy/<model>/<split>/<phase>` (mean), `accuracy_statistics/<model>/<split>/<phase>/<statistic>`. Other metrics
+    are `<metric>/<model>/<split>/<phase>`. Then follow
     `drift/mean`, `drift/max`, `evaluation_loss/<model>/<split>/<phase>`, `loss/<term>`, `seconds/<phase>`,
     `traffic/up_bytes_total` and `traffic/down_bytes_total`. A round without evaluation has no accuracy.
 
@@ -77,15 +82,17 @@ class Scalars:
     def __call__(self, metrics: RoundMetrics) -> dict[str, float]:
         """Return the scalars of the next round."""
         values = {f"loss/{name}": value for name, value in metrics.losses.items()}
-        for scope, stats in metrics.accuracy.items():
+        for scope, stats in metrics.evaluations.items():
             name = "/".join(scope)
-            values |= {f"accuracy/{name}": stats.mean, f"evaluation_loss/{name}": stats.loss}
-            values |= {f"accuracy_statistics/{name}/{each}": getattr(stats, each) for each in SPREAD}
-            values |= {f"{metric}/{name}": value for metric, value in stats.metrics.items()}
+            values[f"evaluation_loss/{name}"] = stats.loss
+            values |= {f"{metric}/{name}": each.mean for metric, each in stats.metrics.items()}
+            about = f"{stats.measures.primary}_statistics/{name}"
+            values |= {f"{about}/{each}": getattr(stats.primary, each) for each in SPREAD}
         best = chosen_round([*self._best, metrics], self._reported, "best_val")
-        if best is not None and self._reported in metrics.accuracy:
-            self._best, stats = [best], best.accuracy[self._reported]
-            values |= {f"{BEST}/mean": stats.mean, f"{BEST}/worst_decile": stats.worst_decile}
+        if best is not None and self._reported in metrics.evaluations:
+            self._best, stats = [best], best.evaluations[self._reported]
+            tag = best_tag(stats.measures)
+            values |= {f"{tag}/mean": stats.mean, f"{tag}/worst_decile": stats.primary.worst_decile}
         values |= {f"drift/{name}": value for name, value in metrics.drift.items()}
         values["traffic/up_bytes_total"] = metrics.traffic_total.up_bytes
         values["traffic/down_bytes_total"] = metrics.traffic_total.down_bytes
@@ -106,7 +113,8 @@ def client_scalars(record: RoundRecord) -> dict[str, float]:
     values: dict[str, float] = {}
     for scope, rows in rows_by_scope(record.evaluations).items():
         for row in rows:
-            values["/".join(("client", str(row.client), *scope))] = row.correct / row.total
+            if row.correct is not None:
+                values["/".join(("client", str(row.client), *scope))] = row.correct / row.total
             values |= {"/".join(("client", str(row.client), name, *scope)): x for name, x in row.metrics.items()}
     return values | {f"client/{client}/drift": distance for client, distance in record.drift.items()}
 

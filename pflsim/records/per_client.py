@@ -3,8 +3,9 @@
 It has one row per evaluation of a client's model on a split. `loss` is summed over the examples, in nats. `up_bytes`,
 `down_bytes` and `fault` describe the client's round, so they are equal in all rows with the same round and client: use
 one of these rows to sum bytes. The last columns are the metrics besides accuracy, if the run has some; a cell is empty
-without examples. A client with traffic or a fault but without an evaluation has one row with empty split,
-model and phase, and zero counts. Rows of a round are sorted by client, split, model and phase.
+without examples, or if the metric is undefined for them. `correct` is empty unless classes are predicted. A client
+with traffic or a fault but without an evaluation has one row with empty split, model and phase, and zero counts. Rows
+of a round are sorted by client, split, model and phase.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _agree(lines: Sequence[str], metrics: RoundMetrics) -> bool:
         return False
     traffic = {row[1]: Traffic(int(row[8]), int(row[9])) for row in rows}
     evaluated = Counter((row[3], row[2], row[4]) for row in rows if int(row[6]) > 0)
-    expected = {tuple(scope): stats.clients for scope, stats in metrics.accuracy.items()}
+    expected = {tuple(scope): stats.clients for scope, stats in metrics.evaluations.items()}
     return (sum(traffic.values(), Traffic()), evaluated) == (metrics.traffic, expected)
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, get_args
 
-from pflsim.records.accuracy import AccuracyStats, Scope, accuracy_stats
+from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation
 from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
-from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision
+from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, TaskName
 
 Choice = Literal["last", "best_val", "best_test_oracle"]
-"""How to choose the round whose accuracy is reported: the last evaluated one; the first one with the best mean
-validation accuracy; or, as in the papers' tables, the first one with the best mean test accuracy. The last of these is
-chosen by the test data, so it is optimistically biased; do not use it as the main result."""
+"""How to choose the round whose results are reported: the last evaluated one; the first one with the best mean of the
+primary metric on validation data; or, as in the papers' tables, on test data. The last of these is chosen by the test
+data, so it is optimistically biased; do not use it as the main result."""
 
 
 SummaryFile = keys({
@@ -25,7 +25,7 @@ SummaryFile = keys({
     "accuracy_of": Mapping[Literal["split", "clients", "phase"], str | Mapping[ModelKind, EvalPhase]],
     "states_saved": NotRequired[bool], "stopped_early": NotRequired[Mapping[str, int | str]],
     "resumed_after": NotRequired[list[int]], "actor_restarts": NotRequired[int], "warnings": NotRequired[list[str]],
-    "newcomers": NotRequired[Mapping[str, Any]],
+    "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[Mapping[str, Any]],
 })  # fmt: skip
 """The keys of summary.json that are read back."""
 
@@ -43,10 +43,11 @@ class RunMeta:
         reported_model: the model whose accuracy the method reports.
         reported_phase: the phase in which the personal model is reported.
         evaluated_on: the clients that are evaluated.
-        metrics: names of the metrics besides accuracy.
+        measures: names of the metrics, the primary one, and their directions.
         newcomers: the number of clients that join after the last round. Only their own results include them.
         finetune_epochs: the epochs that newcomers train.
         classes: C.
+        task: what is predicted.
         patience: of early stopping; None: the run does all rounds.
         precision: of convolutions and matrix products.
     """
@@ -62,10 +63,11 @@ class RunMeta:
     reported_model: ModelKind = "personal"
     reported_phase: EvalPhase = "trained"
     evaluated_on: Literal["all", "participants"] = "all"
-    metrics: tuple[str, ...] = ()
+    measures: Measures = Measures()
     newcomers: int = 0
     finetune_epochs: int = 1
     classes: int = 2
+    task: TaskName = "classification"
     patience: int | None = None
     precision: Precision = "ieee"
 
@@ -79,10 +81,10 @@ class RunMeta:
         return Scope(self.reported_model, "test", self.phase(self.reported_model))
 
 
-def newcomer_accuracy(record: NewcomerRecord) -> dict[EvalPhase, AccuracyStats | None]:
-    """Return the test accuracy over the clients that joined after the last round, as received and after fine-tuning."""
+def newcomer_results(record: NewcomerRecord, measures: Measures) -> dict[EvalPhase, Evaluation | None]:
+    """Return the test results of the clients that joined after the last round, as received and after fine-tuning."""
     found: dict[EvalPhase, Sequence[EvalRow]] = {"received": record.received, "trained": record.trained}
-    return {phase: accuracy_stats([row for row in rows if row.split == "test"]) for phase, rows in found.items()}
+    return {phase: evaluation([row for row in rows if row.split == "test"], measures) for phase, rows in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +130,30 @@ class Summary:
         best = stalled_since(validation_scores(self.history, self.meta.reported), self.meta.patience)
         if best is None or self.rounds >= self.meta.rounds:
             return ""
-        return f"no better mean validation accuracy than in round {best} (stop.patience={self.meta.patience})"
+        primary, patience = self.meta.measures.primary, self.meta.patience
+        return f"no better mean validation {primary} than in round {best} (stop.patience={patience})"
 
     @property
     def traffic(self) -> Traffic:
         """The traffic of all rounds."""
         return self.history[-1].traffic_total if self.history else Traffic()
 
-    def figures(self, model: ModelKind) -> dict[Choice, tuple[int, AccuracyStats] | None]:
-        """Return the chosen rounds with the test accuracy of one model; None if there is no such round."""
+    def figures(self, model: ModelKind) -> dict[Choice, tuple[int, Evaluation] | None]:
+        """Return the chosen rounds with the test results of one model; None if there is no such round."""
         scope = Scope(model, "test", self.meta.phase(model))
         rounds = {choice: chosen_round(self.history, scope, choice) for choice in get_args(Choice)}
-        return {choice: line and (line.round, line.accuracy[scope]) for choice, line in rounds.items()}
+        return {choice: line and (line.round, line.evaluations[scope]) for choice, line in rounds.items()}
 
 
 def chosen_round(history: Sequence[RoundMetrics], test: Scope, choice: Choice) -> RoundMetrics | None:
     """Return the round of a choice for a model, whose scope on test data is `test`; None if there is none."""
-    tested = [line for line in history if test in line.accuracy]
+    tested = [line for line in history if test in line.evaluations]
     if choice == "last":
         return tested[-1] if tested else None
     scope = test._replace(split="val") if choice == "best_val" else test
-    return max((line for line in tested if scope in line.accuracy), key=lambda x: x.accuracy[scope].mean, default=None)
+    return max(
+        (line for line in tested if scope in line.evaluations), key=lambda x: x.evaluations[scope].score, default=None
+    )
 
 
 def to_dict(summary: Summary) -> dict[str, object]:
@@ -174,20 +179,34 @@ def to_dict(summary: Summary) -> dict[str, object]:
         "reported_model": meta.reported_model,
         "reported_phase": phases[meta.reported_model],
         "accuracy_of": {"split": "test", "clients": meta.evaluated_on, "phase": phases},
-        "accuracy": {
-            model: {choice: f and {"round": f[0], **f[1].values()} for choice, f in found.items()}
-            for model, found in ((model, summary.figures(model)) for model in get_args(ModelKind))
-        },
+        **_results(summary),
         "traffic": asdict(summary.traffic),
         "peak_rss_mb": round(summary.peak_rss_mb, 1),
         **{name: value for name, value in present.items() if value is not None},
     }
 
 
+def _results(summary: Summary) -> dict[str, object]:
+    """Return the test results of both models in the chosen rounds: accuracy, and all metrics by name."""
+    measures = summary.meta.measures
+    found = {model: summary.figures(model) for model in get_args(ModelKind)}
+
+    def nested(values: Callable[[Evaluation], Mapping[str, Any]]) -> dict[str, object]:
+        return {
+            model: {choice: f and {"round": f[0], **values(f[1])} for choice, f in figures.items()}
+            for model, figures in found.items()
+        }
+
+    accuracy = {"accuracy": nested(Evaluation.values)} if "accuracy" in measures.names else {}
+    metrics = {name: nested(lambda each, name=name: asdict(each.metrics.get(name, Stats()))) for name in measures.names}
+    primary = {"name": measures.primary, "higher_is_better": measures.primary not in measures.lower}
+    return {**accuracy, "metrics": metrics, "primary": primary}
+
+
 def _newcomers(summary: Summary) -> dict[str, object]:
     """Return the results of newcomers. The traffic of the run does not include their downlinks."""
     meta, record = summary.meta, summary.newcomers or NewcomerRecord(0, {}, (), ())
-    accuracy = {phase: stats and stats.values() for phase, stats in newcomer_accuracy(record).items()}
+    accuracy = {phase: stats and stats.values() for phase, stats in newcomer_results(record, meta.measures).items()}
     down = {"down_bytes": sum(record.down_bytes.values()) if summary.newcomers else None}
     return {"clients": meta.newcomers, "finetune_epochs": meta.finetune_epochs, **accuracy, **down}
 

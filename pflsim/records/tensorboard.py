@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pflsim.records.accuracy import Scope, rows_by_scope
+from pflsim.records.evaluation import Measures, Scope, rows_by_scope
 from pflsim.records.heatmaps import by_kind, draw_heatmaps, drawing
-from pflsim.records.loggers import BEST
+from pflsim.records.loggers import best_tag
 from pflsim.records.trace import RoundMatrices
 from pflsim.types import RoundRecord
 
@@ -36,6 +36,7 @@ class TensorBoard:
         reported: the scope that the method reports.
         resume_after: the round after which the run resumes; TensorBoard drops scalars of later rounds.
         hyperparameters: settings by dotted key, for the HPARAMS tab.
+        measures: the metrics of the run; None: accuracy.
     """
 
     def __init__(
@@ -44,16 +45,20 @@ class TensorBoard:
         reported: Scope,
         resume_after: int | None = None,
         hyperparameters: Mapping[str, float | str] | None = None,
+        measures: Measures | None = None,
     ):
         from PIL import Image
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
+        measures = measures or Measures()
+        self._primary = measures.primary
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if resume_after is None else resume_after + 1)
         self._pending: RoundMatrices | None = None
         self._next_drawing = time.perf_counter() + EXPECTED_S / SHARE
         if hyperparameters:  # unlike `add_hparams`, without another folder; the tab shows the curves' last values
-            tags = f"{BEST}/mean", f"{BEST}/worst_decile", "/".join(("accuracy", *reported))
+            best = best_tag(measures)
+            tags = f"{best}/mean", f"{best}/worst_decile", "/".join((measures.primary, *reported))
             traffic = "traffic/up_bytes_total", "traffic/down_bytes_total"
             for summary in hparams(dict(hyperparameters), dict.fromkeys((*tags, *traffic), 0.0)):
                 self._writer.file_writer.add_summary(summary)
@@ -67,8 +72,11 @@ class TensorBoard:
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, step)
         for scope, rows in rows_by_scope(record.evaluations).items():
-            values = np.array([row.correct / row.total for row in rows])
-            self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=BINS)
+            own = [row.metrics.get(self._primary, row.correct and row.correct / row.total) for row in rows]
+            values = np.array([value for value in own if value is not None])
+            bins = BINS if self._primary == "accuracy" else "auto"
+            if len(values) and np.isfinite(values).all():
+                self._writer.add_histogram("/".join(("clients", *scope)), values, step, bins=bins)
         if record.diagnostics:
             self._pending = RoundMatrices(step, record.diagnostics)
             if time.perf_counter() >= self._next_drawing:

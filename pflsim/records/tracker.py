@@ -71,8 +71,8 @@ class Tracker:
         self._lines = (folder / METRICS).open(mode, encoding="utf-8")
         self._per_client = (folder / PER_CLIENT).open(mode, newline="", encoding="utf-8")
         if not resumes:
-            self._write_rows([(*COLUMNS, *meta.metrics)])
-        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters)
+            self._write_rows([(*COLUMNS, *meta.measures.columns)])
+        self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters, meta.measures)
         self._scalars, self._of_clients = Scalars(meta.reported), per_client
         self._loggers = Loggers(loggers or {})
         self._loggers.hyperparameters(hyperparameters or {})
@@ -81,10 +81,12 @@ class Tracker:
 
     def round(self, record: RoundRecord) -> RoundMetrics:
         """Write the records of a round, flush the files, and return the round's metrics."""
-        metrics = round_metrics(record, self.history[-1].traffic_total if self.history else Traffic())
+        metrics = round_metrics(
+            record, self.history[-1].traffic_total if self.history else Traffic(), self.meta.measures
+        )
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
-        self._write_rows(round_rows(record, self.meta.metrics))
+        self._write_rows(round_rows(record, self.meta.measures.columns))
         if record.diagnostics:
             write_matrices(self.folder, RoundMatrices(record.round, record.diagnostics))
         scalars = self._scalars(metrics) | memory_scalars(record, self.memory.sample())
@@ -120,7 +122,7 @@ class Tracker:
     def newcomers(self, record: NewcomerRecord) -> None:
         """Write the results of newcomers. No other metric includes them."""
         self._newcomers = record
-        self._write_rows(newcomer_rows(record, self.meta.metrics))
+        self._write_rows(newcomer_rows(record, self.meta.measures.columns))
 
     def close(self, complete: bool = True, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.

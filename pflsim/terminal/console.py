@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
@@ -107,7 +107,8 @@ class Console:
         self._print(f"run folder {folder}{self._copy()}")
         if done is not None:
             self._print(f"resumed after round {done}")
-        self._print("accuracy: mean over clients on their test data; worst: mean of the worst decile of clients")
+        primary = self.meta.measures.primary
+        self._print(f"{primary}: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
             self._live.start()
 
@@ -145,7 +146,7 @@ class Console:
             self._left = self._remaining(metrics.round)
             self._update_status(metrics, memory_mb)
             due = self._last_line + max(self.meta.rounds // LIVE_LINES, 1)
-            printed = metrics.round == self.meta.rounds or (metrics.round >= due and bool(metrics.accuracy))
+            printed = metrics.round == self.meta.rounds or (metrics.round >= due and bool(metrics.evaluations))
         if printed:
             self._last_line = metrics.round
             self._print(self.line(metrics))
@@ -195,23 +196,23 @@ class Console:
         return (line if len(line) <= self.width else "  ".join((head, own, others, eta))).rstrip()
 
     def _accuracy(self, metrics: RoundMetrics, model: ModelKind, worst: bool = False) -> str:
-        stats = metrics.accuracy.get(Scope(model, "test", self.meta.phase(model)))
+        stats = metrics.evaluations.get(Scope(model, "test", self.meta.phase(model)))
         if stats is None:
             return f"{model} {NONE}".ljust(len(model) + (19 if worst else 6))
-        return f"{model} {stats.mean:.3f}" + (f" (worst {stats.worst_decile:.2f})" if worst else "")
+        missing = f" ({stats.primary.undefined} undefined)" if stats.primary.undefined else ""
+        return f"{model} {stats.mean:.3f}{missing}" + (f" (worst {stats.primary.worst_decile:.2f})" if worst else "")
 
     def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
         """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
-        stats = metrics.accuracy.get(self.meta.reported)
+        stats = metrics.evaluations.get(self.meta.reported)
         if stats is not None:
-            score = metrics.accuracy.get(self.meta.reported._replace(split="val"), stats)
-            if self._best is None or score.mean > self._best[0]:
-                self._best = score.mean, metrics.round, stats.mean
+            score = metrics.evaluations.get(self.meta.reported._replace(split="val"), stats)
+            if self._best is None or score.score > self._best[0]:
+                self._best = score.score, metrics.round, stats.mean
             chosen = "by validation" if score is not stats else "on test data (oracle)"
-            self._lines = [
-                f"round {metrics.round}: {self.meta.reported_model} accuracy {stats.mean:.3f}, worst decile "
-                f"{stats.worst_decile:.3f}; best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
-            ]
+            now = f"{self.meta.reported_model} {self.meta.measures.primary} {stats.mean:.3f}, worst decile"
+            best = f"best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
+            self._lines = [f"round {metrics.round}: {now} {stats.primary.worst_decile:.3f}; {best}"]
         up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
         memory = f"memory {format_bytes(memory_mb * 1e6)}, " if memory_mb else ""
         took = f"last round {format_seconds(metrics.total_seconds)}"

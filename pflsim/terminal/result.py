@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from pflsim.config.names import program
 from pflsim.records.environment import JOB
 from pflsim.records.folder import read_summary
-from pflsim.records.summary import RunMeta, Summary, newcomer_accuracy
+from pflsim.records.summary import RunMeta, Summary, newcomer_results
 from pflsim.seeding import cohort
 from pflsim.terminal.formats import CHOSEN, NONE, WHEN, format_bytes, format_seconds, plural
 from pflsim.types import ModelKind
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def accuracy_table(summary: Summary) -> Table:
-    """Return the accuracy of both models in the rounds that matter."""
+    """Return the primary metric of both models in the rounds that matter."""
     from rich import box
     from rich.table import Table
 
     meta = summary.meta
     clients = "all clients" if meta.evaluated_on == "all" else "the participants"
-    title = f"Test accuracy of {meta.method} on {meta.data}, over {clients}"
+    title = f"Test {meta.measures.primary} of {meta.method} on {meta.data}, over {clients}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("model")
     table.add_column("when")
@@ -42,7 +42,7 @@ def accuracy_table(summary: Summary) -> Table:
         else:
             for number, (choice, label) in enumerate(CHOSEN.items()):
                 round_number, stats = figures[choice] or (NONE, None)
-                values = (stats.mean, stats.std, stats.worst_decile) if stats else ()
+                values = (stats.mean, stats.primary.std, stats.primary.worst_decile) if stats else ()
                 cells = [f"{value:.4f}" for value in values] or [NONE] * 3
                 table.add_row("" if number else name, label, str(round_number), *cells)
         table.add_section()
@@ -52,9 +52,14 @@ def accuracy_table(summary: Summary) -> Table:
 def result_lines(summary: Summary) -> Iterator[str]:
     """Yield the lines below the table."""
     meta = summary.meta
+    last = summary.figures(meta.reported_model)["last"]
+    for name, stats in last[1].metrics.items() if last else ():
+        if name != meta.measures.primary or stats.undefined:
+            missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
+            yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}"
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
-        found = newcomer_accuracy(summary.newcomers).values()
+        found = newcomer_results(summary.newcomers, meta.measures).values()
         received, trained = (NONE if each is None else f"{each.mean:.4f}" for each in found)
         yield (
             f"newcomers    {plural(meta.newcomers, 'client')}: {received} as received, "
@@ -73,17 +78,19 @@ def result_lines(summary: Summary) -> Iterator[str]:
 def result_line(folder: Path) -> str:
     """Return the accuracy, the time and the folder of a complete run in one line."""
     summary = read_summary(folder)
-    figures = summary["accuracy"][summary["reported_model"]]
+    primary = summary["primary"]["name"]
+    figures = summary["metrics"][primary][summary["reported_model"]]
     best = figures["best_val"] or figures["last"]
-    accuracy = f"accuracy {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"
+    accuracy = f"{primary} {best['mean']:.4f} in round {best['round']}" if best else "not evaluated"
     return f"{accuracy}, {format_seconds(summary['seconds'])}, {folder}"
 
 
 def headline(meta: RunMeta) -> str:
     """Return a run's method, data, model, and size in one line."""
+    task = "" if meta.task == "classification" else f", {meta.task}"
     newcomers = f" ({meta.newcomers} of them join after the last round)" if meta.newcomers else ""
     return (
-        f"{meta.method} on {meta.data} ({meta.partition}), {meta.model}: {meta.clients} clients{newcomers}, "
+        f"{meta.method} on {meta.data} ({meta.partition}){task}, {meta.model}: {meta.clients} clients{newcomers}, "
         f"{meta.rounds} rounds, seed {meta.seed}"
     )
 

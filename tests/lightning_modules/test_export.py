@@ -14,7 +14,7 @@ import pflsim
 from lightning_modules.export import main
 from pflsim.analysis.runs import Run
 from pflsim.errors import SettingsError
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 
 SMALL = ["data=digits", "clients=4", "rounds=2", "executor=inline", "batch_size=16", "lr=0.05", "lockstep=false"]
 CNN_BN = ["model=cnn_bn", "model.channels=[4]", "model.padding=2"]

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 
 from pflsim.analysis.comparison import Comparison
-from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_curves
+from pflsim.analysis.curves import AGAINST, Curve, curves_of, draw_curves, of_test
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.svg import INK, PALETTE, STYLE, to_svg
 from pflsim.analysis.runs import Run
@@ -38,12 +38,12 @@ class Chart:
 
 
 def accuracy_charts(comparison: Comparison) -> list[Chart]:
-    """Return charts of mean and worst-decile accuracy against rounds, bytes, and seconds."""
+    """Return charts of mean and worst decile of the primary metric against rounds, bytes, and seconds."""
     charts = []
     for figure, words in (("mean", "mean over clients"), ("worst_decile", "worst decile of the clients")):
         for against in AGAINST:
-            curves, x_label = curves_of(comparison.groups, against, accuracy(figure))
-            caption = f"Test accuracy, {words}, against {against}."
+            curves, x_label = curves_of(comparison.groups, against, of_test(figure))
+            caption = f"Test {comparison.primary}, {words}, against {against}."
             if against == "bytes":
                 end = max(x for each in curves for x in each.x)
                 if end == 0:  # no method sends anything
@@ -52,19 +52,20 @@ def accuracy_charts(comparison: Comparison) -> list[Chart]:
                 for number in silent:
                     level = comparison.rows[number].figures[figure].mean
                     curves[number] = Curve(curves[number].label, [0.0, end], [level, level])
-                caption += " A horizontal line is a method without traffic, at its headline accuracy." * bool(silent)
-            y_label = f"accuracy, {figure.replace('_', ' ')}"
+                caption += " A horizontal line is a method without traffic, at its headline result." * bool(silent)
+            y_label = f"{comparison.primary}, {figure.replace('_', ' ')}"
             charts.append(_chart(curves, x_label, y_label, f"{figure}-{against}", caption))
     return charts
 
 
 def metric_charts(comparison: Comparison) -> list[Chart]:
-    """Return a chart of every metric besides accuracy against rounds."""
+    """Return a chart of every metric besides the primary one against rounds."""
     charts = []
     for name in comparison.metrics:
 
         def measure(run: Run, line: RoundMetrics, name: str = name) -> float | None:
-            return line.accuracy[run.reported].metrics.get(name) if run.reported in line.accuracy else None
+            found = line.evaluations.get(run.reported)
+            return found and name in found.metrics and found.metrics[name].mean or None
 
         curves, x_label = curves_of(comparison.groups, "rounds", measure)
         charts.append(_chart(curves, x_label, name.replace("_", " "), name, f"{name}, mean over clients."))
@@ -100,7 +101,7 @@ def shown_runs(groups: Sequence[Group]) -> list[Run]:
 
 
 def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
-    """Return a chart of sorted bars for each group, with Local's accuracy on the same client if Local is a group."""
+    """Return a chart of sorted bars for each group, with Local's value on the same client if Local is a group."""
     runs = shown_runs(groups)
     local = next((pair for pair in zip(groups, runs, strict=True) if pair[0].method == "local"), None)
     charts = []
@@ -112,22 +113,22 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
         reference, name = None, ""
         if local and local[1] is not run and local[1].partition_hash == run.partition_hash:
             reference, name = _rates(local[1], choice), local[0].label
-        caption += _counts(rates, reference, name) if reference else "every client's test accuracy"
+        caption += _counts(rates, reference, name, run.higher) if reference else f"every client's test {run.primary}"
         with rc_context(STYLE):
-            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)])
+            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], run.primary, run.higher)
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
 
 
 def _rates(run: Run, choice: Choice) -> dict[int, float]:
     line = run.at(choice)
-    return {} if line is None else run.counts(line.round)["accuracy"].to_dict()
+    return {} if line is None else run.counts(line.round)[run.primary].dropna().to_dict()
 
 
-def _counts(rates: dict[int, float], reference: dict[int, float], name: str) -> str:
-    both = rates.keys() & reference.keys()
-    better = sum(rates[client] > reference[client] for client in both)
-    worse = sum(rates[client] < reference[client] for client in both)
+def _counts(rates: dict[int, float], reference: dict[int, float], name: str, higher: bool) -> str:
+    both, sign = rates.keys() & reference.keys(), 1 if higher else -1
+    better = sum(sign * rates[client] > sign * reference[client] for client in both)
+    worse = sum(sign * rates[client] < sign * reference[client] for client in both)
     equal = len(both) - better - worse
     counts = f"{better} of {plural(len(both), 'client')} are better than with {name}, {worse} worse, {equal} equal"
     return f"{counts}; dashes: {name} on the same client"
@@ -165,20 +166,28 @@ def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
     return sorted(charts, key=lambda chart: not chart.wide)
 
 
-def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str) -> Any:
-    """Draw a bar for every client, sorted by accuracy, into a matplotlib `Figure`.
+def draw_clients(
+    rates: Mapping[int, float],
+    reference: Mapping[int, float] | None,
+    colour: str,
+    metric: str = "accuracy",
+    higher: bool = True,
+) -> Any:
+    """Draw a bar for every client, the worst first, into a matplotlib `Figure`.
 
     Args:
-        rates: accuracy by client.
-        reference: the accuracy of another method by client, drawn as a dash at each bar.
+        rates: the metric by client.
+        reference: the metric of another method by client, drawn as a dash at each bar.
         colour: the bars' colour.
+        metric: its name.
+        higher: whether a higher value is better.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(SIZE[0], 2.9), layout="constrained")
     axes = figure.add_subplot()
-    order = sorted(rates, key=lambda client: (rates[client], client))
+    order = sorted(rates, key=lambda client: (rates[client] if higher else -rates[client], client))
     places, heights = np.arange(1, len(order) + 1), np.array([rates[client] for client in order])
     half = 0.4 if len(order) <= MAX_WITH_GAPS else 0.5
     # One step line for all bars, with zeros in the gaps: the SVG stays small with a thousand clients.
@@ -191,9 +200,10 @@ def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | No
         y = np.stack([dashes, dashes, dashes * np.nan], axis=1).ravel()  # NaN separates the dashes
         axes.plot(x, y, color=INK, linewidth=1.8)
     axes.set_xlim(0.5, len(order) + 0.5)
-    axes.set_ylim(0, 1.04)
-    axes.set_xlabel("clients by accuracy")
-    axes.set_ylabel("test accuracy")
+    if min(rates.values()) >= 0 and max(rates.values()) <= 1:
+        axes.set_ylim(0, 1.04)
+    axes.set_xlabel(f"clients by {metric}")
+    axes.set_ylabel(f"test {metric}")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
     return figure

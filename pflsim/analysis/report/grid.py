@@ -23,7 +23,8 @@ class Cell:
 
     Args:
         row: its figures.
-        score: mean validation accuracy in the chosen round, over seeds; test accuracy without validation data.
+        score: mean of the primary metric on validation data in the chosen round, over seeds; on test data without
+            validation data. Negative if lower is better.
         shade: the score on a scale from the method's worst (0) to its best (1).
         best: whether the group is the method's best.
     """
@@ -96,7 +97,7 @@ def _cells(groups: Sequence[Group], choice: Choice) -> list[Cell]:
 def _score(group: Group, choice: Choice) -> float:
     split = "val" if choice == "best_val" else "test"
     lines = [(run, run.at(choice)) for run in group.runs]
-    return fmean(line.accuracy[run.reported._replace(split=split)].mean for run, line in lines if line)
+    return fmean(line.evaluations[run.reported._replace(split=split)].score for run, line in lines if line)
 
 
 def _value(group: Group, key: str) -> str:

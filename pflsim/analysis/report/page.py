@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -146,8 +146,12 @@ def sentences(comparison: Comparison) -> list[str]:
     if len(rows) == 1:
         (row,) = rows
         mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))
-        return [f"Mean test accuracy {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."]
-    said = [f"Highest mean accuracy: {_best(rows, 'mean')}. Highest worst decile: {_best(rows, 'worst_decile')}."]
+        return [
+            f"Mean test {comparison.primary} {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."
+        ]
+    end, pick = ("Highest", max) if comparison.higher else ("Lowest", min)
+    best = _best(rows, "mean", pick), _best(rows, "worst_decile", pick)
+    said = [f"{end} mean {comparison.primary}: {best[0]}. {end} worst decile: {best[1]}."]
     if comparison.differences:
         clear = [(d.group.label, d.mean or 0.0) for d in comparison.differences if d.clear]
         parts = {
@@ -156,7 +160,7 @@ def sentences(comparison: Comparison) -> list[str]:
             "not clear for": [d.group.label for d in comparison.differences if not d.clear],
         }
         text = "; ".join(f"{what} {_names(labels)}" for what, labels in parts.items() if labels)
-        said.append(f"Mean accuracy compared with {comparison.reference.label}: {text}.")
+        said.append(f"Mean {comparison.primary} compared with {comparison.reference.label}: {text}.")
     least, most = min(rows, key=_bytes), max(rows, key=_bytes)
     low, high = (f"{format_bytes(_bytes(row))} ({row.group.label})" for row in (least, most))
     spread = f"from {low} to {high}" if _bytes(least) < _bytes(most) else f"{format_bytes(_bytes(most))} each"
@@ -167,9 +171,10 @@ def _bytes(row: Row) -> float:
     return row.figures["bytes_until_round"].mean
 
 
-def _best(rows: Sequence[Row], figure: str) -> str:
-    best = max(row.figures[figure].mean for row in rows)
-    return f"{_names([row.group.label for row in rows if best - row.figures[figure].mean < TOLERANCE])} ({best:.3f})"
+def _best(rows: Sequence[Row], figure: str, pick: Callable[..., float]) -> str:
+    best = pick(row.figures[figure].mean for row in rows)
+    near = [row.group.label for row in rows if abs(best - row.figures[figure].mean) < TOLERANCE]
+    return f"{_names(near)} ({best:.3f})"
 
 
 def _names(labels: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from pflsim.config.validate import Width
+from pflsim.data.dataset import BINS
 from pflsim.errors import SettingsError
 
 
@@ -68,11 +70,13 @@ def partition_rule(rule: Callable[..., list[np.ndarray]]) -> Callable[..., list[
     """
 
     @wraps(rule)
-    def call(*given: Any, **settings: Any) -> list[np.ndarray]:
+    def call(*given: Any, bins: int = BINS, **settings: Any) -> list[np.ndarray]:
+        del bins  # `load_federation` has made classes of the targets
         return rule(Pool(*given), **settings)
 
     signature, shared = inspect.signature(rule, eval_str=True), inspect.signature(Pool, eval_str=True)
-    settings = [*signature.parameters.values()][1:]
+    bins = inspect.Parameter("bins", inspect.Parameter.KEYWORD_ONLY, default=BINS, annotation=Width)
+    settings = [*[*signature.parameters.values()][1:], bins]
     vars(call)["__signature__"] = signature.replace(parameters=[*shared.parameters.values(), *settings])
     vars(call)["in_content_order"] = True
     return call

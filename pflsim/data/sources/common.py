@@ -23,7 +23,8 @@ def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classe
 
     Args:
         name: the data set's name.
-        parts: x [n, ...] and integer labels [n] or [n, 1] of the training part, and of the test part if there is one.
+        parts: x [n, ...] and targets of the training part, and of the test part if there is one. Targets are integer
+            classes [n] or [n, 1], or labels or values as in `Dataset`.
         num_classes: C; None: largest label + 1.
 
     Raises:
@@ -33,13 +34,14 @@ def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classe
     for part, (inputs, labels) in zip(("training part", "test part"), parts, strict=False):
         if inputs.shape[1:] != x.shape[1:] or inputs.dtype != x.dtype:
             raise SettingsError(f"{name}: x of the {part} is {described(inputs)}, but {described(x)} in training")
-        if labels.size != len(inputs) or labels.dtype.kind not in "iu":
-            raise SettingsError(
-                f"{name}: labels of the {part} are {described(labels)}, expected {len(inputs)} integers"
-            )
+        if len(labels) != len(inputs) or labels.dtype.kind not in "iuf":
+            raise SettingsError(f"{name}: labels of the {part} are {described(labels)}, expected {len(inputs)} numbers")
+    if y.size > len(y) or y.dtype.kind == "f":
+        labels = np.concatenate([labels for _, labels in parts])
+        return Dataset(name, np.concatenate([x for x, _ in parts]), labels, labels.shape[1], len(y))
     labels = np.concatenate([labels.reshape(-1).astype(np.int64) for _, labels in parts])
     classes = 1 + int(labels.max(initial=0)) if num_classes is None else num_classes
-    return Dataset(name, np.concatenate([x for x, _ in parts]), labels, classes, y.size)
+    return Dataset(name, np.concatenate([x for x, _ in parts]), labels, classes, len(y))
 
 
 def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:

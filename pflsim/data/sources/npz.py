@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 
 from pflsim.data.dataset import MAX_CLASSES, Dataset, described
 from pflsim.data.sources.common import finished, joined
+from pflsim.data.targets import found_targets
 from pflsim.errors import SettingsError, reading
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -31,10 +32,11 @@ def load(
     Args:
         path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
             [n, H, W, C], [n, C, H, W] or [n, features]; or other integers from 0: token sequences [n, length], in
-            which 0 is padding. y: integers from 0, [n] or [n, 1].
+            which 0 is padding. y: classes from 0, [n] or [n, 1]; values, floating
+            point [n] or [n, T]; or labels [n, L], 0 or 1.
         layout: layout of 4-D arrays: "hwc", "chw" or "auto", which detects the axis of channels by its length 1, 3 or
             4.
-        num_classes: C; None: largest label + 1.
+        num_classes: C; None: largest class + 1.
         vocabulary: of token sequences: the number of different tokens; None: largest token + 1.
         standardize: standardise each channel (or feature) with statistics of the training part.
 
@@ -50,10 +52,14 @@ def load(
     with reading(f"data.path={path}", expected), open(path, "rb") as file, np.load(file) as archive:
         arrays = {key: np.asarray(archive[key]) for key in KEYS}
     x, x_test = (inputs(f"{path}: {key}", arrays[key], layout) for key in ("x_train", "x_test"))
-    dataset = joined(Path(path).stem, [(x, arrays["y_train"]), (x_test, arrays["y_test"])], num_classes)
+    ys, values = [arrays["y_train"], arrays["y_test"]], None
+    if num_classes is None and (ys[0].size > len(ys[0]) or ys[0].dtype.kind == "f"):
+        y, num_classes, values, _ = found_targets(path, np.concatenate(ys))
+        ys = np.split(y, [len(ys[0])])
+    dataset = joined(Path(path).stem, [(x, ys[0]), (x_test, ys[1])], num_classes)
     if vocabulary is not None and dataset.kind != "token sequences":
         raise SettingsError(f"data.vocabulary={vocabulary}: {dataset.name} has {dataset.kind}; leave it out")
-    return finished(replace(dataset, vocabulary=vocabulary), standardize)
+    return finished(replace(dataset, vocabulary=vocabulary, values=values), standardize)
 
 
 def inputs(where: str, x: np.ndarray, layout: ImageLayout) -> np.ndarray:

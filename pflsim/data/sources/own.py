@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from pflsim.config.names import shortened
-from pflsim.data.dataset import MASKED, MAX_NAMED, Dataset, described
+from pflsim.data.dataset import MASKED, Dataset
 from pflsim.data.sources.common import finished, joined
 from pflsim.data.sources.npz import ImageLayout, inputs
+from pflsim.data.targets import found_targets, labelled
 from pflsim.errors import SettingsError, reading
 
 LABEL = "label"
@@ -28,7 +29,7 @@ def as_dataset(
     Args:
         train: the training part, one of
 
-            - a pair (x, y) of arrays, tensors or frames: x as in `pflsim.data.sources.npz.load`, y [n];
+            - a pair (x, y) of arrays, tensors or frames: x as in `pflsim.data.sources.npz.load`, y [n] or [n, T];
             - a map-style torch `Dataset`, or a list, of items (x, y), where x is a tensor [C, H, W] or [F], an array
               or a PIL image; each item is read once, so random transforms are applied once;
             - a pandas frame with the column `label`; the other columns are the features, as float32;
@@ -42,7 +43,8 @@ def as_dataset(
         standardize: standardise each channel (or feature) with statistics of the training part.
 
     Returns:
-        The data set. Labels that are text, or that do not begin at 0, are numbered in sorted order; a note says so.
+        The data set, see `pflsim.data.targets.found_targets`. Classes that are text, or that do not begin at 0, are
+        numbered in sorted order; a note says so. Rows without a label are left out.
 
     Raises:
         SettingsError: an object is of no such kind, or holds invalid values.
@@ -56,9 +58,12 @@ def as_dataset(
     given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
     with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
         xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
-    labels, notes = _numbered(name, np.concatenate(ys))
-    dataset = joined(name, list(zip(xs, np.split(labels, [len(ys[0])]), strict=False)))
-    return finished(dataclasses.replace(dataset, notes=notes), standardize)
+    xs, ys, dropped = zip(*map(labelled, xs, ys), strict=True)
+    y, classes, values, notes = found_targets(name, np.concatenate(ys))
+    if any(dropped):
+        notes = (*notes, f"{name}: {sum(dropped)} rows without a label are left out")
+    dataset = joined(name, list(zip(xs, np.split(y, [len(ys[0])]), strict=False)), classes)
+    return finished(dataclasses.replace(dataset, values=values, notes=notes), standardize)
 
 
 def _in_order(name: str, test: Any, train: Any) -> Any:
@@ -92,7 +97,7 @@ def _arrays(where: str, part: Any, layout: ImageLayout) -> tuple[np.ndarray, np.
             f"{where} is a {type(part).__name__}; expected a pair (x, y) of arrays, a map-style torch Dataset, a "
             "pandas frame or a Hugging Face data set"
         )
-    return inputs(where, x, layout), y.reshape(-1)
+    return inputs(where, x, layout), y
 
 
 def _array(where: str, value: Any) -> np.ndarray:
@@ -131,22 +136,5 @@ def _stacked(where: str, items: Iterable[Any], layout: ImageLayout) -> tuple[np.
             if not xs and layout == "auto":
                 layout = "chw" if hasattr(x, "detach") else "hwc" if hasattr(x, "getbands") else "auto"
             xs.append(_array(where, x))
-            ys.append(_array(where, y).item())
+            ys.append(_array(where, y).tolist())
         return np.stack(xs), np.asarray(ys), layout
-
-
-def _numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels as int64 from 0, and a note if they were numbered anew."""
-    kind = labels.dtype.kind
-    if kind == "O" and all(isinstance(value, str) for value in labels):
-        labels = labels.astype(str)
-    elif kind == "b" or (kind == "f" and (labels == np.rint(labels)).all()):
-        labels = labels.astype(np.int64)
-    if labels.dtype.kind not in "iuU":
-        raise SettingsError(f"{name}: labels are {described(labels)}, expected integers or text")
-    values, numbers = np.unique(labels, return_inverse=True)
-    if labels.dtype.kind != "U" and values[0] == 0:
-        return labels, ()
-    mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
-    shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])
-    return numbers.astype(np.int64), (f"{name}: labels are numbered from 0 in sorted order: {shown}",)

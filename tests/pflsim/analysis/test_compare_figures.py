@@ -11,7 +11,7 @@ from made_runs import made, make_run
 from scipy import stats
 
 from pflsim.analysis.comparison import Comparison, Spread, compare, holm, interval, wilcoxon
-from pflsim.analysis.curves import accuracy, curve
+from pflsim.analysis.curves import curve, of_test
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import read_run
 from pflsim.errors import SettingsError
@@ -234,20 +234,20 @@ def test_a_difference_is_clear_where_the_interval_and_the_test_agree(tmp_path: P
 def test_curves_over_seeds(folder: Path) -> None:
     (row,) = compared(folder, "ditto*").rows
     y = np.array([rates(counts(2, seed, 0)).mean(axis=1) for seed in SEEDS])
-    found = curve(row.group, "rounds", accuracy())
+    found = curve(row.group, "rounds", of_test())
     assert found.label == "ditto" and found.low is not None and found.high is not None
     assert list(found.x) == [1, 2, 3, 4]
     np.testing.assert_allclose(found.y, y.mean(0))
     np.testing.assert_allclose(found.low, y.mean(0) - y.std(0, ddof=1))
     np.testing.assert_allclose(found.high, y.mean(0) + y.std(0, ddof=1))
-    np.testing.assert_allclose(curve(row.group, "bytes", accuracy()).x, [60 * CLIENTS * n for n in (1, 2, 3, 4)])
-    np.testing.assert_allclose(curve(row.group, "seconds", accuracy()).x, [2, 4, 6, 8])  # 1, 2 and 3 seconds a round
+    np.testing.assert_allclose(curve(row.group, "bytes", of_test()).x, [60 * CLIENTS * n for n in (1, 2, 3, 4)])
+    np.testing.assert_allclose(curve(row.group, "seconds", of_test()).x, [2, 4, 6, 8])  # 1, 2 and 3 seconds a round
 
 
 def test_a_curve_has_the_evaluated_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     long = made(tmp_path / "a", [[(1, 10)], [(2, 10)], [(3, 10)]], every=2, rounds=6)
     short = made(tmp_path / "b", [[(2, 10)], [(4, 10)]], every=2, rounds=6, seed=1, complete=False)
     (group,) = group_runs([long, short])
-    found = curve(group, "bytes", accuracy())
+    found = curve(group, "bytes", of_test())
     assert list(found.y) == pytest.approx([0.15, 0.3])
     assert list(found.x) == pytest.approx([60, 120])

@@ -70,7 +70,6 @@ def test_npz_layouts(tmp_path, shape, layout, stored, dtype):
         ({"x_test": np.zeros((4, 5, 7))}, {}, "test part"),
         ({"y_train": np.arange(5)}, {}, "labels"),
         ({"y_test": np.arange(4) - 1}, {}, "labels"),
-        ({"y_train": np.arange(6) / 2}, {}, "labels"),
         ({}, {"num_classes": 2}, "labels"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pflsim.records import tensorboard
-from pflsim.records.accuracy import Scope
+from pflsim.records.evaluation import Scope
 from pflsim.records.heatmaps import draw_heatmaps
 from pflsim.records.tensorboard import SHARE, TensorBoard
 from pflsim.records.trace import RoundMatrices, read_matrices, write_matrices

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.accuracy import SCOPES, Scope, accuracy_by_scope, accuracy_stats, mean_losses
+from pflsim.records.evaluation import SCOPES, Scope, evaluation, evaluations_by_scope, mean_losses
 from pflsim.types import EvalPhase, EvalRow, ModelKind, Split, TrainReport
 
 
@@ -22,27 +22,30 @@ counts = st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 100)).ma
 
 @given(st.lists(counts, max_size=35), st.randoms())
 def test_statistics_equal_numpy_on_the_clients_with_examples(drawn, random):
-    stats = accuracy_stats(rows_of(drawn))
+    stats = evaluation(rows_of(drawn))
     kept = np.array([entry for entry in drawn if entry[1] > 0])
     if len(kept) == 0:
         assert stats is None
         return
     assert stats is not None
+    loss, stats = stats.loss, stats.primary
+    assert stats.undefined == 0
     rates = kept[:, 0] / kept[:, 1]
     ordered, tenth = sorted(rates), -(-len(rates) // 10)
     assert stats.clients == len(kept)
     assert stats.mean == float(sum(Fraction(int(c), int(t)) for c, t in kept[:, :2]) / len(kept))
     assert stats.weighted_mean == pytest.approx(np.average(rates, weights=kept[:, 1]))
+    assert stats.pooled == stats.weighted_mean
     assert stats.std == pytest.approx(math.sqrt(np.average((rates - rates.mean()) ** 2)), abs=1e-12)
     assert stats.median == pytest.approx(np.percentile(rates, 50))
     assert stats.worst_decile == pytest.approx(sum(ordered[:tenth]) / tenth)
     assert stats.best_decile == pytest.approx(sum(ordered[::-1][:tenth]) / tenth)
-    assert stats.loss == pytest.approx(np.average(kept[:, 2] / kept[:, 1]))
+    assert loss == pytest.approx(np.average(kept[:, 2] / kept[:, 1]))
     slack = 1e-12
     assert stats.worst_decile <= stats.mean + slack <= stats.best_decile + 2 * slack
     shuffled = rows_of(drawn)
     random.shuffle(shuffled)
-    assert accuracy_stats(shuffled) == stats
+    assert evaluation(shuffled) == evaluation(rows_of(drawn))
 
 
 def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():
@@ -52,7 +55,7 @@ def test_scopes_are_separate_and_ordered_and_empty_ones_left_out():
         *rows_of([(2, 2, 0.0)]),
         *rows_of([(0, 2, 0.0)], phase="received"),
     ]
-    found = accuracy_by_scope(rows)
+    found = evaluations_by_scope(rows)
     assert {scope: stats.mean for scope, stats in found.items()} == {
         Scope("personal", "test", "received"): 0.0,
         Scope("personal", "test", "trained"): 1.0,

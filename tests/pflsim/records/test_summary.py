@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pflsim.records.accuracy import AccuracyStats, Scope
+from pflsim.records.evaluation import Evaluation, Scope, Stats
 from pflsim.records.files import write_atomically
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary, to_dict, write_summary
@@ -16,7 +16,8 @@ TEST, VAL = Scope("personal", "test", "trained"), Scope("personal", "val", "trai
 
 
 def stats(mean):
-    return AccuracyStats(10, mean, mean, 0.1, mean, mean - 0.1, mean + 0.1, 1.0)
+    found = Stats(10, 0, mean, mean, mean, 0.1, mean, mean - 0.1, mean + 0.1)
+    return Evaluation(10, 1.0, {"accuracy": found})
 
 
 def line(number, test=None, val=None):
@@ -72,7 +73,12 @@ def test_the_file_has_every_promised_field(tmp_path):
         "round": 2, "clients": 10, "mean": 0.75, "weighted_mean": 0.75, "std": 0.1, "median": 0.75,
         "worst_decile": 0.65, "best_decile": 0.85, "loss": 1.0,
     }  # fmt: skip
-    del content["accuracy"]
+    assert content["metrics"]["accuracy"]["personal"]["last"] == {
+        "round": 2, "clients": 10, "undefined": 0, "mean": 0.75, "weighted_mean": 0.75, "pooled": 0.75, "std": 0.1,
+        "median": 0.75, "worst_decile": 0.65, "best_decile": 0.85,
+    }  # fmt: skip
+    assert content["primary"] == {"name": "accuracy", "higher_is_better": True}
+    del content["accuracy"], content["metrics"], content["primary"]
     assert content == {
         "complete": False, "method": "pfedcfr", "data": "digits", "partition": "label_lognormal",
         "partition_hash": "abc", "model": "mlp", "clients": 10, "rounds": 2, "rounds_planned": 20, "seed": 5,

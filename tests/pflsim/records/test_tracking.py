@@ -217,7 +217,7 @@ def test_the_best_round_by_validation_is_a_curve(tmp_path: Path) -> None:
     for name in ("mean", "worst_decile"):
         curve = events.Scalars(f"accuracy/best_by_validation/{name}")
         assert [point.step for point in curve] == [1, 2, 4, 5, 6, 7]
-        assert curve[-1].value == pytest.approx(getattr(best[1], name))
+        assert curve[-1].value == pytest.approx(getattr(best[1].primary, name))
 
 
 class Kept:

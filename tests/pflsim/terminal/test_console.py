@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from pflsim.records.accuracy import AccuracyStats, Scope
+from pflsim.records.evaluation import Evaluation, Scope, Stats
 from pflsim.records.history import RoundMetrics, Traffic
 from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.console import Console
@@ -23,7 +23,8 @@ PERSONAL, GLOBAL = Scope("personal", "test", "trained"), Scope("global", "test",
 
 
 def stats(mean):
-    return AccuracyStats(10, mean, mean, 0.05, mean, mean - 0.1, 1.0, 1.0)
+    found = Stats(10, 0, mean, mean, mean, 0.05, mean, mean - 0.1, 1.0)
+    return Evaluation(10, 1.0, {"accuracy": found})
 
 
 def metrics(number, accuracy, losses=None, seconds=0.8):

@@ -1,0 +1,97 @@
+"""What the targets of a data set are: classes, labels, or values; and their conversion to what a run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from pflsim.data.dataset import MAX_NAMED, Dataset, described
+from pflsim.errors import SettingsError
+from pflsim.types import TaskName
+
+MAX_FOUND = 20
+"""More different integers in a table are not taken for classes unless the run says so."""
+
+
+def labelled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the rows that have targets, and the number of the others.
+
+    Whole numbers that are floating point because some are missing, as in pandas, become integers.
+    """
+    from pandas import isna
+
+    if len(x) != len(y):
+        return x, y, 0  # an error elsewhere
+    missing = isna(y).reshape(len(y), -1).any(1)
+    x, y = x[~missing], y[~missing]
+    if missing.any() and y.dtype.kind in "fO" and all(isinstance(v, int | float) and v == int(v) for v in y.flat):
+        y = y.astype(np.int64)
+    return x, y, int(missing.sum())
+
+
+def found_targets(name: str, given: np.ndarray) -> tuple[np.ndarray, int, tuple[Any, ...] | None, tuple[str, ...]]:
+    """Return targets in the form of `Dataset.y`, found from values of any type.
+
+    Text, booleans and integers are classes, numbered in sorted order unless they begin at 0; a matrix of 0 and 1 is
+    labels; floating point numbers are values of regression, unless they are only 0 and 1.
+
+    Args:
+        name: of the data, for messages.
+        given: [n], [n, 1] or [n, T].
+
+    Returns:
+        `y`, `num_classes` and `values` of a `Dataset`, and notes about the numbering.
+
+    Raises:
+        SettingsError: they are something else.
+    """
+    y = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+    if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
+        y = y.astype(str)
+    if y.dtype.kind not in "iufbU" or y.ndim > 2 or (y.ndim == 2 and y.dtype.kind == "U"):
+        raise SettingsError(f"{name}: labels are {described(given)}, expected numbers or text [n], or numbers [n, T]")
+    binary = y.dtype.kind != "U" and np.isin(y, (0, 1)).all()
+    if y.ndim == 2 and binary:
+        return y.astype(np.int64), y.shape[1], None, ()
+    if y.ndim == 2 or (y.dtype.kind == "f" and not binary):
+        return y.reshape(len(y), -1).astype(np.float32), 1 if y.ndim == 1 else y.shape[1], None, ()
+    y = y.astype(np.int64) if y.dtype.kind in "fb" else y
+    values, numbers = np.unique(y, return_inverse=True)
+    if y.dtype.kind != "U" and values[0] == 0:
+        return y.astype(np.int64), int(values[-1]) + 1, tuple(range(int(values[-1]) + 1)), ()
+    mapping = [f"{value} is {number}" for number, value in enumerate(values.tolist())]
+    shown = ", ".join(mapping if len(mapping) <= MAX_NAMED else [*mapping[: MAX_NAMED - 1], "...", mapping[-1]])
+    note = f"{name}: labels are numbered from 0 in sorted order: {shown}"
+    return numbers.astype(np.int64), len(values), tuple(values.tolist()), (note,)
+
+
+def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
+    """Return the data set with the targets of a task.
+
+    Args:
+        dataset: the data set.
+        asked: the task; auto: that of the targets.
+
+    Raises:
+        SettingsError: the targets are not of this task, or `auto` cannot decide it.
+    """
+    y, found, values = dataset.y, dataset.task, dataset.values
+    guessed = asked == "auto" and values and not isinstance(values[0], str) and dataset.kind == "tables"
+    if guessed and (count := len(np.unique(y))) > MAX_FOUND:
+        said = f"the labels of {dataset.name} are integers with {count} values"
+        raise SettingsError(f"data: {said}; set task=classification or task=regression")
+    if asked in ("auto", found):
+        return dataset
+    numbers: Sequence[Any] = values or range(dataset.num_classes)
+    if asked == "regression" and not isinstance(numbers[0], str):
+        y = np.array(numbers)[y][:, None] if y.ndim == 1 else y
+        return replace(dataset, y=y.astype(np.float32), num_classes=y.shape[1], values=None)
+    if asked == "multilabel" and found == "classification":
+        return replace(dataset, y=np.eye(dataset.num_classes, dtype=np.int64)[y], values=None)
+    if asked == "classification" and y.shape[1] == 1:
+        classes, places = np.unique(y[:, 0], return_inverse=True)
+        return replace(dataset, y=places.astype(np.int64), num_classes=len(classes), values=tuple(classes.tolist()))
+    raise SettingsError(f"task={asked}: the targets of {dataset.name} are those of {found}; use task={found}")

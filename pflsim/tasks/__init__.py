@@ -1,0 +1,1 @@
+"""What is predicted and how it is judged: classification, multilabel, regression."""

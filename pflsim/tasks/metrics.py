@@ -1,0 +1,306 @@
+"""The metrics of a run: names of a table, functions of torchmetrics, and one's own functions.
+
+A metric is a function of scores [n, C] and targets. Scores are probabilities of classes or labels, or predicted values
+[n, T]; targets are classes [n], or labels or values [n, T]. A metric that cannot be computed, such as the AUROC of a
+client with one class, is undefined: it has no value, and is never 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pflsim.config.components import resolve
+from pflsim.config.names import nearest
+from pflsim.config.settings import Eval
+from pflsim.errors import SettingsError
+from pflsim.records.evaluation import Measures
+from pflsim.tasks.task import Task
+from pflsim.types import TaskName
+
+BINS = 15
+"""The number of equally wide bins of confidence for the expected calibration error."""
+PRIMARY: dict[TaskName, str] = {"classification": "accuracy", "multilabel": "auroc", "regression": "rmse"}
+"""The default of `eval.primary`."""
+RESERVED = ("clients", "loss", "total", "correct", "fault", "round", "client", "split", "model", "phase", "undefined")
+
+
+def predicted_classes(scores: Tensor) -> Tensor:
+    """Return the class with the highest score, [n] int64; −1 where a score is not finite."""
+    # argmax of NaN is a class, so a diverged model would get that class right
+    return scores.argmax(1).masked_fill_(~scores.isfinite().all(1), -1)
+
+
+def probabilities(task: TaskName, scores: Tensor) -> Tensor:
+    """Return the probabilities of classes or labels, or values as they are, in float64."""
+    scores = scores.double()
+    return {"classification": lambda: scores.softmax(1), "multilabel": scores.sigmoid, "regression": lambda: scores}[
+        task
+    ]()
+
+
+# The table. Each function has the arguments scores as `predict` returns them, probabilities, targets and options, and
+# returns None where the metric is undefined.
+
+
+def _accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    hits = (p > 0.5) == (y > 0.5) if y.ndim > 1 else predicted_classes(scores) == y
+    return hits.double().mean()
+
+
+def _per_class(name: str, scores: Tensor, y: Tensor) -> Tensor:
+    """Return a torchmetrics score of every class [C]; a prediction that is not finite is a class of its own."""
+    from torchmetrics.functional import classification
+
+    classes, guesses = scores.shape[1], predicted_classes(scores)
+    guesses = torch.where(guesses < 0, classes, guesses)
+    call = getattr(classification, name)
+    return call(guesses, y, num_classes=classes + 1, average="none", validate_args=False)[:-1].double()
+
+
+def _balanced_accuracy(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    return _per_class("multiclass_recall", scores, y)[y.unique()].mean()  # of the classes that the client has
+
+
+def _macro_f1(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    if y.ndim > 1:
+        from torchmetrics.functional.classification import multilabel_f1_score
+
+        return multilabel_f1_score(p, y.int(), y.shape[1], validate_args=False)
+    found = torch.cat((y, predicted_classes(scores))).unique()
+    return _per_class("multiclass_f1_score", scores, y)[found[found >= 0]].mean()
+
+
+def _top_k_accuracy(scores: Tensor, p: Tensor, y: Tensor, top_k: int = 5) -> Any:
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    return multiclass_accuracy(p, y, p.shape[1], average="micro", top_k=min(top_k, p.shape[1]), validate_args=False)
+
+
+def _nll(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    if y.ndim > 1:
+        return functional.binary_cross_entropy_with_logits(scores.double(), y.double())
+    return functional.cross_entropy(scores.double(), y)
+
+
+def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    return multiclass_calibration_error(p, y, p.shape[1], BINS, validate_args=False)
+
+
+def _ranked(name: str) -> Callable[..., Any]:
+    def ranked(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+        """Return a score of rankings: of class 1, or the mean over the classes or labels for which it is defined."""
+        from torchmetrics.functional import classification
+
+        if y.ndim == 1 and p.shape[1] == 2:
+            p, y = p[:, 1:], y[:, None]
+        elif y.ndim == 1:
+            y = functional.one_hot(y, p.shape[1])
+        mixed = (y > 0.5).any(0) & (y < 0.5).any(0)
+        if not mixed.any():
+            return None
+        p, y = p[:, mixed], y[:, mixed].long()
+        if y.shape[1] == 1:
+            return getattr(classification, f"binary_{name}")(p[:, 0], y[:, 0], validate_args=False)
+        return getattr(classification, f"multilabel_{name}")(p, y, y.shape[1], validate_args=False)
+
+    return ranked
+
+
+def _of_values(name: str, least: int = 1, **options: Any) -> Callable[..., Any]:
+    def measured(scores: Tensor, p: Tensor, y: Tensor) -> Any:
+        """Return the mean over the targets of a metric of regression."""
+        from torchmetrics.functional import regression
+
+        y = y.double()
+        if len(y) < least or (least > 1 and not (y.std(0) > 0).all()):
+            return None
+        columns = zip(p.T.contiguous(), y.T.contiguous(), strict=True)
+        return torch.stack([getattr(regression, name)(a, b, **options).double() for a, b in columns]).mean()
+
+    return measured
+
+
+CLASSES: tuple[TaskName, ...] = ("classification",)
+LABELS: tuple[TaskName, ...] = ("classification", "multilabel")
+VALUES: tuple[TaskName, ...] = ("regression",)
+TABLE: dict[str, tuple[Callable[..., Any], bool, tuple[TaskName, ...]]] = {
+    "accuracy": (_accuracy, True, LABELS),
+    "balanced_accuracy": (_balanced_accuracy, True, CLASSES),
+    "macro_f1": (_macro_f1, True, LABELS),
+    "top_k_accuracy": (_top_k_accuracy, True, CLASSES),
+    "nll": (_nll, False, LABELS),
+    "ece": (_ece, False, CLASSES),
+    "auroc": (_ranked("auroc"), True, LABELS),
+    "average_precision": (_ranked("average_precision"), True, LABELS),
+    "rmse": (_of_values("mean_squared_error", squared=False), False, VALUES),
+    "mae": (_of_values("mean_absolute_error"), False, VALUES),
+    "r2": (_of_values("r2_score", least=2), True, VALUES),
+    "pearson": (_of_values("pearson_corrcoef", least=2), True, VALUES),
+}
+"""The function of each name, whether a higher value is better, and the tasks that have the metric."""
+OF_GUESSES = (_accuracy, _balanced_accuracy, _macro_f1)
+"""Metrics that count scores that are not finite as wrong predictions; the others are NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric.
+
+    Args:
+        name: in records.
+        call: a function of the table; otherwise a function of probabilities and targets, or a `torchmetrics.Metric`.
+        task: of the run.
+        higher: whether a higher value is better; None: not known.
+        options: further arguments.
+    """
+
+    name: str
+    call: Any
+    task: TaskName
+    higher: bool | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, scores: Tensor, targets: Tensor) -> float | None:
+        """Return the value for scores [n, C] as `predict` returns them; NaN if they are not finite.
+
+        Returns:
+            None if the metric is undefined: it is NaN for finite scores, or raises a ValueError.
+        """
+        finite, listed = bool(scores.isfinite().all()), self.name in TABLE and TABLE[self.name][0] is self.call
+        if not finite and self.call not in OF_GUESSES:
+            return math.nan
+        p = probabilities(self.task, scores)
+        if listed:
+            found = self.call(scores, p, targets, **self.options)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about what is undefined
+                try:
+                    found = self._foreign(p, targets)
+                except ValueError:
+                    return None
+        return None if found is None or math.isnan(found := float(found)) else found
+
+    def _foreign(self, p: Tensor, y: Tensor) -> Any:
+        """Call a function of torchmetrics or of the user."""
+        name = getattr(self.call, "__name__", type(self.call).__name__).lower()
+        binary = name.startswith("binary") or self.options.get("task") == "binary"
+        p = p[:, 1] if binary and p.shape[1] == 2 else p
+        y = y.long() if self.task == "multilabel" else y
+        if hasattr(self.call, "update") and hasattr(self.call, "compute"):
+            self.call.reset()
+            self.call.update(p, y)
+            return self.call.compute()
+        return self.call(p, y, **self.options)
+
+
+def metrics_of(asked: Sequence[Any], task: Task, primary: str | None = None) -> tuple[Metric, ...]:
+    """Return the metrics of a run besides the accuracy of classification, each once.
+
+    Args:
+        asked: `eval.metrics`: names, or mappings of a name to its options.
+        task: of the run.
+        primary: `eval.primary`, which is added if it is not among them; None: that of the task.
+
+    Raises:
+        SettingsError: a metric does not exist, or is not one of this task.
+    """
+    found, accuracy = dict[str, Metric](), task.name == "classification"
+    for entry in [*asked, primary or PRIMARY[task.name]]:
+        name, options = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {})
+        metric = _metric(name, dict(options or {}), task)
+        known = found.get(metric.name)
+        if known and known.options != metric.options and entry != primary or metric.name in RESERVED:
+            raise SettingsError(f"eval.metrics: two metrics, or a metric and a column, have the name {metric.name}")
+        if not known and not (accuracy and metric.name == "accuracy"):
+            found[metric.name] = metric
+    return tuple(found.values())
+
+
+def measures_of(task: Task, metrics: Sequence[Metric], settings: Eval) -> Measures:
+    """Return names and directions of a run's metrics. One whose direction is not known counts as higher is better.
+
+    Raises:
+        SettingsError: the direction of the primary metric is not known.
+    """
+    names = ("accuracy",) * (task.name == "classification") + tuple(metric.name for metric in metrics)
+    primary = (settings.primary or PRIMARY[task.name]).rpartition(".")[2]
+    higher = {metric.name: metric.higher for metric in metrics}
+    if settings.mode != "auto":
+        higher[primary] = settings.mode == "max"
+    elif higher.get(primary, True) is None:
+        raise SettingsError(f"eval.primary={primary} does not say which values are better; set eval.mode to min or max")
+    return Measures(names, primary, tuple(name for name in names if higher.get(name) is False))
+
+
+def check_primary(measures: Measures, metrics: Sequence[Metric], task: Task, targets: Iterable[Tensor]) -> None:
+    """Check that the primary metric can be computed for a client, on scores drawn at random.
+
+    Args:
+        measures: of the run.
+        metrics: of the run.
+        task: of the run.
+        targets: the test targets of each client.
+
+    Raises:
+        SettingsError: it is undefined for all clients.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for primary in (metric for metric in metrics if metric.name == measures.primary):
+        drawn = ((torch.rand(len(own), task.targets, generator=generator), own) for own in targets if len(own))
+        if all(primary(*outcomes) is None for outcomes in drawn):
+            raise SettingsError(f"eval.primary={primary.name} cannot be computed on the test examples of any client")
+
+
+def _metric(name: str, options: dict[str, Any], task: Task) -> Metric:
+    short, call = name.rpartition(".")[2], None
+    if name in TABLE:
+        call, higher, tasks = TABLE[name]
+        if task.name not in tasks:
+            own = [each for each, (*_, of) in TABLE.items() if task.name in of]
+            raise SettingsError(f"eval.metrics: {name} is not a metric of task={task.name}; choose {', '.join(own)}")
+        _check_options(name, call, options)
+        return Metric(name, call, task.name, higher, options)
+    if "." in name:
+        call = resolve(name, key="eval.metrics")
+    else:
+        from torchmetrics import functional as torchmetrics
+
+        if not callable(call := getattr(torchmetrics, name, None)):
+            raise SettingsError(f"eval.metrics: there is no metric {name}; {nearest(name, TABLE)}, or a dotted name")
+    options = {**_filled_in(call, task), **options}
+    _check_options(name, call, options)
+    if inspect.isclass(call):
+        try:
+            call, options = call(**options), {}
+        except Exception as error:
+            raise SettingsError(f"eval.metrics: {name} with {options}: {error}") from error
+    return Metric(short, call, task.name, getattr(call, "higher_is_better", None), options)
+
+
+def _filled_in(call: Any, task: Task) -> dict[str, Any]:
+    """Return the arguments of a function or class of torchmetrics that the task decides."""
+    kind = "binary" if task.name == "classification" and task.targets == 2 else task.name
+    given = {"task": {"classification": "multiclass"}.get(kind, kind), "num_classes": task.targets}
+    given |= {"num_labels": task.targets} if task.name == "multilabel" else {}
+    library = getattr(call, "__module__", "").partition(".")[0] == "torchmetrics"
+    known = inspect.signature(call).parameters if library and hasattr(call, "__qualname__") else {}
+    return {key: value for key, value in given.items() if key in known}
+
+
+def _check_options(name: str, call: Callable[..., Any], options: Iterable[str]) -> None:
+    for key in options:
+        known = inspect.signature(call).parameters
+        if key not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise SettingsError(f"eval.metrics: {name} has no option {key}; {nearest(key, known)}")

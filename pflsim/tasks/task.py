@@ -1,0 +1,226 @@
+"""The task of a run: what is predicted, and the loss on the outputs of a net."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pflsim.config.components import resolve
+from pflsim.config.names import nearest
+from pflsim.config.settings import Settings, TaskChoice
+from pflsim.data.dataset import Dataset
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError, in_one_line
+from pflsim.types import TaskName
+
+LOSSES: dict[TaskName, str] = {
+    "classification": "CrossEntropyLoss", "multilabel": "BCEWithLogitsLoss", "regression": "MSELoss",
+}  # fmt: skip
+"""The default loss of each task, in `torch.nn`."""
+WEIGHTS = ("pos_weight", "weight")
+"""Names of class weights among the arguments of a loss: of the positives of each label, or of each class."""
+
+
+def cross_entropy(logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"]) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of a batch in nats.
+
+    Equal to `torch.nn.functional.cross_entropy`, without its `ignore_index`, which is slow under `torch.vmap`.
+    """
+    return -logits.log_softmax(1).gather(1, labels[:, None]).mean()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is predicted, and the loss.
+
+    Args:
+        name: classification, multilabel or regression.
+        targets: number of classes, of labels, or of values per example.
+        choice: loss, its arguments, label smoothing and class weights, as the settings give them.
+        weights: of classes or labels, where the settings or the training data of all clients decide them.
+        mean, std: of each target, with which training standardises them; empty: targets are used as they are.
+    """
+
+    name: TaskName = "classification"
+    targets: int = 0
+    choice: TaskChoice = field(default_factory=TaskChoice)
+    weights: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @property
+    def loss(self) -> Any:
+        """The class, function or module of the loss; None: `cross_entropy`.
+
+        Raises:
+            SettingsError: there is no such loss.
+        """
+        choice, name = self.choice, self.choice.loss or LOSSES[self.name]
+        plain = not choice.options and not choice.label_smoothing and choice.class_weights == "none"
+        if plain and name == "CrossEntropyLoss" and self.name == "classification":
+            return None
+        if "." in name:
+            return resolve(name, key="task.loss")
+        if not (inspect.isclass(found := getattr(nn, name, None)) and issubclass(found, nn.Module)):
+            losses = [each for each in vars(nn) if each.endswith("Loss")]
+            raise SettingsError(f"task.loss={name}: torch.nn has no such loss; {nearest(name, losses)}")
+        return found
+
+    @property
+    def one_output(self) -> bool:
+        """Whether one output, the logit of class 1, stands for two classes."""
+        loss = self.loss
+        kind = loss if inspect.isclass(loss) else type(loss)
+        return self.name == "classification" and self.targets == 2 and issubclass(kind, nn.BCEWithLogitsLoss)
+
+    @property
+    def outputs(self) -> int:
+        """The number of outputs of a net."""
+        return 1 if self.one_output else self.targets
+
+    def record(self) -> dict[str, Any]:
+        """Return the content for a JSON file, without the settings."""
+        return {key: value for key, value in asdict(self).items() if key != "choice"}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], choice: TaskChoice) -> Task:
+        """Return the task of a `record` and its settings."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        return cls(choice=choice, **values)
+
+    def balanced(self, counts: np.ndarray) -> tuple[float, ...]:
+        """Return class weights from the number of positive examples.
+
+        Args:
+            counts: [targets + 1]: examples with each class or label, and the number of examples.
+
+        Returns:
+            n / (k · n_c) for the k classes that occur; for the losses with `pos_weight` (n − n_c) / n_c. 1 for classes
+            that do not occur.
+        """
+        n, positive = counts[-1], counts[1:-1] if self.one_output else counts[:-1]
+        with np.errstate(divide="ignore"):
+            if self.one_output or self.name == "multilabel":
+                weights = (n - positive) / positive
+            else:
+                weights = n / (np.count_nonzero(positive) * positive)
+        return tuple(np.where(np.isfinite(weights) & (weights > 0), weights, 1.0).tolist())
+
+
+class Criterion(nn.Module):
+    """The loss of a task, and the scores that the outputs of a net stand for.
+
+    Args:
+        task: the task.
+
+    Raises:
+        SettingsError: the loss does not exist, or does not take the given arguments.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.task, self.one_output, self.smooths = task, task.one_output, False
+        self.loss = _made(task)
+        self.term = "ce" if self.loss is None or isinstance(self.loss, nn.CrossEntropyLoss) else "loss"
+        """The name of the loss among the terms of an objective."""
+        for name in ("mean", "std") if task.mean else ():
+            self.register_buffer(name, torch.tensor(getattr(task, name)))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch, from outputs [B, O] and targets [B] or [B, T]."""
+        if self.loss is None:
+            return cross_entropy(outputs, targets)
+        if self.one_output:
+            targets = targets[:, None]
+        if self.one_output or self.task.name != "classification":
+            targets = targets.to(torch.promote_types(outputs.dtype, torch.float32))
+        return self.loss(outputs, (targets - self.mean) / self.std if self.task.mean else targets)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch times its size."""
+        if self.loss is None:
+            return functional.cross_entropy(outputs, targets, reduction="sum")
+        return self(outputs, targets) * len(targets)
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return the scores of all classes or labels, [B, C], or the predicted values in their unit, [B, T]."""
+        if self.one_output:
+            return torch.cat((torch.zeros_like(outputs), outputs), 1)
+        return outputs * self.std + self.mean if self.task.mean else outputs
+
+    def weigh(self, targets: Tensor) -> None:
+        """Balance the classes of a client's training targets, with `task.class_weights=balanced_client`."""
+        if self.task.choice.class_weights == "balanced_client":
+            weight: Any = next(getattr(self.loss, name) for name in WEIGHTS if hasattr(self.loss, name))
+            weight.copy_(torch.tensor(self.task.balanced(counts_of(self.task, targets.cpu().numpy()))))
+
+
+def counts_of(task: Task, targets: np.ndarray) -> np.ndarray:
+    """Return the number of examples with each class or label, and of all examples, [targets + 1]."""
+    positive = targets.sum(0) if targets.ndim > 1 else np.bincount(targets, minlength=task.targets)
+    return np.append(positive, len(targets))
+
+
+def _made(task: Task) -> Any:
+    """Return the loss with its arguments; None: `cross_entropy`."""
+    found, choice = task.loss, task.choice
+    if found is None:
+        return None
+    name, known = choice.loss or LOSSES[task.name], inspect.signature(found).parameters
+    given: dict[str, Any] = dict(choice.options)
+    if choice.label_smoothing:
+        given["label_smoothing"] = choice.label_smoothing
+    if choice.class_weights != "none":
+        key = next((each for each in WEIGHTS if each in known), None)
+        if key is None or not inspect.isclass(found) or task.name == "regression":
+            raise SettingsError(f"task.class_weights={choice.class_weights}: {name} of task={task.name} has none")
+        size = task.outputs if key == "pos_weight" else task.targets
+        given[key] = torch.tensor(task.weights or (1.0,) * size)
+    if unknown := [key for key in given if key not in known]:
+        raise SettingsError(f"task.options: {name} has no argument {unknown[0]}; {nearest(unknown[0], known)}")
+    try:
+        if inspect.isclass(found):
+            return found(**given)
+        return partial(found, **given) if given else found
+    except Exception as error:
+        raise SettingsError(f"task.loss={name} with {dict(choice.options)}: {in_one_line(error)}") from error
+
+
+def task_of(settings: Settings, dataset: Dataset, partition: Partition) -> Task:
+    """Return the task of a run, with the class weights of the settings.
+
+    Raises:
+        SettingsError: there is no such loss, or the number of class weights is wrong.
+    """
+    task, trained = Task(dataset.task, dataset.num_classes, settings.task), range(partition.clients)
+    given = task.choice.class_weights
+    if settings.task.standardize_target:
+        if task.name != "regression":
+            raise SettingsError(f"task.standardize_target=true: the run has task={task.name}; leave it out")
+        y = dataset.y[np.concatenate(partition.train)].astype(np.float64)
+        std = np.where((found := y.std(0)) > 0, found, 1.0)
+        task = replace(task, mean=tuple(y.mean(0).tolist()), std=tuple(std.tolist()))
+    if given == "balanced":
+        targets = [partition.shift.of(client).labels(dataset, partition.train[client]) for client in trained]
+        return replace(task, weights=task.balanced(np.sum([counts_of(task, each) for each in targets], 0)))
+    if not isinstance(given, list):
+        return task
+    if len(given) != task.targets:
+        raise SettingsError(f"task.class_weights={given}: expected {task.targets} weights, one for each class or label")
+    if task.one_output:
+        if not given[0]:
+            raise SettingsError(f"task.class_weights={given}: BCEWithLogitsLoss needs a weight above 0 for class 0")
+        given = [given[1] / given[0]]
+    return replace(task, weights=tuple(given))

@@ -1,0 +1,131 @@
+"""What targets are found to be, and what a run may ask for instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from pflsim.data.content import partition_hash, row_digests
+from pflsim.data.dataset import Dataset, check_dataset
+from pflsim.data.federate import federate
+from pflsim.data.federated import Partition, class_counts, shard
+from pflsim.data.partitions import dirichlet
+from pflsim.data.sources import npz
+from pflsim.data.sources.own import as_dataset
+from pflsim.data.splits import merged
+from pflsim.data.targets import as_task
+from pflsim.errors import SettingsError
+
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
+MATRIX = [[0, 1], [1, 1], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "y"),
+    [
+        (["b", "a", "b", "a"], "classification", [1, 0, 1, 0]),
+        ([True, False, True, False], "classification", [1, 0, 1, 0]),
+        ([1.0, 0.0, 1.0, 0.0], "classification", [1, 0, 1, 0]),
+        ([0.5, 2.0, 3.0, 0.0], "regression", [[0.5], [2.0], [3.0], [0.0]]),
+        ([[1.5, 2], [3, 4], [5, 6], [7, 8]], "regression", [[1.5, 2], [3, 4], [5, 6], [7, 8]]),
+        (MATRIX, "multilabel", MATRIX),
+    ],
+    ids=str,
+)
+def test_the_task_is_found(labels: list[Any], task: str, y: list[Any]) -> None:
+    data = as_dataset((X, np.array(labels)))
+    check_dataset(data, "mine")
+    assert (data.task, data.y.tolist()) == (task, y)
+    assert as_task(data, "auto") is data
+
+
+def test_rows_without_a_label_are_left_out_and_counted() -> None:
+    """Integers with missing values are floating point in pandas, and classes nevertheless."""
+    frame = pandas.DataFrame({"a": [1.0, 2, 3, 4], "label": [1, None, 0, 2]})
+    data = as_dataset(frame, pandas.DataFrame({"a": [5.0, 6], "label": [None, 1]}))
+    assert data.y.tolist() == [1, 0, 2, 1] and data.x[:, 0].tolist() == [1, 3, 4, 6] and data.train_size == 3
+    assert any("2 rows without a label" in note for note in data.notes)
+    values = as_dataset(pandas.DataFrame({"a": [1.0, 2, 3], "label": [1.5, None, 0]}))
+    assert values.task == "regression" and values.y.tolist() == [[1.5], [0.0]]
+
+
+def test_many_integers_in_a_table_need_a_task() -> None:
+    x, y = np.zeros((25, 3), np.float32), np.arange(3, 28)
+    data = as_dataset((x, y))
+    with pytest.raises(SettingsError, match=r"25 values.*task=regression"):
+        as_task(data, "auto")
+    assert as_task(data, "classification").num_classes == 25
+    assert as_task(data, "regression").y[:, 0].tolist() == y.tolist(), "the numbers of the data"
+    assert as_task(as_dataset((np.zeros((25, 4, 4)), y)), "auto").num_classes == 25, "images"
+    assert as_task(Dataset("d", x, y - 3, 25, 20), "auto").num_classes == 25, "the data set says so"
+
+
+def test_other_tasks_on_request() -> None:
+    classes = as_dataset((X, np.array([2, 0, 1, 1])))
+    assert as_task(classes, "multilabel").y.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    values = as_dataset((X, np.array([0.5, 2, 3, 0.5])))
+    assert as_task(values, "classification").y.tolist() == [0, 1, 2, 0]
+    assert as_task(as_dataset((X, np.array(MATRIX))), "regression").y.dtype == np.float32
+    for data, task in ((as_dataset((X, np.array(["a", "b", "a", "b"]))), "regression"), (values, "multilabel")):
+        with pytest.raises(SettingsError, match=f"task={task}"):
+            as_task(data, task)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_npz_files_have_any_targets(task: str, tmp_path: Path) -> None:
+    y = np.arange(6) / 2 if task == "regression" else np.eye(3, dtype=np.uint8)[np.arange(6) % 3]
+    np.savez(tmp_path / "mine.npz", x_train=np.zeros((6, 2)), y_train=y, x_test=np.zeros((4, 2)), y_test=y[:4])
+    data = npz.load(path=str(tmp_path / "mine.npz"))
+    assert data.task == task and np.array_equal(data.y.squeeze(), [*y, *y[:4]])
+
+
+def regression(n: int = 400) -> Dataset:
+    rng = np.random.default_rng(0)
+    return Dataset("values", rng.normal(size=(n, 3)).astype(np.float32), rng.gamma(1, 1, (n, 1)).astype("f4"), 1, n)
+
+
+@pytest.mark.parametrize("bins", [4, 10])
+def test_partitions_by_labels_use_quantiles(bins: int) -> None:
+    """Each bin has the same number of examples; clients differ in their targets, and tests follow their client."""
+    data = regression()
+    by_class = data.by_class(bins)
+    assert np.bincount(by_class.y).tolist() == [400 // bins] * bins
+    order = np.argsort(data.y[:, 0])
+    assert (np.diff(by_class.y[order]) >= 0).all()
+    made = federate(by_class, lambda *given: dirichlet(*given, alpha=0.1), merged, 4, 0)  # type: ignore[arg-type]
+    means = [(data.y[train].mean(), data.y[test].mean()) for train, test in zip(made.train, made.test, strict=True)]
+    assert np.ptp([train for train, _ in means]) > 1 and np.corrcoef(np.array(means).T)[0, 1] > 0.9
+    assert class_counts(data, made, "train").shape == (4, 10)
+    assert shard(data, made, 1).train.y.tolist() == data.y[made.train[1]].tolist()
+
+
+def test_labels_are_dealt_by_the_first_one() -> None:
+    assert as_dataset((X, np.array(MATRIX))).by_class().y.tolist() == [1, 0, 2, 1]
+
+
+def test_the_content_of_targets_counts() -> None:
+    data = regression(20)
+    rows = np.arange(20)
+    part = Partition((rows,), (rows[:0],), (rows[:0],))
+    changed = Dataset("values", data.x, data.y + (rows == 3)[:, None].astype("f4"), 1, 20)
+    assert partition_hash(data, part) != partition_hash(changed, part)
+    assert (row_digests(data) != row_digests(changed)).any(1).tolist() == (rows == 3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (np.full((4, 1), np.nan, np.float32), "finite"),
+        (np.full((4, 2), 3), "0 or 1"),
+        (np.zeros((4, 3), np.float32), "2 columns"),
+        (np.zeros((4, 2)), "float32"),
+    ],
+    ids=["nan", "labels", "columns", "type"],
+)
+def test_wrong_targets_are_refused(y: np.ndarray, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        check_dataset(Dataset("d", X, y, 2 if y.shape[1] > 1 else 1, 4), "d")

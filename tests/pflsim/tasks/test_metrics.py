@@ -1,0 +1,173 @@
+"""Metrics against scikit-learn and sums in numpy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from scipy.special import expit, softmax
+from sklearn import metrics as sk
+
+from pflsim.config.components import target_of
+from pflsim.config.settings import Eval
+from pflsim.errors import SettingsError
+from pflsim.tasks.metrics import TABLE, Metric, check_primary, measures_of, metrics_of
+from pflsim.tasks.task import Task
+
+RNG = np.random.default_rng(0)
+
+
+def found(task: Task, scores: np.ndarray, y: np.ndarray, *asked: Any) -> dict[str, float | None]:
+    metrics = metrics_of(asked, task)
+    return {metric.name: metric(torch.from_numpy(scores), torch.from_numpy(y)) for metric in metrics}
+
+
+def calibration_error(p: np.ndarray, y: np.ndarray) -> float:
+    sure, right, error = p.max(1), p.argmax(1) == y, 0.0
+    for m in range(15):
+        inside = (m / 15 < sure) & (sure <= (m + 1) / 15)
+        error += abs((right[inside] - sure[inside]).sum()) / len(y)
+    return error
+
+
+@pytest.mark.parametrize("present", [[0, 1, 2, 3, 4, 5], [1, 4], [3]], ids=str)
+def test_classification(present: list[int]) -> None:
+    """Also if the client lacks classes, which its model predicts nevertheless."""
+    y = RNG.choice(present, 60)
+    scores = (RNG.normal(size=(60, 6)) + np.eye(6)[y]).astype(np.float32)
+    p, guesses = softmax(scores.astype(np.float64), 1), scores.argmax(1)
+    held, occur = sorted({*y.tolist()}), sorted({*y.tolist(), *guesses.tolist()})
+    hot = np.eye(6)[y][:, held]
+    expected: dict[str, float | None] = {
+        "balanced_accuracy": sk.recall_score(y, guesses, labels=held, average="macro"),
+        "macro_f1": sk.f1_score(y, guesses, labels=occur, average="macro", zero_division=0),
+        "top_k_accuracy": sk.top_k_accuracy_score(y, p, k=2, labels=range(6)),
+        "nll": sk.log_loss(y, p, labels=range(6)),
+        "ece": calibration_error(p, y),
+        "auroc": sk.roc_auc_score(hot, p[:, held], average="macro") if len(held) > 1 else None,
+        "average_precision": sk.average_precision_score(hot, p[:, held], average="macro") if len(held) > 1 else None,
+    }
+    asked = [{"top_k_accuracy": {"top_k": 2}} if name == "top_k_accuracy" else name for name in expected]
+    assert found(Task("classification", 6), scores, y, *asked) == pytest.approx(expected, abs=1e-6)
+
+
+def test_two_classes_are_ranked_by_the_second() -> None:
+    y, scores = np.array([0, 1, 1, 0, 1]), RNG.normal(size=(5, 2)).astype(np.float32)
+    expected = sk.roc_auc_score(y, scores[:, 1] - scores[:, 0])
+    asked = "auroc", "specificity", "torchmetrics.functional.classification.binary_f1_score"
+    values = found(Task("classification", 2), scores, y, *asked)
+    guesses = scores.argmax(1)
+    assert values == pytest.approx({
+        "auroc": expected, "specificity": sk.recall_score(y, guesses, pos_label=0),
+        "binary_f1_score": sk.f1_score(y, guesses, zero_division=0),
+    }, abs=1e-6)  # fmt: skip
+
+
+def test_confident_scores_keep_their_order() -> None:
+    """In float32 their probabilities would be equal."""
+    scores = np.array([[0, 20.0], [0, 21], [0, 22], [0, 23]], np.float32)
+    assert found(Task("classification", 2), scores, np.array([0, 0, 1, 1]), "auroc") == {"auroc": 1.0}
+
+
+def test_multilabel() -> None:
+    """A label that the client never or always has is left out of means over labels."""
+    y = RNG.integers(0, 2, (50, 4)).astype(np.float32)
+    y[:, 3] = 0
+    scores = RNG.normal(size=(50, 4)).astype(np.float32)
+    p = expit(scores.astype(np.float64))
+    values = found(Task("multilabel", 4), scores, y, "average_precision", "macro_f1", "accuracy", "nll")
+    assert values == pytest.approx({
+        "auroc": sk.roc_auc_score(y[:, :3], p[:, :3]),
+        "average_precision": sk.average_precision_score(y[:, :3], p[:, :3]),
+        "macro_f1": sk.f1_score(y, p > 0.5, average="macro", zero_division=0),
+        "accuracy": np.mean((p > 0.5) == y), "nll": -np.mean(np.log(np.where(y > 0, p, 1 - p))),
+    }, abs=1e-6)  # fmt: skip
+    assert found(Task("multilabel", 4), scores[:1], y[:1])["auroc"] is None
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_regression(targets: int) -> None:
+    y, scores = (RNG.normal(3, 2, size=(40, targets)).astype(np.float32) for _ in range(2))
+    expected = {
+        "rmse": np.mean(np.sqrt(np.mean((y - scores) ** 2, 0))),
+        "mae": sk.mean_absolute_error(y, scores),
+        "r2": sk.r2_score(y, scores),
+        "pearson": np.mean([np.corrcoef(y[:, t], scores[:, t])[0, 1] for t in range(targets)]),
+    }
+    assert found(Task("regression", targets), scores, y, *expected) == pytest.approx(expected, abs=1e-5)
+    few = found(Task("regression", targets), scores[:1], y[:1], "r2", "pearson")
+    assert few["r2"] is None and few["pearson"] is None and few["rmse"] is not None
+
+
+def test_scores_that_are_not_finite_are_wrong_and_have_no_rank() -> None:
+    scores = np.array([[5, 0, 0], [np.nan, 0, 0], [0, 0, np.inf]], np.float32)
+    values = found(Task("classification", 3), scores, np.array([0, 0, 2]), "balanced_accuracy", "macro_f1", "auroc")
+    assert values["balanced_accuracy"] == (1 / 2 + 0) / 2 and values["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+    assert math.isnan(values["auroc"] or 0)
+
+
+def one_wrong(scores: torch.Tensor, targets: torch.Tensor) -> float:
+    if len(targets) == 1:
+        raise ValueError("too few")
+    return float((scores.argmax(1) != targets).sum())
+
+
+def test_functions_and_objects_of_python() -> None:
+    metric = torchmetrics.classification.MulticlassAccuracy(num_classes=3, average="micro")
+    named = [target_of(one_wrong), target_of(metric), "matthews_corrcoef"]
+    scores, y = RNG.normal(size=(9, 3)).astype(np.float32), RNG.integers(0, 3, 9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = found(Task("classification", 3), scores, y, *named)
+        assert found(Task("classification", 3), scores[:1], y[:1], *named)["one_wrong"] is None
+    hits = (scores.argmax(1) == y).sum()
+    assert values == pytest.approx({
+        "one_wrong": 9 - hits, "MulticlassAccuracy": hits / 9,
+        "matthews_corrcoef": sk.matthews_corrcoef(y, scores.argmax(1)),
+    }, abs=1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "words"),
+    [
+        ("classification", "rmse", ("rmse", "task=classification", "auroc")),
+        ("regression", "auroc", ("auroc", "task=regression", "rmse")),
+        ("classification", "aurok", ("aurok", "auroc")),
+        ("classification", {"top_k_accuracy": {"k": 3}}, ("top_k_accuracy", "k", "top_k")),
+        ("classification", "mine.missing", ("mine",)),
+    ],
+    ids=str,
+)
+def test_what_is_no_metric_of_the_task_is_refused(task: Any, asked: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError) as error:
+        metrics_of([asked], Task(task, 3))
+    assert all(word in str(error.value) for word in words)
+
+
+def test_directions() -> None:
+    metrics = metrics_of(["nll", "auroc", "nll"], Task("classification", 2))
+    assert [metric.name for metric in metrics] == ["nll", "auroc"]
+    measures = measures_of(Task("classification", 2), metrics, Eval())
+    assert (measures.names, measures.primary, measures.lower) == (("accuracy", "nll", "auroc"), "accuracy", ("nll",))
+    assert {name for name, (_, higher, _) in TABLE.items() if not higher} == {"nll", "ece", "rmse", "mae"}
+    (own,) = [m for m in metrics_of(["rmse"], Task("regression", 1)) if isinstance(m, Metric)]
+    assert own.higher is False
+
+
+def test_the_primary_metric_needs_a_direction_and_a_client() -> None:
+    task = Task("classification", 2)
+    metrics = metrics_of([target_of(one_wrong)], task)
+    with pytest.raises(SettingsError, match="eval.mode"):
+        measures_of(task, metrics, Eval(primary="one_wrong"))
+    assert measures_of(task, metrics, Eval(primary="one_wrong", mode="min")).lower == ("one_wrong",)
+    metrics = metrics_of([], task, "auroc")
+    measures = measures_of(task, metrics, Eval(primary="auroc"))
+    one, both = torch.tensor([1, 1]), torch.tensor([0, 1])
+    check_primary(measures, metrics, task, [one, both])
+    with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
+        check_primary(measures, metrics, task, [one, one])
