@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
@@ -88,11 +89,13 @@ class SavedModels:
         if tokens is not None:
             nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
         training, shape = Training.of(self.settings), tuple(self._inputs["shape"])
-        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, self.settings.seed)
+        self._folder, patterns = folder, tuple(self.settings.freeze)
+        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, self.settings.seed, patterns)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""
         module = self._factory.build(variant)
+        load_frozen(self._folder, variant, module.net)
         if module.net.channels_last:  # as in the run: the order of sums depends on it
             module.to(memory_format=torch.channels_last)
         return module
@@ -203,7 +206,8 @@ def write(model: LoadedModel, folder: Path, name: str) -> str:
     """Write `name`.pt2 and `name`.safetensors, the client module's state; returns a line that describes them."""
     file = io.BytesIO()
     torch.export.save(export_program(model), file)
-    state = {k: v for k, v in model.client.state_dict().items() if not k.startswith("kept_optimizers.")}
+    tensors = {**model.client.state_dict(), **frozen(model.client)}
+    state = {k: v for k, v in tensors.items() if not k.startswith("kept_optimizers.")}
     metadata = {key: str(value) for key, value in model.about.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.pt2", file.getvalue())

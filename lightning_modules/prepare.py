@@ -23,6 +23,7 @@ from lightning_modules.model_checks import (
     in_lockstep,
     sharing_warnings,
 )
+from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
@@ -63,6 +64,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
         seed=settings.seed,
+        freeze=tuple(settings.freeze),
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
@@ -108,6 +110,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
         (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
+        tuple(frozen(variant.net) for variant in variants),
     )
 
 

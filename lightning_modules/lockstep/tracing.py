@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.lockstep.compiler import compile_step
 from lightning_modules.lockstep.recorder import record
+from lightning_modules.nets.frozen import Frozen
 from pflsim.types import Tensors
 
 BoundStep = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -169,9 +170,10 @@ def restored_state(module: ClientModule) -> Iterator[None]:
 
 
 def clone_state(module: ClientModule) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers by name, with the same strides."""
+    """Return copies of all parameters and buffers by name, with the same strides, without frozen ones."""
     return {name: value.detach().clone() for name, value in _state(module).items()}
 
 
 def _state(module: ClientModule) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    buffers = {name: value for name, value in module.named_buffers() if not isinstance(value, Frozen)}
+    return {**dict(module.named_parameters()), **buffers}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_modules.nets.frozen import thaw
 from lightning_modules.nets.net import Net
 from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
 from pflsim.config.names import nearest
@@ -35,8 +36,9 @@ class OwnNet(Net):
         self.head_name = head
 
     def original(self) -> nn.Module:
-        """Return a copy of the user's module with its head in its place."""
+        """Return a copy of the user's module with its head in its place, and with its frozen parameters."""
         copy = deepcopy(self)
+        thaw(copy)
         return _with(copy.body, self.head_name, copy.head)
 
 

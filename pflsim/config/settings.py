@@ -204,6 +204,8 @@ class Settings:
     """Train clients of one architecture as a stack: true, false or auto; results differ by rounding only."""
     lockstep_clients: Count | None = None
     """Clients per stack; null: about 5 on a CPU (1 with convolutions), 64 on a GPU."""
+    freeze: list[str] = field(default_factory=list)
+    """Parameters of the model that are not trained or sent: names of parameters or modules, for example [body.*]."""
     seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     """Seed of all random streams."""
     on_client_error: str = "retry(3)"

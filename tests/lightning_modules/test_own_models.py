@@ -83,10 +83,6 @@ MINE = """
         def forward(self, x): return self.fc(self.norm(self.conv(x)).flatten(1))
     class Squeezed(Two):
         def features(self, x): return super().features(x.squeeze())
-    class Frozen(Two):
-        def __init__(self):
-            super().__init__()
-            self.a.requires_grad_(False)
     class Auxiliary(Two):
         def forward(self, x): return (super().forward(x), x) if self.training else super().forward(x)
     class Complex(Two):
@@ -247,7 +243,6 @@ def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
         ("Pair", ["tuple"]),
         ("Headless", ["no nn.Linear", "model.head="]),
         ("Squeezed", ["8x8"]),
-        ("Frozen", ["a.weight", "requires_grad=False"]),
         ("untyped_number", ["returns int", "nn.Module"]),
         ("Auxiliary", ["tuple", "Tensor"]),
         ("Complex", ["w is", "complex64"]),
