@@ -10,6 +10,7 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
@@ -56,9 +58,11 @@ class LoadedModel(nn.Module):
             values = about[name]
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...]."""
+    def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Return scores [B, C] of inputs [B, ...], or of a mapping of the inputs that the data set stacks."""
         client = self.client
+        if isinstance(inputs, Mapping):
+            inputs = torch.stack([inputs[name] for name in self.about["fields"]], dim=1)
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
             return client.predict_global(x) if self.predict_global else client.predict(x)
@@ -85,12 +89,15 @@ class SavedModels:
             record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
         make_client, self._make_rule = bind_method(self.settings.method)
-        nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
+        nets, tokens = bind_models(self.settings, None), self._inputs["tokens"]
         if tokens is not None:
             nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
+        if fields := tuple(self._inputs.get("fields", ())):
+            nets = tuple(partial(net, fields=fields) for net in nets)
         training, shape = Training.of(self.settings), tuple(self._inputs["shape"])
-        self._folder, patterns = folder, tuple(self.settings.freeze)
-        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, self.settings.seed, patterns)
+        adjust = replace(Adjustments.of(self.settings), weights=None)  # the run has them
+        self._folder, seed = folder, self.settings.seed
+        self._factory = ClientFactory(make_client, nets, training, shape, self._classes, seed, adjust)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""

@@ -17,7 +17,7 @@ from lightning_modules.hosts.client_factory import ClientFactory
 from lightning_modules.lockstep.tracing import TracedStep, clone_state
 from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.net import Net, evaluating
-from lightning_modules.nets.own import OwnNet
+from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
@@ -53,6 +53,10 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
             size = model.keywords.get("vocabulary") or dataset.tokens
             Bounds(dataset.tokens)("model.vocabulary", size)
             model = partial(model, vocabulary=size)
+        if dataset.fields:
+            if model.func is not own_net:
+                raise SettingsError(f"model={component_name(settings, 'model')} takes one tensor, not {dataset.fields}")
+            model = partial(model, fields=dataset.fields)
         found.append(model)
     return tuple(found)
 

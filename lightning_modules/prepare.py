@@ -23,6 +23,7 @@ from lightning_modules.model_checks import (
     in_lockstep,
     sharing_warnings,
 )
+from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
@@ -54,7 +55,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         SettingsError: the settings cannot be run. Nothing was started or written.
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
-    models = bind_models(settings.model, kind=MakesNet)
+    models = bind_models(settings, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
     factory = ClientFactory(
@@ -64,7 +65,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         input_shape=dataset.input_shape,
         num_classes=dataset.num_classes,
         seed=settings.seed,
-        freeze=tuple(settings.freeze),
+        adjust=Adjustments.of(settings),
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
@@ -109,7 +110,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         _plan(settings, partition, module, meta, rule, len(federation.clients)),
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
-        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
+        (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing_warnings(method, variants)),
         tuple(frozen(variant.net) for variant in variants),
     )
 

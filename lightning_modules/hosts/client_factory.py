@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from lightning_modules.base import ClientModule
-from lightning_modules.nets.frozen import freeze
+from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
@@ -52,7 +52,7 @@ class ClientFactory:
         training: the settings of local training.
         input_shape, num_classes: of the data.
         seed: the run's seed.
-        freeze: patterns of the parameters that are frozen, see `lightning_modules.nets.frozen`.
+        adjust: changes each net before the method gets it.
         init: initial values of what is not shared: the same for all clients, or different for each.
         device: torch device, "cpu" or "cuda:0".
         gpu_share: a host's share of the GPU's memory, including what CUDA takes.
@@ -72,7 +72,7 @@ class ClientFactory:
     input_shape: tuple[int, ...]
     num_classes: int
     seed: int
-    freeze: tuple[str, ...] = ()
+    adjust: Adjustments = Adjustments()
     init: Literal["same", "per_client"] = "same"
     device: str = "cpu"
     gpu_share: float = 1.0
@@ -96,7 +96,7 @@ class ClientFactory:
         """Return a new module on the CPU; its values depend on (seed, variant, client), with -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
             net = self.models[variant](self.input_shape, self.num_classes)
-            freeze(net, self.freeze)
+            self.adjust(net)
             module = self.client(net, self.training)
         module.constant_buffers = self.constants
         module.keep_optimizers()

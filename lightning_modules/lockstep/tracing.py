@@ -7,12 +7,13 @@ operation, which a trace leaves out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.lockstep.compiler import compile_step
@@ -116,7 +117,9 @@ class TracedStep:
         objectives = vmap(terms_of, randomness="different") if self.stacked else terms_of
         # tracing runs the operations; a run must not depend on which client caused a trace
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=devices):
+        # vmap has no rule for the fused kernels of attention
+        attention = sdpa_kernel(SDPBackend.MATH) if self.stacked else nullcontext()
+        with torch.random.fork_rng(devices=devices), attention:
             return record(step, [p.requires_grad_(at < count) for at, p in enumerate(arguments)])
 
 

@@ -54,7 +54,7 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
         "inputs": {
             "shape": dataset.input_shape,
             "dtype": dataset.x.dtype.name,
-            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens")},
+            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens", "fields")},
         },
     }
     if partition.names:
