@@ -16,6 +16,7 @@ from torch.optim.swa_utils import update_bn
 
 from lightning_modules.anchor import Anchor
 from lightning_modules.losses import mean_loss
+from lightning_modules.nets.frozen import Frozen
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.optimizers import KeptOptimizers, OptimizerChoice
 from lightning_modules.phases import Phase, Schedule, Stage, stages
@@ -333,7 +334,7 @@ class ClientModule(LightningModule):
         if not parameters:
             raise SettingsError(
                 f"model: {type(self).__name__} trains {', '.join(phase.trainable.under)} in phase {phase.name}, where "
-                "the model has no parameters; use another model, for example with more in model.hidden"
+                "the model has no parameters, or frozen ones only; use another model, or freeze less"
             )
         choice = OptimizerChoice() if phase.plain else self.training_settings.optimizer
         optimizer = choice.make(parameters, self.learning_rate(phase), *self.momentum_and_decay(phase))
@@ -414,6 +415,17 @@ class ClientModule(LightningModule):
         return {step.prefix + name: value for name, value in terms.items()}
 
     # LightningModule interface -------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ClientModule:
+        """Move or convert all tensors; frozen ones in place, as parameters, so that copies of the net share them."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            if not isinstance(tensor, Frozen):
+                return fn(tensor)
+            tensor.data = fn(tensor.data)
+            return tensor
+
+        return super()._apply(convert, recurse)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the scores that the outputs of `predict` stand for: one for each class, or values in their unit."""

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
+from lightning_modules.nets.adjust import Adjustments
+from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
@@ -57,9 +59,11 @@ class LoadedModel(nn.Module):
             values = about[name]
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...]."""
+    def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Return scores [B, C] of inputs [B, ...], or of a mapping of the inputs that the data set stacks."""
         client = self.client
+        if isinstance(inputs, Mapping):
+            inputs = torch.stack([inputs[name] for name in self.about["fields"]], dim=1)
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
             return client.criterion.scores(client.predict_global(x) if self.predict_global else client.predict(x))
@@ -87,16 +91,21 @@ class SavedModels:
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
             task = record.get("task", {"name": "classification", "targets": self._classes})
         make_client, self._make_rule = bind_method(self.settings.method)
-        nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
+        nets, tokens = bind_models(self.settings, None), self._inputs["tokens"]
         if tokens is not None:
             nets = tuple(partial(net, vocabulary=net.keywords.get("vocabulary") or tokens) for net in nets)
         training = replace(Training.of(self.settings), task=Task.of(task, self.settings.task))
         shape, outputs = tuple(self._inputs["shape"]), training.task.outputs
-        self._factory = ClientFactory(make_client, nets, training, shape, outputs, self.settings.seed)
+        if fields := tuple(self._inputs.get("fields", ())):
+            nets = tuple(partial(net, fields=fields) for net in nets)
+        adjust = replace(Adjustments.of(self.settings), weights=None)  # the run has them
+        self._folder, seed = folder, self.settings.seed
+        self._factory = ClientFactory(make_client, nets, training, shape, outputs, seed, adjust)
 
     def _module(self, variant: int = 0) -> ClientModule:
         """Return a module with its initial values."""
         module = self._factory.build(variant)
+        load_frozen(self._folder, variant, module.net)
         if module.net.channels_last:  # as in the run: the order of sums depends on it
             module.to(memory_format=torch.channels_last)
         return module
@@ -207,7 +216,8 @@ def write(model: LoadedModel, folder: Path, name: str) -> str:
     """Write `name`.pt2 and `name`.safetensors, the client module's state; returns a line that describes them."""
     file = io.BytesIO()
     torch.export.save(export_program(model), file)
-    state = {k: v for k, v in model.client.state_dict().items() if not k.startswith("kept_optimizers.")}
+    tensors = {**model.client.state_dict(), **frozen(model.client)}
+    state = {k: v for k, v in tensors.items() if not k.startswith("kept_optimizers.")}
     metadata = {key: str(value) for key, value in model.about.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.pt2", file.getvalue())

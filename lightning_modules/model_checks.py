@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_modules.base import ClientModule
 from lightning_modules.hosts.client_factory import ClientFactory
-from lightning_modules.lockstep.tracing import TracedStep
+from lightning_modules.lockstep.tracing import TracedStep, clone_state
+from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.net import Net, evaluating
-from lightning_modules.nets.own import OwnNet
+from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
@@ -53,6 +54,10 @@ def fitted(models: Sequence[partial[Net]], dataset: Dataset, settings: Settings)
             size = model.keywords.get("vocabulary") or dataset.tokens
             Bounds(dataset.tokens)("model.vocabulary", size)
             model = partial(model, vocabulary=size)
+        if dataset.fields:
+            if model.func is not own_net:
+                raise SettingsError(f"model={component_name(settings, 'model')} takes one tensor, not {dataset.fields}")
+            model = partial(model, fields=dataset.fields)
         found.append(model)
     return tuple(found)
 
@@ -92,9 +97,6 @@ def build_variants(factory: ClientFactory, dataset: Dataset, settings: Settings)
                 raise SettingsError(f"{model}: {name} is {parameter.dtype}; expected real floating point parameters")
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise SettingsError(f"{model}: the hook of {name} would never be called; use Tensor.register_hook")
-        frozen = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
-        if frozen:
-            raise SettingsError(f"{model}: {frozen[0]} has requires_grad=False; make constants buffers")
         copies = [part for part in module.modules() if isinstance(part, Net) and part is not net]
         trained = any(parameter.requires_grad for part in copies for parameter in part.parameters())
         if trained and any(parameter._backward_hooks for parameter in net.parameters()):
@@ -114,8 +116,7 @@ def in_lockstep(
     clients = min(2, max(map(len, factory.stacks), default=0))
     for module in variants if clients else ():
         client = ClientModule(deepcopy(module.net).train(), factory.training)  # without hooks of parameters
-        values = {**dict(client.named_parameters()), **dict(client.named_buffers())}
-        stacked = {name: torch.stack([value.detach()] * clients) for name, value in values.items()}
+        stacked = {name: torch.stack([value] * clients) for name, value in clone_state(client).items()}
         size = clients, factory.training.batch_size
         labels = torch.zeros(*size, *dataset.y.shape[1:], dtype=torch.from_numpy(dataset.y[:1]).dtype)
         kind = torch.get_default_dtype() if dataset.tokens is None else torch.int64
@@ -123,8 +124,10 @@ def in_lockstep(
         own = isinstance(module.net, OwnNet) or not type(module.net).__module__.startswith("lightning_modules.")
         parts = [part for _, part in module.net.named_modules(remove_duplicate=False)]
         try:
-            full = [part for part in parts if [*part.parameters(), *part.buffers()]]
-            buffers = [id(value) for _, value in module.net.named_buffers(remove_duplicate=False)]
+            constants = {*frozen(module.net).values()}
+            full = [part for part in parts if {*part.parameters(), *part.buffers()} - constants]
+            named = module.net.named_buffers(remove_duplicate=False)
+            buffers = [id(value) for _, value in named if value not in constants]
             if len({*full}) < len(full) or len({*buffers}) < len(buffers):
                 raise ValueError("one module or buffer has two names")
             with seeded_global(factory.seed, "trial"), Notice(_hooks) as hooks:
@@ -209,11 +212,11 @@ def _common(module: ClientModule) -> list[str]:
 
 
 def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
-    """Check what the method reports, and that every phase has parameters to train.
+    """Check what the method reports, and that there are parameters to share and, in every phase, to train.
 
     Raises:
-        SettingsError: a class attribute is wrong, body and head share a parameter, or a phase has no parameters, for
-            example that of the body if the model has only a head.
+        SettingsError: a class attribute is wrong, body and head share a parameter, all shared parameters are frozen, or
+            a phase has no parameters, for example that of the body if the model has only a head.
     """
     for name, expected in (("reported_model", get_args(ModelKind)), ("reported_phase", get_args(EvalPhase))):
         if (value := getattr(variants[0], name)) not in expected:
@@ -223,6 +226,10 @@ def check_phases(method: str, variants: Sequence[ClientModule]) -> None:
             raise SettingsError(
                 f"{method} shares a part of the model, but its body and head have a parameter in common"
             )
+        constants, selector = [*frozen(module)], module.shared
+        some = constants and (selector == NOTHING or selector.pick(module, constants))
+        if some and type(module).shared != NOTHING and not module.shared_parameters():
+            raise SettingsError(f"{method} has no parameters to send, because those are frozen; freeze less")
         for phase in {phase.name: phase for stage in module.stages() for phase in stage.phases}.values():
             kinds = type(module).__mro__
             own, scheduled, used = (_owner(kinds, name) for name in ("objective", "schedule", phase.objective))

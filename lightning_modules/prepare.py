@@ -24,6 +24,8 @@ from lightning_modules.model_checks import (
     in_lockstep,
     sharing_warnings,
 )
+from lightning_modules.nets.adjust import Adjustments
+from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
@@ -57,7 +59,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         SettingsError: the settings cannot be run. Nothing was started or written.
     """
     make_client, make_rule = bind_method(settings.method, client_kind=MakesClient, server_kind=MakesRule)
-    models = bind_models(settings.model, kind=MakesNet)
+    models = bind_models(settings, kind=MakesNet)
     dataset, partition = load_federation(settings)
     models = fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
@@ -71,6 +73,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         input_shape=dataset.input_shape,
         num_classes=task.outputs,
         seed=settings.seed,
+        adjust=Adjustments.of(settings),
         init=settings.init,
         device=client_device(settings),
         threads=settings.placement.threads,
@@ -116,7 +119,8 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         replace(_plan(settings, partition, module, meta, rule, len(federation.clients)), metrics=metrics),
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
-        (*dataset_warnings(dataset), *warnings, *sharing_warnings(method, variants)),
+        (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing_warnings(method, variants)),
+        tuple(frozen(variant.net) for variant in variants),
     )
 
 

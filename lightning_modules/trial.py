@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -132,13 +133,13 @@ def _is_single(_: Any, result: Any) -> bool:
 @torch.no_grad()
 def _compare_scores(module: ClientModule, inputs: Tensor, model: str) -> None:
     """Check that an example gets the same scores twice, and alone and within a batch."""
-    exact = module.double()
+    exact = deepcopy(module).double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     with Notice(_is_single) as single:
         try:
             scores = exact.predict(inputs)
         except Exception:  # it computes in float32 inside
-            exact, inputs = module.float(), inputs.float() if inputs.is_floating_point() else inputs
+            exact, inputs = exact.float(), inputs.float() if inputs.is_floating_point() else inputs
             scores = exact.predict(inputs)
     again, alone = exact.predict(inputs), torch.cat([exact.predict(one) for one in inputs.split(1)])
     for found, what in ((again, "called twice"), (alone, "alone and within a batch")):

@@ -33,15 +33,16 @@ class Selector:
 
     def parameters(self, module: nn.Module) -> tuple[str, ...]:
         """Return the state_dict keys of the selected parameters, in the module's order."""
-        return self._pick(module, [name for name, _ in module.named_parameters()])
+        return self.pick(module, [name for name, _ in module.named_parameters()])
 
     def buffers(self, module: nn.Module) -> tuple[str, ...]:
         """Return the state_dict keys of the selected persistent floating point buffers, without integer counters."""
         saved = module.state_dict(keep_vars=True)
         names = [name for name, b in module.named_buffers() if name in saved and b.is_floating_point()]
-        return self._pick(module, names)
+        return self.pick(module, names)
 
-    def _pick(self, module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+    def pick(self, module: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
+        """Return those of some state_dict keys that are selected."""
         norms = {name for name, part in module.named_modules() if is_norm(part)}
         if self.norms != "with":
             names = [n for n in names if (n.rpartition(".")[0] in norms) == (self.norms == "only")]

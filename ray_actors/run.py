@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lightning_modules.hosts.devices import torch_threads, with_server_device
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.loggers import logger_makers
+from lightning_modules.nets.frozen import save_frozen
 from lightning_modules.prepare import PreparedRun, prepare
 from lightning_modules.surroundings import torch_defaults
 from pflsim.analysis.runs import read_run
@@ -82,6 +83,7 @@ class Runner:
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
+                save_frozen(folder, prepared.frozen)
                 copy = RemoteCopy(url, folder) if url else None
                 self._run_session(prepared, folder, make_executor, copy, called)
         return folder
@@ -105,6 +107,7 @@ class Runner:
                 make_executor = self._executor(prepared)
                 notes: list[str] = []
                 checkpoint = resume_point(prepared, folder, notes.append)
+                save_frozen(folder, prepared.frozen)
                 done = None if checkpoint is None else checkpoint.round
                 url = settings.run_dir
                 remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None

@@ -77,7 +77,7 @@ def _fingerprints(owner: Any, buffers: bool, prefix: str = "") -> dict[str, obje
 
 
 def _is_library(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("torch", "torchvision", "lightning", "builtins")
+    return cls.__module__.partition(".")[0] in ("torch", "torchvision", "transformers", "peft", "lightning", "builtins")
 
 
 def _class_values(owner: type) -> dict[str, object]:

@@ -34,6 +34,7 @@ class PreparedRun:
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
         warnings: what the user should know about the data and the model.
+        frozen: the frozen parameters of each variant of the model.
     """
 
     settings: Settings
@@ -46,6 +47,7 @@ class PreparedRun:
     meta: RunMeta
     batches_per_round: tuple[int, ...]
     warnings: tuple[str, ...] = ()
+    frozen: tuple[Tensors, ...] = ()
 
 
 class BaseExecutor(Executor[Handle], ABC):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from lightning_modules.base import ClientModule
+from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.net import Net
 from lightning_modules.training import Training
 from pflsim.engine.execution import ClientTask, EvalRequest, TrainTask
@@ -53,6 +54,7 @@ class ClientFactory:
         input_shape: of the data.
         num_classes: outputs of the model.
         seed: the run's seed.
+        adjust: changes each net before the method gets it.
         init: initial values of what is not shared: the same for all clients, or different for each.
         device: torch device, "cpu" or "cuda:0".
         gpu_share: a host's share of the GPU's memory, including what CUDA takes.
@@ -72,6 +74,7 @@ class ClientFactory:
     input_shape: tuple[int, ...]
     num_classes: int
     seed: int
+    adjust: Adjustments = Adjustments()
     init: Literal["same", "per_client"] = "same"
     device: str = "cpu"
     gpu_share: float = 1.0
@@ -94,7 +97,9 @@ class ClientFactory:
     def build(self, variant: int = 0, client: int = -1) -> ClientModule:
         """Return a new module on the CPU; its values depend on (seed, variant, client), with -1 for the common ones."""
         with seeded_global(self.seed, "init", client):
-            module = self.client(self.models[variant](self.input_shape, self.num_classes), self.training)
+            net = self.models[variant](self.input_shape, self.num_classes)
+            self.adjust(net)
+            module = self.client(net, self.training)
         module.constant_buffers = self.constants
         module.keep_optimizers()
         return module

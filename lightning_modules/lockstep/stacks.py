@@ -52,7 +52,8 @@ def stacks(
 
 
 def _stack_size(settings: Settings, module: nn.Module, device: str) -> int:
-    if device == "cpu" and any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules()):
+    convolutions = (layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd))
+    if device == "cpu" and any([*layer.parameters()] for layer in convolutions):  # that are not frozen
         return 1
     return math.ceil(CLIENTS_PER_STACK[device.partition(":")[0]] / settings.fraction)
 

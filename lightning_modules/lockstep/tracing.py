@@ -7,16 +7,18 @@ operation, which a trace leaves out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_modules.base import Batch, ClientModule, Evaluate, Evaluation, Terms
 from lightning_modules.lockstep.compiler import compile_step
 from lightning_modules.lockstep.recorder import record
+from lightning_modules.nets.frozen import Frozen
 from pflsim.types import Tensors
 
 BoundStep = Callable[[Batch, float], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -115,7 +117,9 @@ class TracedStep:
         objectives = vmap(terms_of, randomness="different") if self.stacked else terms_of
         # tracing runs the operations; a run must not depend on which client caused a trace
         devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=devices):
+        # vmap has no rule for the fused kernels of attention
+        attention = sdpa_kernel(SDPBackend.MATH) if self.stacked else nullcontext()
+        with torch.random.fork_rng(devices=devices), attention:
             return record(step, [p.requires_grad_(at < count) for at, p in enumerate(arguments)])
 
 
@@ -169,9 +173,10 @@ def restored_state(module: ClientModule) -> Iterator[None]:
 
 
 def clone_state(module: ClientModule) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers by name, with the same strides."""
+    """Return copies of all parameters and buffers by name, with the same strides, without frozen ones."""
     return {name: value.detach().clone() for name, value in _state(module).items()}
 
 
 def _state(module: ClientModule) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    buffers = {name: value for name, value in module.named_buffers() if not isinstance(value, Frozen)}
+    return {**dict(module.named_parameters()), **buffers}

@@ -27,6 +27,8 @@ class Net(nn.Module):
 
     inputs: ClassVar[tuple[Kind, ...]] = ("images", "tables")
     """Kinds of data that it takes. A net for token sequences has the keyword `vocabulary`."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the net; a run warns of it."""
     channels_last: bool = True
     """Whether clients on a CPU store its tensors channels last, which is faster; False if it needs `view` of maps."""
 

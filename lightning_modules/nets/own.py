@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_modules.nets.frozen import thaw
 from lightning_modules.nets.net import Net
 from pflsim.config.components import FILLED_IN, TARGET, bind, is_own_model, variants_of
 from pflsim.config.names import nearest
+from pflsim.config.settings import Settings
+from pflsim.data.dataset import Kind
 from pflsim.errors import SettingsError
 from pflsim.seeding import seeded_global
+
+
+class Called(nn.Module):
+    """Calls a module that takes a mapping of tensors, or returns an object with `logits`, with and for one tensor.
+
+    Args:
+        module: the module.
+        fields: names of its inputs, which are stacked in one tensor [B, fields, ...]; empty: it takes the tensor.
+    """
+
+    def __init__(self, module: nn.Module, fields: tuple[str, ...]):
+        super().__init__()
+        self.module, self.fields = module, fields
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the output, or its logits."""
+        named = dict(zip(self.fields, inputs.unbind(1), strict=True)) if self.fields else {}
+        output = self.module(**named) if named else self.module(inputs)
+        return getattr(output, "logits", output)
 
 
 class OwnNet(Net):
@@ -35,9 +57,17 @@ class OwnNet(Net):
         self.head_name = head
 
     def original(self) -> nn.Module:
-        """Return a copy of the user's module with its head in its place."""
+        """Return a copy of the user's module with its head in its place, and with its frozen parameters."""
         copy = deepcopy(self)
-        return _with(copy.body, self.head_name, copy.head)
+        thaw(copy)
+        module = _with(copy.body, self.head_name, copy.head)
+        return module.module if isinstance(module, Called) else module
+
+    def name_of(self, key: str) -> str:
+        """Return the name in the user's module of a key of the net's state_dict."""
+        part, _, rest = key.partition(".")
+        name = rest if part == "body" else f"{self.head_name}.{rest}".removeprefix(".")
+        return name.removeprefix("module.") if isinstance(self.body, Called) else name
 
 
 def _with(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
@@ -50,7 +80,14 @@ def _with(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
 
 
 def own_net(
-    make: Callable[..., nn.Module], head: str | None, input_shape: tuple[int, ...], num_classes: int, /, **settings: Any
+    make: Callable[..., nn.Module],
+    head: str | None,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    /,
+    vocabulary: int | None = None,
+    fields: tuple[str, ...] = (),
+    **settings: Any,
 ) -> Net:
     """Build a user's module and return it as a `Net`.
 
@@ -59,44 +96,57 @@ def own_net(
         head: name of the submodule that becomes the head; None: the last `nn.Linear`.
         input_shape: shape of one example.
         num_classes: C.
-        settings: keyword arguments of `make`; `input_shape` and `num_classes` are added if it has them.
+        vocabulary: number of different tokens; None: inputs are no tokens.
+        fields: names of inputs, see `Called`.
+        settings: keyword arguments of `make`; `input_shape`, `num_classes` and `vocabulary` are added if it has them.
 
     Raises:
         SettingsError: the result is no module, has no such head, or computes something else than its head does.
     """
     where = f"model={make.__module__}.{make.__qualname__}"  # type: ignore[attr-defined]
-    sizes, known = zip(FILLED_IN, (input_shape, num_classes), strict=True), inspect.signature(make).parameters
-    module = make(**{**{name: size for name, size in sizes if name in known}, **settings})
-    if isinstance(module, Net):
+    filled, known = (
+        zip(FILLED_IN, (input_shape, num_classes, vocabulary), strict=True),
+        inspect.signature(make).parameters,
+    )
+    added = {name: value for name, value in filled if name in known and value is not None}
+    module = make(**{**added, **settings})
+    if isinstance(module, Net) and head is None:
         return module
     if not isinstance(module, nn.Module):
         raise SettingsError(f"{where} returns {type(module).__name__}; expected a torch.nn.Module")
     if any(hasattr(part, "_orig_mod") for part in module.modules()):
         raise SettingsError(f"{where} returns a compiled module (torch.compile); return the module itself")
     name = _head_name(module, head, where)
-    inputs = torch.empty(2, *input_shape)
+    inputs = torch.zeros(2, *input_shape, dtype=torch.get_default_dtype() if vocabulary is None else torch.int64)
     with torch.no_grad():
+        if fields:
+            module, name = Called(module, fields), f"module.{name}"
         if any(is_lazy(parameter) for parameter in module.eval().parameters()):
-            module(inputs.zero_())  # draws their initial weights
+            module(inputs)  # draws their initial weights
         with seeded_global(0, "trial"):
-            inputs.normal_()
+            inputs = inputs.normal_() if vocabulary is None else torch.randint_like(inputs, vocabulary)
         with seeded_global(0, "trial"):
             scores = module(inputs.clone())
+        if hasattr(scores, "logits"):
+            module, name, scores = Called(module, ()), f"module.{name}", scores.logits
         if not isinstance(scores, Tensor):
             raise SettingsError(f"{where} returns {type(scores).__name__}; expected one tensor of scores [B, C]")
-        net = OwnNet(module, name, (), num_classes).eval()
+        net = OwnNet(module, name.removesuffix("."), (), num_classes).eval()
         features, again = _output(net.body, inputs), _output(net, inputs)
-        same = again is not None and torch.equal(again.nan_to_num(), scores.nan_to_num())
+        same = again is not None and torch.allclose(again, scores, rtol=1e-5, atol=1e-6, equal_nan=True)
         if features is None or not same:
             raise SettingsError(
                 f"{where}: its head {name} is not the last step of forward; call it once and return its output, or "
-                "name another head with model.head=NAME"
+                "name another head with head=NAME"
             )
         net.train().feature_shape = tuple(features.shape[1:])
         if any(parameter.dim() == 4 for parameter in net.parameters()):
             copy = deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             net.channels_last = _output(copy, inputs) is not None
     return net
+
+
+own_net.inputs = get_args(Kind)  # type: ignore[attr-defined]
 
 
 def _output(module: nn.Module, inputs: Tensor) -> Tensor | None:
@@ -114,26 +164,28 @@ def _head_name(module: nn.Module, head: str | None, where: str) -> str:
     if head is None:
         linear = [name for name, part in names.items() if isinstance(part, nn.Linear)]
         if not linear:
-            raise SettingsError(f"{where} has no nn.Linear; name the head: model.head=NAME; {nearest('', names)}")
+            raise SettingsError(f"{where} has no nn.Linear; name the head: head=NAME; {nearest('', names)}")
         return linear[-1]
     if head not in names:
-        raise SettingsError(f"model.head={head}: {where} has no such submodule; {nearest(head, names)}")
+        raise SettingsError(f"head={head}: {where} has no such submodule; {nearest(head, names)}")
     return head
 
 
-def bind_models(node: Mapping[str, Any], kind: Any) -> tuple[partial[Net], ...]:
+def bind_models(settings: Settings, kind: Any) -> tuple[partial[Net], ...]:
     """Import a model for each variant and fill in its settings.
 
     Args:
-        node: the model's config, as `check_component` returns it.
+        settings: of the run; `model` and `head` matter.
         kind: what a `Net` must be, see `pflsim.config.components.resolve`.
 
     Raises:
         SettingsError: a target does not exist, or is no model.
     """
     found = list[partial[Net]]()
-    for variant in variants_of(node):
+    for variant in variants_of(settings.model):
         own = is_own_model(str(variant.get(TARGET)))
         made = bind(variant, "model", None if own else kind)
-        found.append(partial(own_net, made.func, variant.get("head"), **made.keywords) if own else made)
+        if settings.head is not None and not own:
+            raise SettingsError(f"head={settings.head}: model={variant[TARGET]} defines its head; leave head out")
+        found.append(partial(own_net, made.func, settings.head, **made.keywords) if own else made)
     return tuple(found)

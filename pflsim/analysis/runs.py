@@ -43,7 +43,7 @@ IGNORED = (
 
 Inputs = keys({
     "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
-    "tokens": int | None,
+    "tokens": int | None, "fields": NotRequired[list[str]],
 })  # fmt: skip
 PartitionFile = keys({
     "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from pflsim.config.components import COMPONENTS, target_of
@@ -59,6 +60,8 @@ def _component(key: str, value: Any) -> list[str]:
         return [f"method={target_of(value[0])}", f"method.server={target_of(value[1])}"]
     if key == "data" and not callable(value):
         value = _loader(value)
+    if key == "model" and hasattr(value, "state_dict") and not hasattr(value, "__qualname__"):
+        value = _copier(value)
     if key == "partition" and isinstance(value, Mapping):
         value = _explicit(value)
     if not hasattr(value, "__qualname__"):
@@ -80,6 +83,16 @@ def _loader(data: Any) -> Callable[[], Dataset]:
 
     load.__qualname__, convert.__qualname__ = getattr(data, "name", ""), "data"
     return load if isinstance(data, Dataset) else convert
+
+
+def _copier(module: Any) -> Callable[[], Any]:
+    """Return a function that returns copies of a torch module; its name is that of the module's class."""
+
+    def make() -> Any:
+        return deepcopy(module)
+
+    make.__qualname__ = type(module).__name__
+    return make
 
 
 def _explicit(rows: Mapping[str, Any]) -> Callable[[Dataset, int], Partition]:

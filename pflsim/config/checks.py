@@ -121,6 +121,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         found = find_spec(name)
         if name != "csv" and (found is None or found.origin is None):  # no origin: a folder of this name
             yield f"tracking.loggers: the package {name} is not installed: pip install 'pflsim[{name}]'"
+    for package, needed in (("peft", settings.lora), ("transformers", settings.names.get("model") == "hf")):
+        if needed and find_spec(package) is None:
+            yield f"lora and model=hf need the package {package}: pip install 'pflsim[hf]'"
     names, test_by = settings.names, settings.split.get("test_by")
     mixed = names.get("partition") != "by_writer" or (names.get("split") == "official" and test_by != "writers")
     if names.get("data") == "synthetic" and mixed:

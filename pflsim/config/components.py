@@ -33,7 +33,7 @@ MISSING = "???"
 SIDES = ("client", "server")
 NET = "lightning_modules.nets.net.Net"
 SERVER_RULE, FEDAVG = "pflsim.servers.base.ServerRule", "pflsim.servers.fedavg.FedAvg"
-FILLED_IN = ("input_shape", "num_classes")
+FILLED_IN = ("input_shape", "num_classes", "vocabulary")
 """Parameters of an own model that the simulator fills in, unless they are given."""
 DATA_FILES = "; for a file of arrays, data=npz data.path=FILE; for a table, pflsim.run(data=(train_frame, test_frame))"
 """Ends the error about a data set that cannot be imported."""
@@ -238,7 +238,6 @@ def settings_of(
         called, own = resolve(target, key=_key(component, side, TARGET)), is_own_model(target, component)
         found = parameters_of(called, own)
         if own:
-            merged["head"] = Parameter(str | None, None)
             found |= {name: Parameter() for name in FILLED_IN if name in found}
             if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(called).parameters.values()):
                 found |= {name: Parameter() for name in given if name not in {TARGET, *found, *merged}}
@@ -306,7 +305,7 @@ def bind(node: Mapping[str, Any], field: str = "component", kind: Any = None) ->
         SettingsError: see `resolve`.
     """
     targets = targets_of(node, field)
-    known = {name: p for name, p in settings_of(targets, field, node).items() if name not in ("variants", "head")}
+    known = {name: p for name, p in settings_of(targets, field, node).items() if name != "variants"}
     return partial(resolve(targets[""], kind, f"{field}.{TARGET}"), **_arguments(node, known, field))
 
 

@@ -88,6 +88,16 @@ class TaskChoice:
 
 
 @dataclass(frozen=True)
+class Pretrained:
+    """The initial weights of the model."""
+
+    weights: str | None = None
+    """File of weights, safetensors or a state_dict saved by torch.save; null: the model's own initial weights."""
+    strict: bool = True
+    """Refuse weights that miss tensors of the model or have others; false: list them in a warning."""
+
+
+@dataclass(frozen=True)
 class Eval:
     """When and on which clients the models are evaluated."""
 
@@ -227,6 +237,13 @@ class Settings:
     """Train clients of one architecture as a stack: true, false or auto; results differ by rounding only."""
     lockstep_clients: Count | None = None
     """Clients per stack; null: about 5 on a CPU (1 with convolutions), 64 on a GPU."""
+    head: str | None = None
+    """Module of an own model that is its head, for example classifier.2; null: its last linear layer."""
+    pretrained: Pretrained = field(default_factory=Pretrained)
+    lora: dict[str, Any] = field(default_factory=dict)
+    """Train adapters instead of the body's layers, {r: 8, targets: [query, value]}: arguments of peft.LoraConfig."""
+    freeze: list[str] = field(default_factory=list)
+    """Parameters of the model that are not trained or sent: names of parameters or modules, for example [body.*]."""
     seed: Annotated[int, Ge(0), Le(2**63 - 1)] = 0
     """Seed of all random streams."""
     on_client_error: str = "retry(3)"

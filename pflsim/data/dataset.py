@@ -43,6 +43,8 @@ class Dataset:
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
         values: what the classes 0, 1, ... are in the data, where classes were found from the values of the targets.
+        fields: for models that take a mapping of tensors: names of the token sequences that x stacks on its second
+            axis, [n, fields, length], for example ("input_ids", "attention_mask"); empty: the model takes x.
         notes: what the user should know about how the data were read; a run warns of them.
     """
 
@@ -58,6 +60,7 @@ class Dataset:
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
     values: tuple[Any, ...] | None = None
+    fields: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -129,7 +132,11 @@ def check_dataset(dataset: object, source: str) -> None:
     types = (np.uint8, np.float32, np.int64)
     if not isinstance(x, np.ndarray) or x.dtype not in types or x.ndim < 2 or len(x) != n or not x.size:
         problem = f"x is {described(x)}, expected uint8 or float32 [{n}, ...], or int64 tokens [{n}, length]"
-    elif x.dtype == np.int64 and (x.ndim != 2 or x.min() < 0 or x.max() >= limit):
+    elif dataset.fields and (x.dtype != np.int64 or x.ndim != 3 or x.shape[1] != len(dataset.fields)):
+        problem = (
+            f"x is {described(x)} with fields {dataset.fields}, expected int64 [{n}, {len(dataset.fields)}, length]"
+        )
+    elif x.dtype == np.int64 and (x.ndim != 2 + bool(dataset.fields) or x.min() < 0 or x.max() >= limit):
         problem = (
             f"x is {described(x)} with tokens {x.min()}..{x.max()}, expected [{n}, length] with 0..{limit - 1} "
             f"(data.vocabulary={dataset.vocabulary}); store a table as float32"

@@ -61,7 +61,7 @@ def write_partition(
         "inputs": {
             "shape": dataset.input_shape,
             "dtype": dataset.x.dtype.name,
-            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens")},
+            **{name: getattr(dataset, name) for name in ("scale", "mean", "std", "tokens", "fields")},
         },
     }
     if task:

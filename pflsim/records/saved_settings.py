@@ -19,6 +19,7 @@ from pflsim.records.folder import CONFIG, last_run
 CHANGEABLE = (
     *("placement", "checkpoint", "executor", "ray_address", "on_client_error", "on_nonfinite"),
     *("progress", "sweep", "tracking", "stop", "data.root", "data.path", "run_dir"),
+    "pretrained.weights",
 )
 """Settings that may change when a run is resumed, because they do not change its results. A hash of the data detects
 other data at a new path. `stop` decides when the run ends; `ray_actors.resume` checks that it would not have ended

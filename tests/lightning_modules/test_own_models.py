@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import check_loaded, prepared
 
 import pflsim
@@ -83,10 +84,6 @@ MINE = """
         def forward(self, x): return self.fc(self.norm(self.conv(x)).flatten(1))
     class Squeezed(Two):
         def features(self, x): return super().features(x.squeeze())
-    class Frozen(Two):
-        def __init__(self):
-            super().__init__()
-            self.a.requires_grad_(False)
     class Auxiliary(Two):
         def forward(self, x): return (super().forward(x), x) if self.training else super().forward(x)
     class Complex(Two):
@@ -250,9 +247,8 @@ def test_weights_of_lazy_layers_depend_on_the_seed(mine: str) -> None:
         ("Seven", ["[1, 7]", "[1, 10]"]),
         ("Narrow", ["[1, 64]", "[1, 32]"]),
         ("Pair", ["tuple"]),
-        ("Headless", ["no nn.Linear", "model.head="]),
+        ("Headless", ["no nn.Linear", "head="]),
         ("Squeezed", ["8x8"]),
-        ("Frozen", ["a.weight", "requires_grad=False"]),
         ("untyped_number", ["returns int", "nn.Module"]),
         ("Auxiliary", ["tuple", "Tensor"]),
         ("Complex", ["w is", "complex64"]),
@@ -277,7 +273,7 @@ def test_models_that_are_refused(mine: str, name: str, reasons: list[str], capsy
 @pytest.mark.parametrize(
     "changes",
     [
-        ["model.head=fd"],
+        ["head=fd"],
         ["model.widht=3"],
         ["model.width=x"],
         ["model.width=-1"],
@@ -443,3 +439,29 @@ def test_an_own_loss_reaches_every_phase_or_is_refused(tmp_path: Path, monkeypat
     with pytest.raises(SettingsError, match="^method=OwnLoss: .*head_objective"):
         prepared(*TWO, "method=own_losses.OwnLoss")
     prepared(*TWO, "method=own_losses.OwnLosses")
+
+
+def test_pretrained_weights_by_the_user_s_names(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(5)
+    saved = imported(mine, "Conv")(num_classes=10).state_dict()
+    torch.save(saved, tmp_path / "whole.pt")
+    save_file({**saved, "classifier.2.bias": torch.zeros(3), "other": torch.zeros(1)}, tmp_path / "part.safetensors")
+    args = (*TWO, f"model={mine}.Conv", "head=classifier")
+    made = prepared(*args, f"pretrained.weights={tmp_path / 'whole.pt'}")
+    assert all(torch.equal(saved[name], t) for name, t in made.factory.build().net.original().state_dict().items())
+
+    part = f"pretrained.weights={tmp_path / 'part.safetensors'}"
+    assert run(*args[2:], f"model={mine}.Conv", part) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "missing: classifier.2.bias; unexpected: classifier.2.bias, other" in error
+    made = prepared(*args, part, "pretrained.strict=false")
+    assert "unexpected: classifier.2.bias, other" in made.warnings[0]
+    assert torch.equal(made.factory.build().net.get_parameter("head.0.weight"), saved["classifier.0.weight"])
+    assert run(f"model={mine}.Conv", "pretrained.weights=none.pt") == 2
+
+
+def test_a_run_can_be_loaded_without_its_pretrained_weights(mine: str, tmp_path: Path) -> None:
+    torch.save(imported(mine, "Two")().state_dict(), tmp_path / "w.pt")
+    assert run(f"model={mine}.Two", "method=ditto", "data=digits", "pretrained.weights=w.pt", "freeze=[body.a]") == 0
+    (tmp_path / "w.pt").unlink()
+    check_loaded(pflsim.analysis.runs.read_run(Path("run")), 1)

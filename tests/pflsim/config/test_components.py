@@ -98,7 +98,7 @@ def test_all_parameters_of_an_own_model_are_settings(tmp_path: Path, monkeypatch
     for target in ("own_model_settings.Base", "own_model_settings.Child"):
         found = settings_of({"": target}, "model", ["rest", "act"])
         assert {name: (p.annotation, p.default) for name, p in found.items()} == {
-            "variants": (list[dict[str, Any]], []), "head": (str | None, None), "width": (int, 8), "rate": (float, 0.5),
+            "variants": (list[dict[str, Any]], []), "width": (int, 8), "rate": (float, 0.5),
             "names": (Any, ("a",)), "act": (Any, ...), "thing": (Any, 2), "table": (Any, None),
             "kind": (Literal["p", "q"], "p"), "depth": (int | None, None), "rest": (Any, ...),
         }  # fmt: skip

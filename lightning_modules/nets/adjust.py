@@ -1,0 +1,100 @@
+"""What a run changes in its model before a method gets it: initial weights, adapters and frozen parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_modules.nets.frozen import freeze
+from lightning_modules.nets.net import Net
+from lightning_modules.nets.own import OwnNet
+from pflsim.config.settings import Settings
+from pflsim.errors import SettingsError, reading
+from pflsim.types import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Changes a net in place when it is called with it.
+
+    Args:
+        weights: a file of initial weights; None: those that the model has.
+        strict: refuse weights that do not fit; else list in `Net.notes` what does not.
+        lora: arguments of `peft.LoraConfig`, with `targets` for `target_modules`; empty: no adapters.
+        freeze: see `lightning_modules.nets.frozen.freeze`.
+    """
+
+    weights: str | None = None
+    strict: bool = True
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    freeze: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Adjustments:
+        """Return those of a run."""
+        return cls(settings.pretrained.weights, settings.pretrained.strict, settings.lora, tuple(settings.freeze))
+
+    def __call__(self, net: Net) -> None:
+        """Load weights, then add adapters, then freeze parameters.
+
+        Raises:
+            SettingsError: one of them does not fit the net.
+        """
+        if self.weights is not None:
+            load_weights(net, self.weights, self.strict)
+        if self.lora:
+            add_adapters(net, self.lora)
+        freeze(net, self.freeze)
+
+
+def load_weights(net: Net, path: str, strict: bool) -> None:
+    """Copy the tensors of a file into a net, by their names in the user's module.
+
+    Args:
+        net: changed in place.
+        path: a safetensors file, or a state that `torch.save` has written.
+        strict: whether the file must have all tensors of the net, in their shapes, and no others.
+
+    Raises:
+        SettingsError: the file cannot be read or does not fit.
+    """
+    own = {net.name_of(key) if isinstance(net, OwnNet) else key: t for key, t in net.state_dict(keep_vars=True).items()}
+    with reading(path, "a safetensors file, or a state_dict saved by torch.save"):
+        saved = _read(path)
+        fits = {name for name, value in saved.items() if name in own and own[name].shape == value.shape}
+    parts = {"missing": sorted({*own} - fits), "unexpected": sorted({*saved} - fits)}
+    found = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    if found and strict:
+        raise SettingsError(f"pretrained.weights={path} does not fit ({found}); pretrained.strict=false loads the rest")
+    net.notes = (f"pretrained.weights={path}: {found}",) if found else ()
+    with torch.no_grad():
+        for name in fits:
+            own[name].copy_(saved[name])
+
+
+def _read(path: str) -> Tensors:
+    from safetensors.torch import load_file
+
+    saved = load_file(path) if path.endswith(".safetensors") else torch.load(path, "cpu", weights_only=True)
+    if not all(isinstance(value, Tensor) for value in saved.values()):
+        raise TypeError("it has other values than tensors")
+    return saved
+
+
+def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
+    """Add LoRA adapters to the body's linear layers, and freeze its other parameters; the head stays as it is.
+
+    Raises:
+        SettingsError: PEFT refuses the arguments, or the body has no such layers.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    linear = [name for name, part in net.body.named_modules() if isinstance(part, nn.Linear)]
+    options = dict(lora)
+    with reading(f"lora={options}", "arguments of peft.LoraConfig, and targets among the linear layers of the body"):
+        config = LoraConfig(target_modules=options.pop("targets", linear), **options)
+        inject_adapter_in_model(config, net.body)

@@ -1,0 +1,153 @@
+"""Models of Hugging Face and PEFT with random weights, and adapters by PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import check_loaded, shard
+from torch import nn
+
+import pflsim
+from lightning_modules.nets.frozen import frozen
+from pflsim.cli import main
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import load_federation
+from pflsim.records.saved_settings import saved_settings
+
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+SMALL = ["clients=2", "rounds=2", "local_steps=2", "partition=iid", "executor=inline", "progress=none"]
+
+
+def text() -> Dataset:
+    """Sequences whose first token is the class."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(4, 50, (60, 7)), rng.integers(0, 3, 60)
+    x[:, 0] = 1 + y
+    return Dataset("text", x.astype(np.int64), y.astype(np.int64), 3, 40, vocabulary=50)
+
+
+def vit() -> nn.Module:
+    small: Any = {"image_size": 8, "patch_size": 4, "num_channels": 1, "intermediate_size": 16, "hidden_size": 8}
+    config = transformers.ViTConfig(num_hidden_layers=1, num_attention_heads=2, num_labels=10, **small)
+    return transformers.ViTForImageClassification(config)
+
+
+def distilbert() -> nn.Module:
+    small: Any = {"vocab_size": 50, "dim": 8, "hidden_dim": 16, "max_position_embeddings": 16}
+    small |= {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    return transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(n_layers=1, n_heads=2, num_labels=3, **small)
+    )
+
+
+def llama() -> nn.Module:
+    small: Any = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 16, "pad_token_id": 0}
+    config = transformers.LlamaConfig(
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_labels=3, **small
+    )
+    return transformers.LlamaForSequenceClassification(config)
+
+
+def adapted() -> nn.Module:
+    config = peft.LoraConfig(r=2, target_modules=["q_lin", "v_lin"], task_type="SEQ_CLS")
+    return peft.get_peft_model(distilbert(), config)
+
+
+def by_ours(targets: str) -> dict[str, Any]:
+    return {"lora": {"r": 2, "targets": [f"q_{targets}", f"v_{targets}"]}}
+
+
+ADAPTERS = 2 * 4 * 2 * 8
+"""Bytes of one layer's adapter: A and B of rank 2 and width 8, float32."""
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "lora", "head"),
+    [
+        (vit, "digits", by_ours("proj"), 8 * 10 + 10),
+        (distilbert, text(), by_ours("lin"), 8 * 3 + 3),
+        (llama, text(), by_ours("proj"), 8 * 3),
+        (adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8),
+    ],
+    ids=["vit", "distilbert", "llama", "peft"],
+)
+def test_only_adapters_and_head_travel(
+    model: Callable[[], nn.Module], data: Any, lora: dict[str, Any], head: int, tmp_path: Path
+) -> None:
+    """In lockstep and one by one alike; the model is given as a factory or an object."""
+    torch.manual_seed(1)
+    built, ends = model(), []
+    for lockstep in (True, False):
+        run = pflsim.run(
+            model=built, data=data, method="fedavg", lockstep=lockstep, overrides=SMALL,
+            run_dir=str(tmp_path / str(lockstep)), **lora,
+        )  # fmt: skip
+        assert {*run.per_client().up_bytes} == {2 * ADAPTERS + 4 * head}
+        loaded = pflsim.load_model(run).client
+        assert not any(torch.equal(p, torch.zeros_like(p)) for name, p in loaded.named_parameters() if "lora_B" in name)
+        ends.append(loaded.state_dict())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-4)
+    own = dict(built.state_dict())
+    original = loaded.net.original().state_dict()
+    for name in [name for name in own if "query" in name or "q_proj.weight" in name or "q_lin.weight" in name]:
+        assert torch.equal(own[name], original[name.replace(".weight", ".base_layer.weight")])
+    rows, partition = (data, None) if isinstance(data, Dataset) else load_federation(saved_settings(run.folder))
+    if partition is not None:
+        check_loaded(run, 0, tests=[shard(rows, partition, client).test for client in range(2)])
+
+
+def test_a_factory_and_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(1)
+    vit().save_pretrained(tmp_path / "vit")
+    named = ["model=hf", f"model.path={tmp_path / 'vit'}", "freeze=[body]", f"run_dir={tmp_path / 'run'}"]
+    assert main([*SMALL, "method=fedavg", "data=digits", *named]) == 0
+    loaded = pflsim.load_model(tmp_path / "run").client
+    torch.manual_seed(1)
+    expected = vit().state_dict()
+    assert {*loaded.state_dict()} == {"net.head.weight", "net.head.bias"} and len(frozen(loaded)) == len(expected) - 2
+    assert torch.equal(loaded.net.original().vit.layernorm.weight, expected["vit.layernorm.weight"])
+    capsys.readouterr()
+    assert main([*SMALL, "data=digits", "model=hf", f"model.path={tmp_path / 'none'}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("lora", ["{r: 2, targets: [none]}", "{rank: 2}", "{r: 0}"])
+def test_wrong_adapters(lora: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "data=digits", "model=mlp", f"lora={lora}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "lora" in error
+
+
+def test_adapters_of_every_model(tmp_path: Path) -> None:
+    run = pflsim.run(
+        method="fedavg", data="digits", model="mlp", lora={"r": 1}, run_dir=str(tmp_path / "run"), overrides=SMALL
+    )
+    assert {*run.per_client().up_bytes} == {4 * (64 + 100 + 100 * 10 + 10)}
+
+
+def test_a_mapping_of_inputs(tmp_path: Path) -> None:
+    """What the attention mask leaves out has no effect, in training and in a loaded model."""
+    data, ends, others = text(), [], [text for text in SMALL if "partition" not in text]
+    rows = {"train": [[*range(20)], [*range(20, 40)]], "test": [[*range(10)], [*range(10, 20)]]}
+    for last in (0, 7):
+        x = np.stack([data.x, np.ones_like(data.x)], axis=1)
+        x[:, 0, -2:], x[:, 1, -2:] = last, 0
+        given = Dataset("text", x, data.y, 3, 40, vocabulary=50, fields=("input_ids", "attention_mask"))
+        torch.manual_seed(1)
+        run = pflsim.run(
+            method="fedavg", data=given, model=distilbert(), partition=rows, overrides=others,
+            run_dir=str(tmp_path / f"{last}"),
+        )  # fmt: skip
+        loaded = pflsim.load_model(run)
+        stacked = torch.from_numpy(x[:5])
+        scores = loaded({"input_ids": stacked[:, 0], "attention_mask": stacked[:, 1]})
+        assert torch.equal(scores, loaded(stacked))
+        ends.append(scores)
+    torch.testing.assert_close(ends[0], ends[1])
