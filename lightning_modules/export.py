@@ -23,6 +23,7 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
+from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
 from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
@@ -83,6 +84,7 @@ class SavedModels:
         with reading(folder / "partition.json", "the inputs of the model"):
             record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
+        self.names = list(record.get("names", map(str, range(self.settings.clients))))
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
         if tokens is not None:
@@ -110,16 +112,20 @@ class SavedModels:
         rule, state = self._server
         return rule.downlinks(state, range(self.clients))
 
-    def load(self, client: int | None = None, model: ModelKind | None = None) -> LoadedModel:
+    def load(self, client: int | str | None = None, model: ModelKind | None = None) -> LoadedModel:
         """Return a model, in evaluation mode.
 
         Args:
-            client: its id; None: the server's model, without any client.
+            client: its id or name; None: the server's model, without any client.
             model: the client's own or the server's, with what the client keeps private; None: the reported one.
 
         Raises:
             SettingsError: there is no such client or model, or the checkpoint does not have it.
         """
+        if isinstance(client, str):
+            if client not in self.names:
+                raise SettingsError(f"client {client}: {nearest(client, self.names)}")
+            client = self.names.index(client)
         if client is not None and not 0 <= client < self.clients:
             late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
             raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
@@ -220,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     parser.add_argument(
-        "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"
+        "--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model"
     )
     parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
     parser.add_argument(
@@ -233,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def export() -> None:
         saved = SavedModels(given.run, given.round)
-        for client in _clients(given.client, saved.clients):
+        for client in _clients(given.client, saved):
             model = saved.load(client, given.model)
             whose = "global" if client is None else f"client_{client}"
             other = client is not None and model.predict_global != (model.client.reported_model == "global")
@@ -243,12 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(export)
 
 
-def _clients(text: str | None, clients: int) -> list[int] | list[None]:
+def _clients(text: str | None, saved: SavedModels) -> list[int] | list[None]:
     """Return the clients that `--client` names."""
     if text is None:
         return [None]
     if text == "all":
-        return list(range(clients))
+        return list(range(saved.clients))
+    if text in saved.names:
+        return [saved.names.index(text)]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise SettingsError(f"--client {text}: expected a number, several with commas, or all")

@@ -128,6 +128,7 @@ def _meta(
         reported_phase=module.reported_phase,
         evaluated_on=cast(Any, settings.eval.on),
         metrics=metrics,
+        client_names=partition.names,
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
         classes=module.net.num_classes,

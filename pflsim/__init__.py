@@ -152,7 +152,7 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
 
 def load_model(
     run: Run | str | Path,
-    client: int | None = None,
+    client: int | str | None = None,
     round: int | str = "last",
     model: Literal["personal", "global"] | None = None,
 ) -> nn.Module:
@@ -160,7 +160,7 @@ def load_model(
 
     Args:
         run: the run or its folder.
-        client: the id of a client; None: the server's model, where the method has one.
+        client: the id or name of a client; None: the server's model, where the method has one.
         round: of the checkpoint: a number, "last", or "best" by validation.
         model: the client's own model or the server's; None: the one that the method reports.
 
@@ -174,7 +174,7 @@ def load_model(
     from pflsim.analysis.runs import Run
     from pflsim.config.validate import checked
 
-    checked("client", int | None, client)
+    checked("client", int | str | None, client)
     importlib.import_module("lightning_modules.light")
     export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
     return export.SavedModels(run.folder if isinstance(run, Run) else Path(run), str(round)).load(client, model)

@@ -28,7 +28,7 @@ from pflsim.types import SPLITS, EvalPhase, ModelKind
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TEXTS = ("split", "model", "phase", "fault")
+TEXTS = ("split", "model", "phase", "fault", "name")
 """Columns of per_client.csv with words."""
 RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
 """Keys of `Run.overview` that describe the result."""

@@ -15,7 +15,7 @@ Digests = np.ndarray
 
 
 def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
-    """Digest the stored values, label and writer of rows. The result is the same on every machine.
+    """Digest the stored values, label and client of rows. The result is the same on every machine.
 
     Args:
         dataset: the data set.
@@ -26,8 +26,8 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     """
     x = np.ascontiguousarray(dataset.x[rows])
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
-    writers = dataset.writers if dataset.writers is not None else np.full_like(dataset.y, -1)
-    tags = np.stack([dataset.y, writers], axis=1)[rows].astype("<i8")
+    clients = dataset.clients if dataset.clients is not None else np.full_like(dataset.y, -1)
+    tags = np.stack([dataset.y, clients], axis=1)[rows].astype("<i8")
     digests = [hashlib.blake2b(a.data, digest_size=16, key=t.tobytes()).digest() for a, t in zip(x, tags, strict=True)]
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 

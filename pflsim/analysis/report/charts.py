@@ -14,7 +14,7 @@ from pflsim.analysis.curves import AGAINST, Curve, accuracy, curves_of, draw_cur
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.svg import INK, PALETTE, STYLE, to_svg
 from pflsim.analysis.runs import Run
-from pflsim.data.record import partition_figure
+from pflsim.data.record import LONGEST, partition_figure
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice
@@ -114,7 +114,8 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name) if reference else "every client's test accuracy"
         with rc_context(STYLE):
-            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)])
+            names = run.partition.get("names", ())
+            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], names)
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
 
@@ -142,7 +143,7 @@ def partition_charts(groups: Sequence[Group]) -> list[Chart]:
         counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
         label = f"Examples of {about['clients']} clients by split and by {about['classes']} classes"
         shift = about.get("shift", {"name": "", "groups": ()})
-        figure = partition_figure(counts, groups=shift["groups"])
+        figure = partition_figure(counts, groups=shift["groups"], names=about.get("names", ()))
         svg = to_svg(figure, f"partition-{number}", label, bbox_inches="tight")
         names = ", ".join(filter(None, (about["data"], about["partition"], shift["name"])))
         caption = f"Seed {run.seed}: {names}; partition {digest[:8]}."
@@ -165,13 +166,16 @@ def matrix_charts(groups: Sequence[Group]) -> list[Chart]:
     return sorted(charts, key=lambda chart: not chart.wide)
 
 
-def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str) -> Any:
+def draw_clients(
+    rates: Mapping[int, float], reference: Mapping[int, float] | None, colour: str, names: Sequence[str] = ()
+) -> Any:
     """Draw a bar for every client, sorted by accuracy, into a matplotlib `Figure`.
 
     Args:
         rates: accuracy by client.
         reference: the accuracy of another method by client, drawn as a dash at each bar.
         colour: the bars' colour.
+        names: of the clients, if they have names; the chart has room for `MAX_WITH_GAPS`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -194,6 +198,9 @@ def draw_clients(rates: Mapping[int, float], reference: Mapping[int, float] | No
     axes.set_ylim(0, 1.04)
     axes.set_xlabel("clients by accuracy")
     axes.set_ylabel("test accuracy")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    if names and len(order) <= MAX_WITH_GAPS:
+        axes.set_xticks(places, [names[client][:LONGEST] for client in order], rotation=90, fontsize=7)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
     return figure
