@@ -25,6 +25,7 @@ from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
 from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
+from pflsim.data.record import ENCODER
 from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
 from pflsim.params import load, load_state
@@ -44,21 +45,24 @@ class LoadedModel(nn.Module):
         client: the client's module, with its values.
         predict_global: whether it predicts by the global model.
         about: by name, the method, client and round, and the shape, type and scaling of the inputs.
+        encoder: maps the rows of a table to inputs; None: the data are no table.
     """
 
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, client: ClientModule, predict_global: bool, about: Mapping[str, Any]):
+    def __init__(self, client: ClientModule, predict_global: bool, about: Mapping[str, Any], encoder: Any = None):
         super().__init__()
-        self.client, self.predict_global, self.about = client, predict_global, dict(about)
+        self.client, self.predict_global, self.about, self.encoder = client, predict_global, dict(about), encoder
         for name in ("mean", "std"):
             values = about[name]
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...]."""
+    def forward(self, inputs: Any) -> Tensor:
+        """Return scores [B, C] of inputs [B, ...], or of the rows of a pandas frame if the data are a table."""
         client = self.client
+        if self.encoder is not None and hasattr(inputs, "columns"):
+            inputs = torch.from_numpy(self.encoder(inputs, self.about["client"]))
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
             return client.predict_global(x) if self.predict_global else client.predict(x)
@@ -85,6 +89,12 @@ class SavedModels:
             record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
         self.names = list(record.get("names", map(str, range(self.settings.clients))))
+        self._encoder = None
+        if (file := folder / ENCODER).exists():
+            import joblib
+
+            with reading(file, "what a run has written"):
+                self._encoder = joblib.load(file)
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings.model, None), self._inputs["tokens"]
         if tokens is not None:
@@ -149,7 +159,7 @@ class SavedModels:
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
             "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
         }  # fmt: skip
-        return LoadedModel(module, which == "global", about).eval()
+        return LoadedModel(module, which == "global", about, self._encoder).eval()
 
     def _load_global(self, module: ClientModule, client: int | None) -> None:
         rule, state = self._server

@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 
     from pflsim.analysis.runs import Run, Runs
     from pflsim.analysis.tables import Comparisons
+    from pflsim.data.sources.table import Table as Table
 
-__all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
+__all__ = ["Table", "compare", "load", "load_model", "report", "resume", "run", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Table":
+        return importlib.import_module("pflsim.data.sources.table").Table
+    raise AttributeError(f"module 'pflsim' has no attribute {name!r}")
 
 
 def run(
@@ -45,7 +52,7 @@ def run(
             take objects:
 
             - `model`: a class or function that returns a `torch.nn.Module`.
-            - `data`: a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
+            - `data`: a `pflsim.Table`, a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
               `pflsim.data.sources.own.as_dataset`).
             - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
             - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.

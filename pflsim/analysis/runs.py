@@ -33,7 +33,7 @@ TEXTS = ("split", "model", "phase", "fault", "name")
 RESULT = ("rounds", "reported model", "accuracy", "worst decile", "up MB", "down MB", "seconds", "folder")
 """Keys of `Run.overview` that describe the result."""
 IGNORED = (
-    "seed", "names", "run_dir", "data.root", "data.path", "data.download",
+    "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress", "sweep",
     "eval.batch_size", "eval.received", "eval.metrics",
 )  # fmt: skip

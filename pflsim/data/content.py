@@ -24,7 +24,7 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     Returns:
         [n, 2] uint64.
     """
-    x = np.ascontiguousarray(dataset.x[rows])
+    x = np.ascontiguousarray((dataset.x if dataset.content is None else dataset.content)[rows])
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
     clients = dataset.clients if dataset.clients is not None else np.full_like(dataset.y, -1)
     tags = np.stack([dataset.y, clients], axis=1)[rows].astype("<i8")
@@ -55,8 +55,8 @@ def partition_hash(dataset: Dataset, partition: Partition) -> str:
     Returns:
         64 hexadecimal digits (SHA-256).
     """
-    digests = row_digests(dataset)
-    total = hashlib.sha256(f"{dataset.x.dtype}|{dataset.input_shape}|{dataset.num_classes}".encode())
+    digests, x = row_digests(dataset), dataset.x if dataset.content is None else dataset.content
+    total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}".encode())
     for name in ("train", "val", "test"):
         for client, rows in enumerate(getattr(partition, name)):
             held = digests[rows]

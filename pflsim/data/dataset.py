@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -37,6 +38,9 @@ class Dataset:
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
+        content: [n, d], what identifies the examples instead of x; None: x.
+        fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
+        encoder: what maps the rows of a table to inputs, pickled by joblib.
         notes: what the user should know about how the data were read; a run warns of them.
     """
 
@@ -52,6 +56,9 @@ class Dataset:
     std: tuple[float, ...] | None = None
     vocabulary: int | None = None
     notes: tuple[str, ...] = ()
+    content: np.ndarray | None = None
+    fit: Callable[[Dataset, Any], Dataset] | None = None
+    encoder: bytes = b""
     writers: InitVar[object] = None
 
     def __post_init__(self, writers: object) -> None:

@@ -72,7 +72,6 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     dataset = load()
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
     if given.test:
         for key, parameter in settings_of(targets_of(settings.split, "split")).items():
@@ -81,6 +80,8 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
         partition = _check_partition(given, clients, len(dataset.y))
     else:
         partition = federate(dataset, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+    dataset = dataset.fit(dataset, partition) if dataset.fit else dataset
+    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
 
 

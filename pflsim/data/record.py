@@ -20,6 +20,8 @@ from pflsim.data.shifts import Shift
 from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
+ENCODER = "encoder.joblib"
+"""Maps the rows of a table to inputs."""
 LONGEST = 24
 """Characters of a client's name in a figure; the rest is cut off."""
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
@@ -69,6 +71,8 @@ def write_partition(folder: Path, dataset: Dataset, partition: Partition, names:
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
+    if dataset.encoder:
+        (folder / ENCODER).write_bytes(dataset.encoder)
     with drawing():
         partition_figure(counts, title, partition.shift.groups, partition.names).savefig(
             folder / "partition.png", dpi=100

@@ -56,7 +56,7 @@ def as_dataset(
     given = {"training": train} if test is None else {"training": train, "test": _in_order(name, test, train)}
     with reading(name, "dense arrays, tensors or frames of numbers, or a map-style data set"):
         xs, ys = zip(*(_arrays(f"{name}: {which} part", part, layout) for which, part in given.items()), strict=True)
-    labels, notes = _numbered(name, np.concatenate(ys))
+    labels, notes = numbered(name, np.concatenate(ys))
     dataset = joined(name, list(zip(xs, np.split(labels, [len(ys[0])]), strict=False)))
     return finished(dataclasses.replace(dataset, notes=notes), standardize)
 
@@ -135,7 +135,7 @@ def _stacked(where: str, items: Iterable[Any], layout: ImageLayout) -> tuple[np.
         return np.stack(xs), np.asarray(ys), layout
 
 
-def _numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def numbered(name: str, labels: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels as int64 from 0, and a note if they were numbered anew."""
     kind = labels.dtype.kind
     if kind == "O" and all(isinstance(value, str) for value in labels):
