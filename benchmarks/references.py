@@ -48,8 +48,8 @@ REFUSED = {"scaffold faults": ["momentum=0"]}
 ONCE = ("shift", "partition", "split", "optimizer")
 """Groups of which every option runs once."""
 NEEDED = {
-    "data=synthetic": ["partition=by_writer", "split.test_by=writers"],
-    "partition=by_writer": ["data=synthetic", "model=tabular_mlp", "split.test_by=writers"],
+    "data=synthetic": ["partition=by_client", "split.test_by=clients"],
+    "partition=by_client": ["data=synthetic", "model=tabular_mlp", "split.test_by=clients"],
     "partition=explicit": ["partition.path=explicit.json"],
     "partition=listed_classes": [f"partition.held={[[i, i + 1] for i in range(6)]}"],
     "partition=n_way_k_shot": ["partition.k=20"],

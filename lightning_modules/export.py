@@ -26,7 +26,9 @@ from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
+from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
+from pflsim.data.record import ENCODER
 from pflsim.errors import SettingsError, reading
 from pflsim.messages import Message
 from pflsim.params import load, load_state
@@ -47,22 +49,25 @@ class LoadedModel(nn.Module):
         client: the client's module, with its values.
         predict_global: whether it predicts by the global model.
         about: by name, the method, client and round, and the shape, type and scaling of the inputs.
+        encoder: maps the rows of a table to inputs; None: the data are no table.
     """
 
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(self, client: ClientModule, predict_global: bool, about: Mapping[str, Any]):
+    def __init__(self, client: ClientModule, predict_global: bool, about: Mapping[str, Any], encoder: Any = None):
         super().__init__()
-        self.client, self.predict_global, self.about = client, predict_global, dict(about)
+        self.client, self.predict_global, self.about, self.encoder = client, predict_global, dict(about), encoder
         for name in ("mean", "std"):
             values = about[name]
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
-    def forward(self, inputs: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...], or of a mapping of the inputs that the data set stacks."""
+    def forward(self, inputs: Any) -> Tensor:
+        """Return scores [B, C] of inputs [B, ...], of a mapping of them, or of rows of a frame if the data are a table."""
         client = self.client
-        if isinstance(inputs, Mapping):
+        if self.encoder is not None and hasattr(inputs, "columns"):
+            inputs = torch.from_numpy(self.encoder(inputs, self.about["client"]))
+        elif isinstance(inputs, Mapping):
             inputs = torch.stack([inputs[name] for name in self.about["fields"]], dim=1)
         with client.autocast() if client.training_settings.precision == "bf16" else nullcontext():
             x = scaled(inputs, self.about["scale"], self.mean, self.std)
@@ -90,6 +95,13 @@ class SavedModels:
             record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
             task = record.get("task", {"name": "classification", "targets": self._classes})
+        self.names = list(record.get("names", map(str, range(self.settings.clients))))
+        self._encoder = None
+        if (file := folder / ENCODER).exists():
+            import joblib
+
+            with reading(file, "what a run has written"):
+                self._encoder = joblib.load(file)
         make_client, self._make_rule = bind_method(self.settings.method)
         nets, tokens = bind_models(self.settings, None), self._inputs["tokens"]
         if tokens is not None:
@@ -123,16 +135,20 @@ class SavedModels:
         rule, state = self._server
         return rule.downlinks(state, range(self.clients))
 
-    def load(self, client: int | None = None, model: ModelKind | None = None) -> LoadedModel:
+    def load(self, client: int | str | None = None, model: ModelKind | None = None) -> LoadedModel:
         """Return a model, in evaluation mode.
 
         Args:
-            client: its id; None: the server's model, without any client.
+            client: its id or name; None: the server's model, without any client.
             model: the client's own or the server's, with what the client keeps private; None: the reported one.
 
         Raises:
             SettingsError: there is no such client or model, or the checkpoint does not have it.
         """
+        if isinstance(client, str):
+            if client not in self.names:
+                raise SettingsError(f"client {client}: {nearest(client, self.names)}")
+            client = self.names.index(client)
         if client is not None and not 0 <= client < self.clients:
             late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
             raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
@@ -156,7 +172,7 @@ class SavedModels:
             **{key: self.checkpoint.header.get(key) for key in ("data", "partition_hash", "seed")},
             "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
         }  # fmt: skip
-        return LoadedModel(module, which == "global", about).eval()
+        return LoadedModel(module, which == "global", about, self._encoder).eval()
 
     def _load_global(self, module: ClientModule, client: int | None) -> None:
         rule, state = self._server
@@ -234,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
     parser.add_argument(
-        "--client", metavar="N", help="a client, several with commas (1,2,5), or all; default: the global model"
+        "--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model"
     )
     parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
     parser.add_argument(
@@ -247,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def export() -> None:
         saved = SavedModels(given.run, given.round)
-        for client in _clients(given.client, saved.clients):
+        for client in _clients(given.client, saved):
             model = saved.load(client, given.model)
             whose = "global" if client is None else f"client_{client}"
             other = client is not None and model.predict_global != (model.client.reported_model == "global")
@@ -257,12 +273,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_status(export)
 
 
-def _clients(text: str | None, clients: int) -> list[int] | list[None]:
+def _clients(text: str | None, saved: SavedModels) -> list[int] | list[None]:
     """Return the clients that `--client` names."""
     if text is None:
         return [None]
     if text == "all":
-        return list(range(clients))
+        return list(range(saved.clients))
+    if text in saved.names:
+        return [saved.names.index(text)]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise SettingsError(f"--client {text}: expected a number, several with commas, or all")

@@ -271,8 +271,8 @@ def check_batches(module: ClientModule, partition: Partition, batch_size: int) -
     short = [client for client, rows in enumerate(partition.train) if len(rows) < least]
     if short:
         raise SettingsError(
-            f"client {short[0]} has {len(partition.train[short[0]])} training examples, but a model with batch "
-            f"normalisation needs at least {least}; use fewer clients, split.validation=0, or a model without it"
+            f"{partition.called(short[0])} has {len(partition.train[short[0]])} training examples, but a model with "
+            f"batch normalisation needs at least {least}; use fewer clients, split.validation=0, or a model without it"
         )
 
 
@@ -285,7 +285,7 @@ def check_validation(method: str, module: ClientModule, partition: Partition) ->
     without = [client for client, rows in enumerate(partition.val) if not len(rows)]
     if module.needs_validation and without:
         raise SettingsError(
-            f"{method} needs validation examples at every client, but client {without[0]} has none (so do "
+            f"{method} needs validation examples at every client, but {partition.called(without[0])} has none (so do "
             f"{len(without)} of {partition.clients} clients); set split.validation above 0, and give each client at "
             "least two training examples"
         )

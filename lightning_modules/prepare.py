@@ -130,7 +130,7 @@ def _meta(
     names, data = record_names(settings), component_name(settings, "data")
     return RunMeta(
         method=component_name(settings, "method"),
-        data=dataset.name if data in ("npz", "image_folder") else data,  # these formats hold any data
+        data=dataset.name if data in ("npz", "image_folder", "table") else data,  # these formats hold any data
         partition=", ".join(filter(None, (names["partition"], names["shift"]))),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),
@@ -141,6 +141,7 @@ def _meta(
         reported_phase=module.reported_phase,
         evaluated_on=cast(Any, settings.eval.on),
         measures=measures,
+        client_names=partition.names,
         newcomers=settings.eval.holdout_clients,
         finetune_epochs=settings.eval.finetune_epochs,
         classes=dataset.num_classes,

@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 
     from pflsim.analysis.runs import Run, Runs
     from pflsim.analysis.tables import Comparisons
+    from pflsim.data.sources.table import Table as Table
 
-__all__ = ["compare", "load", "load_model", "report", "resume", "run", "sweep"]
+__all__ = ["Table", "compare", "load", "load_model", "report", "resume", "run", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Table":
+        return importlib.import_module("pflsim.data.sources.table").Table
+    raise AttributeError(f"module 'pflsim' has no attribute {name!r}")
 
 
 def run(
@@ -45,7 +52,7 @@ def run(
             take objects:
 
             - `model`: a class or function that returns a `torch.nn.Module`.
-            - `data`: a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
+            - `data`: a `pflsim.Table`, a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
               `pflsim.data.sources.own.as_dataset`).
             - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
             - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.
@@ -152,7 +159,7 @@ def load(runs: str | Path | Iterable[str | Path]) -> Runs:
 
 def load_model(
     run: Run | str | Path,
-    client: int | None = None,
+    client: int | str | None = None,
     round: int | str = "last",
     model: Literal["personal", "global"] | None = None,
 ) -> nn.Module:
@@ -160,7 +167,7 @@ def load_model(
 
     Args:
         run: the run or its folder.
-        client: the id of a client; None: the server's model, where the method has one.
+        client: the id or name of a client; None: the server's model, where the method has one.
         round: of the checkpoint: a number, "last", or "best" by validation.
         model: the client's own model or the server's; None: the one that the method reports.
 
@@ -174,7 +181,7 @@ def load_model(
     from pflsim.analysis.runs import Run
     from pflsim.config.validate import checked
 
-    checked("client", int | None, client)
+    checked("client", int | str | None, client)
     importlib.import_module("lightning_modules.light")
     export = importlib.import_module("lightning_modules.export")  # by name: pflsim does not import lightning_modules
     return export.SavedModels(run.folder if isinstance(run, Run) else Path(run), str(round)).load(client, model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import site
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +26,11 @@ class RunError(RuntimeError):
     """Raised when a run fails; exit status 1."""
 
 
+def called(client: int, names: Sequence[str]) -> str:
+    """Return a client's id, and its name if the clients have names, for a message."""
+    return f"client {client}{f' ({names[client]})' if names else ''}"
+
+
 class ClientError(RunError):
     """Raised when a client fails.
 
@@ -35,12 +40,19 @@ class ClientError(RunError):
         phase: what the client was doing, e.g. "local training".
         reason: the error as text.
         suspects: the clients that trained together, if the failure cannot be attributed to one of them.
+        names: of all clients, if they have names.
     """
 
     def __init__(
-        self, client: int, round_number: int, phase: str, reason: str, suspects: tuple[int, ...] | None = None
+        self,
+        client: int,
+        round_number: int,
+        phase: str,
+        reason: str,
+        suspects: tuple[int, ...] | None = None,
+        names: Sequence[str] = (),
     ):
-        super().__init__(f"client {client} failed in round {round_number} ({phase}): {reason}")
+        super().__init__(f"{called(client, names)} failed in round {round_number} ({phase}): {reason}")
         self.client, self.round_number, self.phase, self.reason = client, round_number, phase, reason
         self.suspects = suspects or (client,)
 

@@ -172,7 +172,7 @@ OWN = """
     class Tiny:
         def __init__(self, width=8): ...
     def load(*, root: str = "."): ...
-    def rule(labels, num_classes, clients, rng, writers, *, alpha: int = 3): ...
+    def rule(labels, num_classes, clients, rng, client_ids, *, alpha: int = 3): ...
 """
 
 
@@ -385,7 +385,7 @@ def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: st
 )
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group, name = file.parent.name, file.stem
-    chosen = [f"{group}={name}", *(["partition=by_writer", "split.test_by=writers"] if name == "synthetic" else [])]
+    chosen = [f"{group}={name}", *(["partition=by_client", "split.test_by=clients"] if name == "synthetic" else [])]
     assert cli.main([*chosen, "--cfg", "job"]) == 0
     assert f"{group}: {name}\n" in capsys.readouterr().out
 

@@ -71,7 +71,9 @@ class BaseExecutor(Executor[Handle], ABC):
         device = "cuda" if settings.placement.server_device == "cuda" else "cpu"
         self.server_arguments = prepared.rule, prepared.federation, self.factory.threads, device
         self.faults = FaultRecorder()
-        self.failure_policy = FailurePolicy(self.on_error, self.factory.on_nonfinite, self.faults)
+        self.failure_policy = FailurePolicy(
+            self.on_error, self.factory.on_nonfinite, self.faults, prepared.partition.names
+        )
         self.clients_done: Callable[[int], None] = lambda clients: None
         self._before: tuple[Any, dict[int, Any]] | None = None
 

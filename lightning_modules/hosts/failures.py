@@ -14,7 +14,7 @@ import torch
 from lightning_modules.hosts.attributes import StateError
 from pflsim.config.settings import OnError
 from pflsim.engine.execution import FaultRecorder
-from pflsim.errors import ClientError
+from pflsim.errors import ClientError, called
 from pflsim.messages import Uplink
 
 logger = logging.getLogger(__name__)
@@ -77,11 +77,13 @@ class FailurePolicy:
         on_error: the setting on_client_error.
         on_nonfinite: the setting on_nonfinite: abort, drop or keep.
         faults: records the clients that failed.
+        names: of the clients, if they have names.
     """
 
     on_error: OnError
     on_nonfinite: str
     faults: FaultRecorder
+    names: tuple[str, ...] = ()
     _logged_traces: set[str] = field(init=False, default_factory=set)
 
     def retry(self, failure: Failure, tries: int, before: Failure | None = None) -> tuple[int, ...]:
@@ -95,18 +97,21 @@ class FailurePolicy:
         Raises:
             ClientError: the policy is to end the run.
         """
-        error, suspects = failure.error, failure.error.suspects
+        error = failure.error
+        suspects = error.suspects
+        if self.names:
+            error = ClientError(error.client, error.round_number, error.phase, error.reason, suspects, self.names)
         text = f"{error} [{failure.where}]" if failure.where else str(error)
         if failure.kind == "nonfinite":
             if self.on_nonfinite == "abort":
-                raise _final(failure, "set on_nonfinite=drop to continue without it") from error
+                raise self._final(failure, "set on_nonfinite=drop to continue without it") from error
             logger.warning(f"{text}; dropped from this round")
             self.faults.add(suspects, "nonfinite")
             return ()
         if failure.kind == "state":
             raise error
         if self.on_error.rule == "drop":
-            self.log(f"{text}; the round goes on without {_clients(suspects)}", failure.trace)
+            self.log(f"{text}; the round goes on without {self._clients(suspects)}", failure.trace)
             self.faults.add(suspects, "error")
             return tuple(client for client in failure.group if client not in suspects)
         repeated = failure.kind == "error" and before is not None and before.error.reason == error.reason
@@ -114,7 +119,7 @@ class FailurePolicy:
             self.log(f"{text}; retry {tries + 1} of {self.on_error.tries}", failure.trace)
             return failure.group
         self.log(f"{text}; the run ends{', the same error twice' if repeated else ''}", failure.trace)
-        raise _final(failure, "set on_client_error=drop to continue without it") from error
+        raise self._final(failure, "set on_client_error=drop to continue without it") from error
 
     def record_kept(self, nonfinite: Mapping[int, str]) -> None:
         """Log in one line which clients' values are not finite but were kept.
@@ -125,8 +130,8 @@ class FailurePolicy:
         if nonfinite:
             first = min(nonfinite)
             logger.warning(
-                f"values that are not finite were fused (on_nonfinite=keep): {_clients(nonfinite)}; client {first}: "
-                f"{nonfinite[first]}"
+                f"values that are not finite were fused (on_nonfinite=keep): {self._clients(nonfinite)}; "
+                f"{called(first, self.names)}: {nonfinite[first]}"
             )
             self.faults.add(nonfinite, "nonfinite")
 
@@ -137,14 +142,13 @@ class FailurePolicy:
             text = f"{text}\n{trace.rstrip()}"
         logger.warning(text)
 
+    def _clients(self, clients: Iterable[int]) -> str:
+        shown = [called(client, self.names).removeprefix("client ") for client in sorted(clients)]
+        return f"client{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
 
-def _clients(clients: Iterable[int]) -> str:
-    ids = sorted(clients)
-    return f"client{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
-
-
-def _final(failure: Failure, advice: str) -> ClientError:
-    """Return the error that ends the run, with the actor and an advice."""
-    error = failure.error
-    reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
-    return ClientError(error.client, error.round_number, error.phase, f"{reason} ({advice})", error.suspects)
+    def _final(self, failure: Failure, advice: str) -> ClientError:
+        """Return the error that ends the run, with the actor and an advice."""
+        error = failure.error
+        reason = f"{error.reason} [{failure.where}]" if failure.where else error.reason
+        reason = f"{reason} ({advice})"
+        return ClientError(error.client, error.round_number, error.phase, reason, error.suspects, self.names)

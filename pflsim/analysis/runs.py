@@ -28,12 +28,12 @@ from pflsim.types import SPLITS, EvalPhase, ModelKind
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TEXTS = ("split", "model", "phase", "fault")
+TEXTS = ("split", "model", "phase", "fault", "name")
 """Columns of per_client.csv with words."""
 DESCRIPTION = ("method", "data", "partition", "model", "clients", "seed")
 """Keys of `Run.overview` that do not describe the result."""
 IGNORED = (
-    "seed", "names", "run_dir", "data.root", "data.path", "data.download",
+    "seed", "names", "run_dir", "data.root", "data.path", "data.test", "data.download",
     "executor", "ray_address", "placement", "on_client_error", "checkpoint", "trace", "tracking", "progress", "sweep",
     "eval.batch_size", "eval.received", "eval.metrics",
 )  # fmt: skip

@@ -14,6 +14,7 @@ from pflsim.data.explicit import explicit
 from pflsim.data.federated import Partition
 from pflsim.data.sources.npz import ImageLayout
 from pflsim.data.sources.own import as_dataset
+from pflsim.data.sources.table import Table
 from pflsim.errors import SettingsError
 
 
@@ -58,6 +59,8 @@ def _component(key: str, value: Any) -> list[str]:
         return [f"{key}={value}"]
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
         return [f"method={target_of(value[0])}", f"method.server={target_of(value[1])}"]
+    if isinstance(value, Table):
+        return ["data=table", *_section("data", value.settings())]
     if key == "data" and not callable(value):
         value = _loader(value)
     if key == "model" and hasattr(value, "state_dict") and not hasattr(value, "__qualname__"):

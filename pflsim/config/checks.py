@@ -125,6 +125,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         if needed and find_spec(package) is None:
             yield f"lora and model=hf need the package {package}: pip install 'pflsim[hf]'"
     names, test_by = settings.names, settings.split.get("test_by")
-    mixed = names.get("partition") != "by_writer" or (names.get("split") == "official" and test_by != "writers")
+    mixed = names.get("partition") != "by_client" or (names.get("split") == "official" and test_by != "clients")
     if names.get("data") == "synthetic" and mixed:
-        yield "data=synthetic has a model for each writer: set partition=by_writer split.test_by=writers"
+        yield "data=synthetic has a model for each client: set partition=by_client split.test_by=clients"

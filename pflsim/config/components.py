@@ -68,9 +68,27 @@ def target_of(value: Any) -> str:
     module, name = value.__module__, getattr(value, "__qualname__", type(value).__qualname__)
     if f"{module}." != NOTEBOOK and getattr(sys.modules.get(module), name, None) is value:
         return f"{module}.{name}"
-    target = NOTEBOOK + re.sub(r"\W", "", name.rpartition(".")[2])
+    return keep_object(name.rpartition(".")[2], value)
+
+
+def keep_object(name: str, value: Any) -> str:
+    """Return a name for an object in this process; a later object of the same name replaces it."""
+    target = NOTEBOOK + re.sub(r"\W", "", name)
     _objects[target] = value
     return target
+
+
+def kept_object(target: str, key: str) -> Any:
+    """Return the object of a name in this process; None if the name is that of a file or module.
+
+    Raises:
+        SettingsError: the object is not in this process.
+    """
+    if target.startswith(NOTEBOOK) and target not in _objects:
+        raise SettingsError(
+            f"{key}={target}: an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
+        )
+    return _objects.get(target)
 
 
 def targets_of(node: Mapping[str, Any], component: str = "component") -> dict[str, str]:
@@ -119,7 +137,7 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
     Raises:
         SettingsError: the target does not exist or is of another kind.
     """
-    found = _objects.get(target) or _imported(target, key)
+    found = kept_object(target, key) or _imported(target, key)
     if not callable(found):
         raise SettingsError(f"{key}={target}: expected a class or function, found {type(found).__name__}")
     if kind is not None:
@@ -130,10 +148,6 @@ def resolve(target: str, kind: Any = None, key: str = TARGET) -> Callable[..., A
 def _imported(target: str, key: str) -> Any:
     module, _, name = target.rpartition(".")
     head, hint = module.partition(".")[0], DATA_FILES * key.startswith("data.")
-    if target.startswith(NOTEBOOK):
-        raise SettingsError(
-            f"{key}={target}: an object of a Python program; pass it again, as in pflsim.resume(RUN, ...)"
-        )
     if head in sys.stdlib_module_names or not module or not all(map(str.isidentifier, target.split("."))):
         expected = "expected package.module.Name of a module outside the standard library"
         raise SettingsError(f"{key}={target}: {expected}{hint}")

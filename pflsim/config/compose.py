@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from pflsim.config import checks
-from pflsim.config.components import COMPONENTS, SIDES, TARGET, server_of, settings_of, short_name, targets_of
+from pflsim.config.components import (
+    COMPONENTS,
+    SIDES,
+    TARGET,
+    bind,
+    check_component,
+    server_of,
+    settings_of,
+    short_name,
+    targets_of,
+)
 from pflsim.config.help import groups_in
 from pflsim.config.names import FOLDER, nearest, shortened, unknown_key
 from pflsim.config.settings import Settings
@@ -32,6 +43,7 @@ from pflsim.errors import SettingsError, reading
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
+TABLE = "pflsim.data.sources.table.load"
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -47,6 +59,29 @@ class Composition:
 
     config: dict[str, Any]
     search: Any = None
+
+
+def _chosen_by_data(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choices and settings that the data make unless they are given, by key: those of a table."""
+    if content["data"].get(TARGET) != TABLE:
+        return {}
+    with _omegaconf_errors():
+        node = OmegaConf.to_container(OmegaConf.create(dict(content)).data, resolve=True)
+    load = bind(check_component(typing.cast(dict[str, Any], node), "data"), "data")
+    return import_module(TABLE.rpartition(".")[0]).defaults(load)
+
+
+def _choose_clients(content: dict[str, Any], choices: Mapping[str, str], chosen: Mapping[str, Any]) -> None:
+    """Fill in the number of clients of the data, and that their test rows are their own, if each is a client."""
+    if "clients" not in chosen or choices["partition"] != "by_client" or content["partition"].get("ids_per_client"):
+        return
+    if content.setdefault("clients", chosen["clients"]) != chosen["clients"]:
+        raise SettingsError(
+            f"clients={content['clients']}: data.client has {chosen['clients']} values; leave clients out, or set "
+            "partition.ids_per_client=N for the first clients of N values each"
+        )
+    if "split.test_by" in chosen and choices["split"] == "official":
+        content["split"].setdefault("test_by", chosen["split.test_by"])
 
 
 def config_folders(config_dirs: Sequence[str]) -> list[Path]:
@@ -100,6 +135,12 @@ def composed(overrides: Sequence[str], folders: Sequence[Path]) -> Composition:
         given = {override.key_or_group for override in asked}
         asked = [*parse([text for text in smaller if text.partition("=")[0] not in given]), *asked]
     content, choices = _compose(asked, folders, groups)
+    if chosen := _chosen_by_data(content):
+        standard, given = _compose([], folders, groups)[1], {override.key_or_group for override in asked}
+        more = [f"{key}={value}" for key, value in chosen.items() if key in groups and choices[key] == standard[key]]
+        asked = [*parse([text for text in more if text.partition("=")[0] not in given]), *asked]
+        content, choices = _compose(asked, folders, groups)
+        _choose_clients(content, choices, chosen)
     content.pop(QUICK, None)
     search = content["method"].pop("search", None) if isinstance(content["method"], dict) else None
     if "names" in content:

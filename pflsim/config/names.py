@@ -12,8 +12,11 @@ from pathlib import Path, PurePath
 PACKAGES = ("pflsim", "lightning_modules", "ray_actors")
 FOLDER = Path(__file__).resolve().parents[2]
 """The folder that contains the packages: a clone, or site-packages."""
-MEANT = {"learning_rate": "lr", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data"}
-"""Names of other programs to what they are called here."""
+MEANT = {
+    "learning_rate": "lr", "optim": "optimizer", "scheduler": "lr_schedule", "dataset": "data",
+    "by_writer": "by_client", "writers_per_client": "ids_per_client",
+}  # fmt: skip
+"""Names of other programs and earlier versions to what they are called here."""
 
 
 def program() -> str:
@@ -72,7 +75,7 @@ def close_to(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     last, ends = name.rpartition(".")[2], dict[str, list[str]]()
     for known in sorted(set(valid), key=lambda known: (known.partition(".")[0] != name.partition(".")[0], known)):
         ends.setdefault(known.rpartition(".")[2], []).append(known)
-    near = dict.fromkeys([last, *get_close_matches(last, ends, n=count)])
+    near = [MEANT[last]] if last in MEANT else dict.fromkeys([last, *get_close_matches(last, ends, n=count)])
     return [known for end in near for known in ends.get(end, [])][:count]
 
 
@@ -92,8 +95,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
         known: the keys of all settings, and the names of groups.
     """
     known = list(known)
-    meant, group = MEANT.get(key.rpartition(".")[2]), key.partition(".")[0]
-    near = [meant] if meant else close_to(key, known)
+    near, group = close_to(key, known), key.partition(".")[0]
     inside = [name for name in known if name.startswith(f"{group}.") and not name.endswith("_")]
     asked = f" Did you mean {' or '.join(near)}?" if near else ""
     listed = f" The settings of {group}: {', '.join(inside)}." if inside else ""

@@ -15,7 +15,7 @@ Digests = np.ndarray
 
 
 def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Digests:
-    """Digest the stored values, targets and writer of rows. The result is the same on every machine.
+    """Digest the stored values, targets and client of rows. The result is the same on every machine.
 
     Args:
         dataset: the data set.
@@ -24,11 +24,11 @@ def row_digests(dataset: Dataset, rows: np.ndarray | slice = slice(None)) -> Dig
     Returns:
         [n, 2] uint64.
     """
-    x = np.ascontiguousarray(dataset.x[rows])
+    x = np.ascontiguousarray((dataset.x if dataset.content is None else dataset.content)[rows])
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
-    writers = dataset.writers if dataset.writers is not None else np.full(len(dataset.y), -1)
+    clients = dataset.clients if dataset.clients is not None else np.full(len(dataset.y), -1)
     y = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
-    tags, pairs = np.stack([y, writers], axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
+    tags, pairs = np.stack([y, clients], axis=1)[rows].astype("<i8"), zip(x, dataset.y[rows], strict=True)
     parts = (a.data if dataset.y.ndim == 1 else a.tobytes() + b.tobytes() for a, b in pairs)
     digests = [
         hashlib.blake2b(part, digest_size=16, key=t.tobytes()).digest() for part, t in zip(parts, tags, strict=True)
@@ -59,8 +59,8 @@ def partition_hash(dataset: Dataset, partition: Partition) -> str:
     Returns:
         64 hexadecimal digits (SHA-256).
     """
-    digests = row_digests(dataset)
-    total = hashlib.sha256(f"{dataset.x.dtype}|{dataset.input_shape}|{dataset.num_classes}".encode())
+    digests, x = row_digests(dataset), dataset.x if dataset.content is None else dataset.content
+    total = hashlib.sha256(f"{x.dtype}|{x.shape[1:]}|{dataset.num_classes}".encode())
     for name in ("train", "val", "test"):
         for client, rows in enumerate(getattr(partition, name)):
             held = digests[rows]

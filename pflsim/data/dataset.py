@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -36,15 +37,18 @@ class Dataset:
         y: classes [n] int64 in 0..num_classes-1; or labels [n, L] int64, 0 or 1; or values [n, T] float32.
         num_classes: C, L or T.
         train_size: rows of the official training part.
-        writers: [n] int64 or text, the writer of each example (a person, a hospital, a device), for
-            partition=by_writer; None if unknown. Text is numbered in sorted order.
-        writer_names: of the writers 0, 1, ...; empty: their numbers.
+        clients: [n] int64 or text, the client of each example (a person, a hospital, a device), for
+            partition=by_client; None if unknown. Text is numbered in sorted order.
+        client_names: of the clients 0, 1, ...; empty: their numbers.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
         values: what the classes 0, 1, ... are in the data, where classes were found from the values of the targets.
         fields: for models that take a mapping of tensors: names of the token sequences that x stacks on its second
             axis, [n, fields, length], for example ("input_ids", "attention_mask"); empty: the model takes x.
+        content: [n, d], what identifies the examples instead of x; None: x.
+        fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
+        encoder: what maps the rows of a table to inputs, pickled by joblib.
         notes: what the user should know about how the data were read; a run warns of them.
     """
 
@@ -53,8 +57,8 @@ class Dataset:
     y: np.ndarray
     num_classes: int
     train_size: int
-    writers: np.ndarray | None = None
-    writer_names: tuple[str, ...] = ()
+    clients: np.ndarray | None = None
+    client_names: tuple[str, ...] = ()
     scale: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -62,13 +66,19 @@ class Dataset:
     values: tuple[Any, ...] | None = None
     fields: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    content: np.ndarray | None = None
+    fit: Callable[[Dataset, Any], Dataset] | None = None
+    encoder: bytes = b""
+    writers: InitVar[object] = None
 
-    def __post_init__(self) -> None:
-        given = np.asarray(self.writers)
+    def __post_init__(self, writers: object) -> None:
+        if writers is not None:
+            raise SettingsError("Dataset(writers=...) is now Dataset(clients=...)")
+        given = np.asarray(self.clients)
         if given.dtype.kind in "OU" and given.ndim and all(isinstance(name, str) for name in given):
             names, numbers = np.unique(given, return_inverse=True)
-            object.__setattr__(self, "writers", numbers.astype(np.int64))
-            object.__setattr__(self, "writer_names", tuple(map(str, names)))
+            object.__setattr__(self, "clients", numbers.astype(np.int64))
+            object.__setattr__(self, "client_names", tuple(" ".join(name.split()) for name in names))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -127,7 +137,7 @@ def check_dataset(dataset: object, source: str) -> None:
     """
     if not isinstance(dataset, Dataset):
         raise SettingsError(f"{source} returned a {type(dataset).__name__}, expected a Dataset")
-    x, y, n, writers = dataset.x, dataset.y, len(dataset.y), dataset.writers
+    x, y, n, clients = dataset.x, dataset.y, len(dataset.y), dataset.clients
     limit = min(dataset.vocabulary or MAX_TOKENS, MAX_TOKENS)
     types = (np.uint8, np.float32, np.int64)
     if not isinstance(x, np.ndarray) or x.dtype not in types or x.ndim < 2 or len(x) != n or not x.size:
@@ -150,8 +160,8 @@ def check_dataset(dataset: object, source: str) -> None:
             f"train_size={dataset.train_size} and num_classes={dataset.num_classes}, expected 1..{n} and "
             f"1..{MAX_CLASSES}"
         )
-    elif writers is not None and (writers.dtype != np.int64 or writers.shape != (n,)):
-        problem = f"writers are {described(writers)}, expected int64 [{n}]"
+    elif clients is not None and (clients.dtype != np.int64 or clients.shape != (n,)):
+        problem = f"clients are {described(clients)}, expected int64 [{n}]"
     elif y.ndim == 2 and (y.shape[1] != dataset.num_classes or not np.isfinite(y).all()):
         problem = f"y is {described(y)}, expected {dataset.num_classes} columns of finite numbers"
     elif dataset.task == "multilabel" and not np.isin(y, (0, 1)).all():

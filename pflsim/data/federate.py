@@ -10,7 +10,7 @@ import numpy as np
 from pflsim.config.components import bind, component_name, settings_of, targets_of
 from pflsim.config.settings import Settings
 from pflsim.data.dataset import BINS, Dataset, Loader, check_dataset, described
-from pflsim.data.federated import Partition, writers_of
+from pflsim.data.federated import Partition, names_of
 from pflsim.data.shifts import Shift
 from pflsim.data.splits import Assign
 from pflsim.data.targets import as_task
@@ -19,7 +19,7 @@ from pflsim.seeding import numpy_generator, seeded_global
 
 
 class PartitionRule(Protocol):
-    """A partition rule `rule(labels, num_classes, clients, rng, writers)` with its settings filled in."""
+    """A partition rule `rule(labels, num_classes, clients, rng, client_ids)` with its settings filled in."""
 
     def __call__(
         self,
@@ -27,7 +27,7 @@ class PartitionRule(Protocol):
         num_classes: int,
         clients: int,
         rng: np.random.Generator,
-        writers: np.ndarray | None,
+        client_ids: np.ndarray | None,
         /,
     ) -> list[np.ndarray]:
         """Return one array of row numbers per client, disjoint."""
@@ -73,7 +73,6 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     shift_rule = bind(settings.shift, field="shift", kind=ShiftRule)
     dataset = as_task(load(), settings.task.name)
     check_dataset(dataset, f"data={component_name(settings, 'data')}")
-    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     given = explicit(dataset, clients) if explicit else Partition((), (), ())
     if given.test:
         for key, parameter in settings_of(targets_of(settings.split, "split")).items():
@@ -83,7 +82,9 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
     else:
         dealt = dataset.by_class(settings.partition.get("bins", BINS))
         partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
-    return dataset, replace(partition, shift=shift, names=given.names or writers_of(dataset, partition))
+    dataset = dataset.fit(dataset, partition) if dataset.fit else dataset
+    shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
+    return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
 
 
 def federate(
@@ -111,10 +112,10 @@ def federate(
                 f"set clients to at most {len(rows)}"
             )
         rows = rows if marked else np.sort(rows)
-        writers = None if dataset.writers is None else dataset.writers[rows]
+        client_ids = None if dataset.clients is None else dataset.clients[rows]
         rng = numpy_generator(seed, "partition")
         with own_errors("the partition rule"), seeded_global(seed, "partition"):
-            drawn = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, writers)
+            drawn = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, client_ids)
         parts = valid_rows(drawn, clients, len(rows), "rows of the partition rule", 1)
         if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from pflsim.data.dataset import Dataset
 from pflsim.data.shifts import Shift
+from pflsim.errors import called
 from pflsim.types import Split
 
 FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
@@ -25,7 +26,7 @@ ROW_BITS = 40
 class Partition:
     """Row numbers of the data set: one ascending array per client and split, how its examples are shifted, and names.
 
-    `names` are those of the clients: given, or of their writers if every client has the training rows of one; else ().
+    `names` are those of the clients: given, or those of the data if every client has the training rows of one; else ().
     """
 
     train: tuple[np.ndarray, ...]
@@ -38,6 +39,10 @@ class Partition:
     def clients(self) -> int:
         """Return the number of clients."""
         return len(self.train)
+
+    def called(self, client: int) -> str:
+        """Return a client's id and name for a message."""
+        return called(client, self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,15 +209,15 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
     return Shard(client, dataset.num_classes, *(take(rows[client]) for rows in splits))
 
 
-def writers_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
-    """Return the name of each client's writer; () if the training rows of a client are not all of one writer."""
-    if dataset.writers is None:
+def names_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """Return the name in the data of each client; () if a client's training rows are of several clients of the data."""
+    if dataset.clients is None:
         return ()
-    found = [np.unique(dataset.writers[rows]).tolist() for rows in partition.train]
+    found = [np.unique(dataset.clients[rows]).tolist() for rows in partition.train]
     numbers = {own[0] for own in found if len(own) == 1}
     if len(numbers) < len(found):
         return ()
-    return tuple(dataset.writer_names[own[0]] if dataset.writer_names else str(own[0]) for own in found)
+    return tuple(dataset.client_names[own[0]] if dataset.client_names else str(own[0]) for own in found)
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:

@@ -20,6 +20,10 @@ from pflsim.data.shifts import Shift
 from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
+ENCODER = "encoder.joblib"
+"""Maps the rows of a table to inputs."""
+LONGEST = 24
+"""Characters of a client's name in a figure; the rest is cut off."""
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}
 
 
@@ -76,8 +80,12 @@ def write_partition(
     lines = ",\n  ".join(f"{json.dumps(key)}: {_line_by_line(value)}" for key, value in head.items())
     (folder / "partition.json").write_text(f"{{\n  {lines}\n}}\n", encoding="utf-8")
     title = ", ".join(filter(None, (dataset.name, names["partition"], names["split"], names["shift"])))
+    if dataset.encoder:
+        (folder / ENCODER).write_bytes(dataset.encoder)
     with drawing():
-        partition_figure(counts, title, partition.shift.groups).savefig(folder / "partition.png", dpi=100)
+        partition_figure(counts, title, partition.shift.groups, partition.names).savefig(
+            folder / "partition.png", dpi=100
+        )
     return digest
 
 
@@ -117,7 +125,9 @@ def _line_by_line(value: object) -> str:
     return "[\n    " + ",\n    ".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n  ]"
 
 
-def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups: Sequence[int] = ()) -> Any:
+def partition_figure(
+    counts: Mapping[Split, np.ndarray], title: str = "", groups: Sequence[int] = (), names: Sequence[str] = ()
+) -> Any:
     """Draw a stacked bar of train/val/test examples per client, below it its group, and below that a tile per class.
 
     The shade of a tile is the client's number of training and validation examples of the class on a logarithmic scale;
@@ -127,6 +137,7 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups
         counts: [N, C] int by split, from `pflsim.data.federated.class_counts`.
         title: the figure's title.
         groups: the group of each client in a shift, shown as a row of colours; () if there is none.
+        names: of the clients; () if they have none. The figure has room for 60.
 
     Returns:
         A matplotlib `Figure`.
@@ -135,8 +146,11 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups
 
     clients, classes = counts["train"].shape
     width, height = min(max(6.0, 2.2 + 0.45 * clients), 14.0), 3.0 + min(max(1.5, 0.25 * classes), 7.0)
+    names = [name[:LONGEST] for name in names] if clients <= 60 else []
+    bottom = 0.5 + 0.07 * max(map(len, names), default=0)
+    height += bottom - 0.5
     figure = Figure(figsize=(width, height))
-    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": 0.5 / height, "top": 1 - 0.3 / height}
+    margins = {"left": 0.75 / width, "right": 1 - 0.65 / width, "bottom": bottom / height, "top": 1 - 0.3 / height}
     heights = (1, *([0.1] if groups else []), 1.2 + classes / 14)
     widths, gaps = (60, 1), {"hspace": 0.08, "wspace": 0.04}
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=widths, **gaps, **margins)
@@ -146,6 +160,8 @@ def partition_figure(counts: Mapping[Split, np.ndarray], title: str = "", groups
     if groups:
         _draw_groups(figure.add_subplot(grid[1, 0], sharex=tiles), groups)
     _draw_tiles(figure, tiles, figure.add_subplot(grid[-1, 1]), counts["train"] + counts["val"])
+    if names:
+        tiles.set_xticks(range(clients), names, rotation=90, fontsize=7)
     bars.set_title(title, fontsize=10)
     return figure
 

@@ -22,7 +22,7 @@ from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray], list[np.ndarray]]
-TestBy = Literal["labels", "writers"]
+TestBy = Literal["labels", "clients"]
 
 
 def official(
@@ -36,7 +36,8 @@ def official(
         rng: draws test and validation examples.
         validation: fraction of a client's training examples for validation, in [0, 1).
         test_by: "labels": disjoint test sets with each client's label distribution (see
-            `pflsim.data.splits.own_test_counts`); "writers": the test examples of the writers in its training examples.
+            `pflsim.data.splits.own_test_counts`); "clients": the test examples of the same
+            clients in the data.
 
     Returns:
         The partition. Each client has at least one training and one test example.
@@ -45,13 +46,13 @@ def official(
         SettingsError: a setting is out of range, or a client has no test example.
 
     Notes:
-        With partition=by_writer, test_by=labels ignores writers, so most test examples are from other writers.
-        Use test_by=writers or split=merged instead.
+        With partition=by_client, test_by=labels ignores clients, so most test examples are from other clients.
+        Use test_by=clients or split=merged instead.
     """
     pool = assign(content_order(dataset, 0, dataset.train_size))
     tests = content_order(dataset, dataset.train_size)
-    if test_by == "writers":
-        test = _tests_by_writer(dataset, pool, tests)
+    if test_by == "clients":
+        test = _tests_by_client(dataset, pool, tests)
     else:
         held = np.stack([class_sizes(dataset.y[rows], dataset.num_classes) for rows in pool])
         counts = own_test_counts(held, class_sizes(dataset.y[tests], dataset.num_classes), rng)
@@ -124,20 +125,19 @@ def counts(
     return _finish(dataset, trains, tests, validation, rng)
 
 
-def _tests_by_writer(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
-    """Return the test rows of each client's writers; the first client that holds a writer gets its test rows."""
-    writers = dataset.writers
-    if writers is None:
-        raise SettingsError("split.test_by=writers needs a data set with writers (data=femnist); use test_by=labels")
+def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
+    """Return the test rows of each client's ids in the data; the first client that holds an id gets its test rows."""
+    ids = dataset.clients
+    if ids is None:
+        raise SettingsError("split.test_by=clients needs a data set with clients (data=femnist); use test_by=labels")
     owner: dict[int, int] = {}
     for client, rows in enumerate(pool):
-        owner = dict.fromkeys(writers[rows].tolist(), client) | owner
-    owners = np.array([owner.get(writer, -1) for writer in writers[tests].tolist()])
+        owner = dict.fromkeys(ids[rows].tolist(), client) | owner
+    owners = np.array([owner.get(each, -1) for each in ids[tests].tolist()])
     for client in range(len(pool)):
         if client not in owners:
             raise SettingsError(
-                f"split.test_by=writers: the writers of client {client} have no example in the official test part; "
-                "use split=merged"
+                f"split.test_by=clients: client {client} has no example in the official test part; use split=merged"
             )
     return [tests[owners == client] for client in range(len(pool))]
 

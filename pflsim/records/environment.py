@@ -181,8 +181,9 @@ def module_file(module: str) -> Path | None:
 def own_modules(settings: Settings) -> dict[str, Path]:
     """Return the files of the modules that targets name, by module, without those of pflsim and installed packages."""
     components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
+    sides = [settings.method.get(side) or {} for side in SIDES]
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    targets = [str(side.get(TARGET, "")) for node in components for side in (node, *map(node.get, SIDES)) if side]
+    targets = [str(node.get(TARGET, "")) for node in (*components, *sides)]
     modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in OURS}
     files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
     return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -105,18 +105,23 @@ def memory_scalars(record: RoundRecord, held_mb: float) -> dict[str, float]:
     return {"memory/held_mb": held_mb} | ({"memory/gpu_peak_mb": gpu_bytes / 1e6} if gpu_bytes else {})
 
 
-def client_scalars(record: RoundRecord) -> dict[str, float]:
+def client_scalars(record: RoundRecord, names: Sequence[str] = ()) -> dict[str, float]:
     """Return accuracy, metrics and drift of every client.
 
-    Their tags are `client/<id>/<model>/<split>/<phase>`, `client/<id>/<metric>/<model>/...` and `client/<id>/drift`.
+    Their tags are `client/<id>/<model>/<split>/<phase>`, `client/<id>/<metric>/<model>/...` and `client/<id>/drift`,
+    with the client's name in place of its id if the clients have names.
     """
+
+    def tag(client: int, *words: str) -> str:
+        return "/".join(("client", names[client] if names else str(client), *words))
+
     values: dict[str, float] = {}
     for scope, rows in rows_by_scope(record.evaluations).items():
         for row in rows:
             if row.correct is not None:
-                values["/".join(("client", str(row.client), *scope))] = row.correct / row.total
-            values |= {"/".join(("client", str(row.client), name, *scope)): x for name, x in row.metrics.items()}
-    return values | {f"client/{client}/drift": distance for client, distance in record.drift.items()}
+                values[tag(row.client, *scope)] = row.correct / row.total
+            values |= {tag(row.client, name, *scope): x for name, x in row.metrics.items()}
+    return values | {tag(client, "drift"): distance for client, distance in record.drift.items()}
 
 
 def hyperparameters(settings: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, float | str]:

@@ -2,10 +2,11 @@
 
 It has one row per evaluation of a client's model on a split. `loss` is summed over the examples, in nats. `up_bytes`,
 `down_bytes` and `fault` describe the client's round, so they are equal in all rows with the same round and client: use
-one of these rows to sum bytes. The last columns are the metrics besides accuracy, if the run has some; a cell is empty
-without examples, or if the metric is undefined for them. `correct` is empty unless classes are predicted. A client
-with traffic or a fault but without an evaluation has one row with empty split, model and phase, and zero counts. Rows
-of a round are sorted by client, split, model and phase.
+one of these rows to sum bytes. The next columns are the metrics besides accuracy, if the run has some; a cell is empty
+without examples, or if the metric is undefined for them. `correct` is empty unless classes are predicted. The last
+column is `name`, the client's, if the clients have names. A client with traffic or a fault but without an evaluation
+has one row with empty split, model and phase, and zero counts. Rows of a round are sorted by client, split, model and
+phase.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ class RunMeta:
         reported_phase: the phase in which the personal model is reported.
         evaluated_on: the clients that are evaluated.
         measures: names of the metrics, the primary one, and their directions.
+        client_names: of all clients; (): they have no names.
         newcomers: the number of clients that join after the last round. Only their own results include them.
         finetune_epochs: the epochs that newcomers train.
         classes: C.
@@ -64,6 +65,7 @@ class RunMeta:
     reported_phase: EvalPhase = "trained"
     evaluated_on: Literal["all", "participants"] = "all"
     measures: Measures = Measures()
+    client_names: tuple[str, ...] = ()
     newcomers: int = 0
     finetune_epochs: int = 1
     classes: int = 2

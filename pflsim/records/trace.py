@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +68,16 @@ class RoundMatrices:
 
     round: int
     matrices: tuple[Matrix, ...]
+
+
+def named(matrix: Matrix, names: tuple[str, ...]) -> Matrix:
+    """Return a matrix with the names of the clients, if they have names, at rows and columns that are clients."""
+
+    def axis(given: Axis, size: int) -> Axis:
+        return replace(given, names=names[:size]) if given.label in ("client", "receiver", "sender") else given
+
+    rows, columns = matrix.values.shape
+    return replace(matrix, rows=axis(matrix.rows, rows), columns=axis(matrix.columns, columns))
 
 
 def write_matrices(folder: Path, found: RoundMatrices) -> None:

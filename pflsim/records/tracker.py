@@ -21,7 +21,7 @@ from pflsim.records.loggers import Loggers, Scalars, client_scalars, memory_scal
 from pflsim.records.per_client import COLUMNS, PER_CLIENT, complete_rounds, cut, newcomer_rows, round_rows
 from pflsim.records.summary import RunMeta, Summary, write_summary
 from pflsim.records.tensorboard import TensorBoard
-from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, read_matrices, write_matrices
+from pflsim.records.trace import DIAGNOSTICS, RoundMatrices, named, read_matrices, write_matrices
 from pflsim.types import NewcomerRecord, RoundRecord
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Tracker:
         self._lines = (folder / METRICS).open(mode, encoding="utf-8")
         self._per_client = (folder / PER_CLIENT).open(mode, newline="", encoding="utf-8")
         if not resumes:
-            self._write_rows([(*COLUMNS, *meta.measures.columns)])
+            self._write_rows([(*COLUMNS, *meta.measures.columns, *["name"] * bool(meta.client_names))])
         self._tensorboard = TensorBoard(folder, meta.reported, resume_after, hyperparameters, meta.measures)
         self._scalars, self._of_clients = Scalars(meta.reported), per_client
         self._loggers = Loggers(loggers or {})
@@ -86,11 +86,12 @@ class Tracker:
         )
         self._lines.write(to_line(metrics) + "\n")
         self._lines.flush()
-        self._write_rows(round_rows(record, self.meta.measures.columns))
+        self._write_rows(self._named(round_rows(record, self.meta.measures.columns)))
         if record.diagnostics:
+            record = replace(record, diagnostics=tuple(named(m, self.meta.client_names) for m in record.diagnostics))
             write_matrices(self.folder, RoundMatrices(record.round, record.diagnostics))
         scalars = self._scalars(metrics) | memory_scalars(record, self.memory.sample())
-        scalars |= client_scalars(record) if self._of_clients else {}
+        scalars |= client_scalars(record, self.meta.client_names) if self._of_clients else {}
         self._tensorboard.write(record, scalars)
         self._loggers.scalars(scalars, record.round)
         self.history.append(metrics)
@@ -122,7 +123,7 @@ class Tracker:
     def newcomers(self, record: NewcomerRecord) -> None:
         """Write the results of newcomers. No other metric includes them."""
         self._newcomers = record
-        self._write_rows(newcomer_rows(record, self.meta.measures.columns))
+        self._write_rows(self._named(newcomer_rows(record, self.meta.measures.columns)))
 
     def close(self, complete: bool = True, states_saved: bool = True, stopped: str = "") -> Summary:
         """Write summary.json, close the files and return the summary. Further calls only return the summary.
@@ -143,6 +144,11 @@ class Tracker:
     def _save(self) -> None:
         with suppress(OSError):  # e.g. a full disk; `close` writes it again
             write_summary(self.folder, self._summarised(complete=False))
+
+    def _named(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        """Add the client's name to each row of per_client.csv, if the clients have names."""
+        names = self.meta.client_names
+        return ((*row, names[row[1]]) for row in rows) if names else rows
 
     def _write_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
         csv.writer(self._per_client, lineterminator="\n").writerows(rows)

@@ -123,8 +123,8 @@ def test_wrong_settings_and_names() -> None:
         pflsim.sweep(method=[])
     with pytest.raises(SettingsError, match="^data: .*4 parts"):
         pflsim.run(method="fedavg", **SMALL | {"data": (*own_data()[0], *own_data()[1])})
-    with pytest.raises(SettingsError, match="^client='1'"):
-        pflsim.load_model("nothing", client="1")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="^client=1.5"):
+        pflsim.load_model("nothing", client=1.5)  # type: ignore[arg-type]
 
 
 class Wide(nn.Module):

@@ -14,7 +14,7 @@ from pflsim.analysis.curves import AGAINST, Curve, curves_of, draw_curves, of_te
 from pflsim.analysis.groups import Group
 from pflsim.analysis.report.svg import INK, PALETTE, STYLE, to_svg
 from pflsim.analysis.runs import Run
-from pflsim.data.record import partition_figure
+from pflsim.data.record import LONGEST, partition_figure
 from pflsim.records.heatmaps import by_kind, draw_heatmaps
 from pflsim.records.history import RoundMetrics
 from pflsim.records.summary import Choice
@@ -115,7 +115,8 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
             reference, name = _rates(local[1], choice), local[0].label
         caption += _counts(rates, reference, name, run.higher) if reference else f"every client's test {run.primary}"
         with rc_context(STYLE):
-            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], run.primary, run.higher)
+            names = run.partition.get("names", ())
+            drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], run.primary, run.higher, names)
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
 
@@ -143,7 +144,7 @@ def partition_charts(groups: Sequence[Group]) -> list[Chart]:
         counts = {split: np.array([row[split] for row in about["class_counts"]]) for split in get_args(Split)}
         label = f"Examples of {about['clients']} clients by split and by {about['classes']} classes"
         shift = about.get("shift", {"name": "", "groups": ()})
-        figure = partition_figure(counts, groups=shift["groups"])
+        figure = partition_figure(counts, groups=shift["groups"], names=about.get("names", ()))
         svg = to_svg(figure, f"partition-{number}", label, bbox_inches="tight")
         names = ", ".join(filter(None, (about["data"], about["partition"], shift["name"])))
         caption = f"Seed {run.seed}: {names}; partition {digest[:8]}."
@@ -172,6 +173,7 @@ def draw_clients(
     colour: str,
     metric: str = "accuracy",
     higher: bool = True,
+    names: Sequence[str] = (),
 ) -> Any:
     """Draw a bar for every client, the worst first, into a matplotlib `Figure`.
 
@@ -181,6 +183,7 @@ def draw_clients(
         colour: the bars' colour.
         metric: its name.
         higher: whether a higher value is better.
+        names: of the clients, if they have names; the chart has room for `MAX_WITH_GAPS`.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -204,6 +207,9 @@ def draw_clients(
         axes.set_ylim(0, 1.04)
     axes.set_xlabel(f"clients by {metric}")
     axes.set_ylabel(f"test {metric}")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    if names and len(order) <= MAX_WITH_GAPS:
+        axes.set_xticks(places, [names[client][:LONGEST] for client in order], rotation=90, fontsize=7)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     axes.grid(False, axis="x")
     return figure

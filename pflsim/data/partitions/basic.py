@@ -1,4 +1,4 @@
-"""Partitions at random, by writer, and by the classes of each client."""
+"""Partitions at random, by client, and by the classes of each client."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ def iid(pool: Pool) -> list[np.ndarray]:
 
 
 @partition_rule
-def by_writer(pool: Pool, *, writers_per_client: int | None = None) -> list[np.ndarray]:
-    """Give each client all examples of its writers (LEAF's natural partition with one writer per client).
+def by_client(pool: Pool, *, ids_per_client: int | None = None) -> list[np.ndarray]:
+    """Give each client all examples of the clients in the data (LEAF's natural partition with one id per client).
 
-    With one writer each, the clients are in the order of the writers, which is that of their names.
+    With one id each, the clients are in the order of the ids, which is that of their names.
 
     Args:
         pool: the examples and the number of clients.
-        writers_per_client: writers per client, other writers are unused; None: all writers in groups of equal size ± 1.
+        ids_per_client: ids of the data per client, other ids are unused; None: all ids in groups of equal size ± 1.
 
     Raises:
-        SettingsError: the data set has no writers, or too few.
+        SettingsError: the data set has no client ids, or too few.
     """
-    if pool.writers is None:
+    if pool.client_ids is None:
         raise SettingsError(
-            "partition=by_writer needs a data set with the writer of each example: "
-            "use data=femnist, Dataset(writers=...) in Python, or another partition"
+            "partition=by_client needs a data set with the client of each example: "
+            "use data=femnist, Dataset(clients=...) in Python, or another partition"
         )
-    names = np.unique(pool.writers)
-    each = 1 if writers_per_client is None else at_least_one("partition.writers_per_client", writers_per_client)
+    names = np.unique(pool.client_ids)
+    each = 1 if ids_per_client is None else at_least_one("partition.ids_per_client", ids_per_client)
     if pool.clients * each > len(names):
         raise SettingsError(
-            f"clients={pool.clients} with {each} writer(s) each need {pool.clients * each} writers, but there are "
+            f"clients={pool.clients} with {each} client(s) of the data each need {pool.clients * each}, but there are "
             f"{len(names)}: set clients to at most {len(names) // each}"
         )
-    chosen = pool.rng.permutation(names)[: None if writers_per_client is None else pool.clients * each]
+    chosen = pool.rng.permutation(names)[: None if ids_per_client is None else pool.clients * each]
     groups = np.array_split(np.sort(chosen) if len(chosen) == pool.clients else chosen, pool.clients)
-    return [np.flatnonzero(np.isin(pool.writers, group)) for group in groups]
+    return [np.flatnonzero(np.isin(pool.client_ids, group)) for group in groups]
 
 
 @partition_rule

@@ -24,14 +24,14 @@ class Pool:
         num_classes: C.
         clients: N.
         rng: for all random choices.
-        writers: [n] int, the writer of each example; None if unknown.
+        client_ids: [n] int, the client in the data of each example; None if unknown.
     """
 
     labels: np.ndarray
     num_classes: int
     clients: int
     rng: np.random.Generator
-    writers: np.ndarray | None
+    client_ids: np.ndarray | None
 
     @property
     def sizes(self) -> np.ndarray:
@@ -62,9 +62,9 @@ class Pool:
 
 
 def partition_rule(rule: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
-    """Make `rule(pool, *, settings)` a partition rule, `rule(labels, num_classes, clients, rng, writers, *, settings)`.
+    """Make `rule(pool, *, settings)` a rule `rule(labels, num_classes, clients, rng, client_ids, *, settings)`.
 
-    It gets labels and writers in content order (see `pflsim.data.content`), so the partition does not depend on the
+    It gets labels and client ids in content order (see `pflsim.data.content`), so the partition does not depend on the
     stored order of rows. Rules without this decorator get the stored order, so that the numbers they return are the
     user's row numbers.
     """

@@ -65,9 +65,9 @@ def fixed_split(dataset: Dataset, share: float = 0.8) -> Dataset:
         train.append(rows[:size])
         test.append(rows[size:])
     rows = np.concatenate([np.sort(np.concatenate(train)), np.sort(np.concatenate(test))])
-    writers = None if dataset.writers is None else dataset.writers[rows]
+    clients = None if dataset.clients is None else dataset.clients[rows]
     return dataclasses.replace(
-        dataset, x=dataset.x[rows], y=dataset.y[rows], writers=writers, train_size=sum(len(part) for part in train)
+        dataset, x=dataset.x[rows], y=dataset.y[rows], clients=clients, train_size=sum(len(part) for part in train)
     )
 
 

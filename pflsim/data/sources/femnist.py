@@ -28,7 +28,7 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
 
     Returns:
         x [n, 1, 28, 28], uint8 if the values are multiples of 1/255 as LEAF writes them (else float32), 62 classes,
-        and `writers` [n]: indices of the users sorted by name, shared by both parts.
+        and `clients` [n]: indices of the users sorted by name, shared by both parts.
 
     Raises:
         SettingsError: files are missing or invalid.
@@ -44,9 +44,9 @@ def load(*, root: str = "data", standardize: bool = False) -> Dataset:
     (users, x, y), (test_users, x_test, y_test) = (_read_part(folder / part) for part in ("train", "test"))
     dataset = joined("femnist", [(x, y), (x_test, y_test)], CLASSES)
     numbers = {name: i for i, name in enumerate(sorted({*users, *test_users}))}
-    writers = np.array([numbers[user] for user in users + test_users], dtype=np.int64)
+    clients = np.array([numbers[user] for user in users + test_users], dtype=np.int64)
     x, names = _as_bytes(dataset.x).reshape(-1, 1, 28, 28), tuple(numbers)
-    dataset = dataclasses.replace(dataset, x=x, writers=writers, writer_names=names)
+    dataset = dataclasses.replace(dataset, x=x, clients=clients, client_names=names)
     return finished(dataset, standardize)
 
 

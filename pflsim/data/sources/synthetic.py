@@ -16,7 +16,7 @@ FEATURES, CLASSES = 60, 10
 def load(
     *, alpha: NonNegative = 1.0, beta: NonNegative = 1.0, clients: Count = 30, seed: int = 0, standardize: bool = False
 ) -> Dataset:
-    """Draw a table for each client, with a linear model of its own. Use partition=by_writer: a writer is a client.
+    """Draw a table for each client, with a linear model of its own. Use partition=by_client.
 
     Client k has int(exp(N(4, 2²))) + 50 examples, of which 90% are for training:
 
@@ -31,7 +31,7 @@ def load(
         standardize: standardise each feature with mean and variance of the training part.
 
     Returns:
-        x [n, 60] float32, 10 classes, and `writers` [n], the client of each example.
+        x [n, 60] float32, 10 classes, and `clients` [n], the client of each example.
 
     Raises:
         SettingsError: a setting is out of range.
@@ -46,8 +46,8 @@ def load(
     train = np.concatenate([np.arange(n) < int(0.9 * n) for n in sizes])
     order = np.argsort(~train, kind="stable")
     x, y = (np.concatenate(parts)[order] for parts in zip(*drawn, strict=True))
-    writers = np.repeat(np.arange(clients), sizes)[order]
-    return finished(Dataset("synthetic", x, y, CLASSES, int(train.sum()), writers), standardize)
+    owners = np.repeat(np.arange(clients), sizes)[order]
+    return finished(Dataset("synthetic", x, y, CLASSES, int(train.sum()), owners), standardize)
 
 
 def _client(alpha: float, beta: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

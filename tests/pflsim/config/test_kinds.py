@@ -44,9 +44,9 @@ MINE = '''
     def untyped(): called()
     def wrongly_typed() -> str: called()
     def needs(path) -> Data: called()
-    def share(labels, num_classes, clients, rng, writers, *, alpha: float = 1.0) -> list[np.ndarray]: called()
-    def share_too(labels, num_classes, clients, rng, writers=None) -> "Parts": called()
-    def share_lists(labels, num_classes, clients, rng, writers) -> list[list[int]]: called()
+    def share(labels, num_classes, clients, rng, client_ids, *, alpha: float = 1.0) -> list[np.ndarray]: called()
+    def share_too(labels, num_classes, clients, rng, client_ids=None) -> "Parts": called()
+    def share_lists(labels, num_classes, clients, rng, client_ids) -> list[list[int]]: called()
     def share_four(labels, num_classes, clients, rng) -> list[np.ndarray]: called()
     def split(dataset, assign, rng, /) -> Partition: called()
     class Own(Mlp): ...
@@ -115,7 +115,7 @@ X, Y = np.zeros((6, 3), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (Dataset("d", X, Y, 2, 4), "labels"),
         (Dataset("d", X, Y, 0, 4), "num_classes=0"),
         (Dataset("d", X, Y, 3, 7), "train_size=7"),
-        (Dataset("d", X, Y, 3, 4, writers=Y[:2]), "writers"),
+        (Dataset("d", X, Y, 3, 4, clients=Y[:2]), "clients"),
         (Dataset("d", X + np.nan, Y, 3, 4), "NaN"),
     ],
 )

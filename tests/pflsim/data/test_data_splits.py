@@ -32,7 +32,7 @@ PARTITIONS = {
     "one_class": partitions.one_class,
     "dominant_classes": partitions.dominant_classes,
     "n_way_k_shot": partial(partitions.n_way_k_shot, k=16, even=True),
-    "by_writer": partitions.by_writer,
+    "by_client": partitions.by_client,
 }
 
 
@@ -42,8 +42,8 @@ def make(train=800, test=200, classes=10, seed=0):
     numbers = np.arange(n)
     x = np.stack([numbers // 256, numbers % 256], axis=1).astype(np.uint8).reshape(n, 1, 1, 2)
     labels = np.concatenate([np.arange(train) % classes, np.arange(test) % classes])
-    writers = np.random.default_rng(seed).permutation(numbers % 40)
-    return Dataset("made", x, labels.astype(np.int64), classes, train, writers=writers.astype(np.int64))
+    client_ids = np.random.default_rng(seed).permutation(numbers % 40)
+    return Dataset("made", x, labels.astype(np.int64), classes, train, clients=client_ids.astype(np.int64))
 
 
 def shuffled(dataset, seed):
@@ -51,7 +51,7 @@ def shuffled(dataset, seed):
     rng = np.random.default_rng(seed)
     k = dataset.train_size
     order = np.concatenate([rng.permutation(k), k + rng.permutation(len(dataset.y) - k)])
-    return dataclasses.replace(dataset, x=dataset.x[order], y=dataset.y[order], writers=dataset.writers[order])
+    return dataclasses.replace(dataset, x=dataset.x[order], y=dataset.y[order], clients=dataset.clients[order])
 
 
 def examples(dataset, rows):
@@ -91,7 +91,7 @@ def test_hash_notices_every_change():
     x[partition.train[0][0], 0, 0, 1] ^= 1
     seen |= {partition_hash(data, moved), partition_hash(data, swapped)}
     seen |= {partition_hash(dataclasses.replace(data, x=x), partition)}
-    seen |= {partition_hash(dataclasses.replace(data, writers=None), partition)}
+    seen |= {partition_hash(dataclasses.replace(data, clients=None), partition)}
     assert len(seen) == 5
     assert all(len(h) == 64 and set(h) <= set("0123456789abcdef") for h in seen)
 
@@ -165,20 +165,20 @@ def _matching(may, there):
     return int((match >= 0).sum())
 
 
-def test_official_by_writer_tests_on_the_writers_own_examples():
+def test_official_by_client_tests_on_the_clients_own_examples():
     data = make()
-    assert data.writers is not None
-    rule = partial(splits.official, test_by="writers")
-    partition = federate(data, partitions.by_writer, rule, 8, 0)
+    assert data.clients is not None
+    rule = partial(splits.official, test_by="clients")
+    partition = federate(data, partitions.by_client, rule, 8, 0)
     for client in range(8):
-        mine = set(data.writers[np.concatenate([partition.train[client], partition.val[client]])].tolist())
-        assert set(data.writers[partition.test[client]].tolist()) <= mine
+        mine = set(data.clients[np.concatenate([partition.train[client], partition.val[client]])].tolist())
+        assert set(data.clients[partition.test[client]].tolist()) <= mine
     assert sum(len(rows) for rows in partition.test) == 200
-    with pytest.raises(SettingsError, match="needs a data set with writers"):
-        federate(dataclasses.replace(data, writers=None), partitions.iid, rule, 4, 0)
+    with pytest.raises(SettingsError, match="needs a data set with clients"):
+        federate(dataclasses.replace(data, clients=None), partitions.iid, rule, 4, 0)
     apart = np.concatenate([np.arange(800) % 20, 20 + np.arange(200) % 20])
-    with pytest.raises(SettingsError, match="writers of client 0 .*split=merged"):
-        federate(dataclasses.replace(data, writers=apart), partitions.by_writer, rule, 4, 0)
+    with pytest.raises(SettingsError, match="client 0 has no .*split=merged"):
+        federate(dataclasses.replace(data, clients=apart), partitions.by_client, rule, 4, 0)
 
 
 @pytest.mark.parametrize("fraction", [0.75, 0.7, 0.5])

@@ -107,7 +107,7 @@ def test_the_split_draws_test_rows_only_if_none_are_given(tmp_path: Path) -> Non
     assert lists(partition.train) == [[0, 4], [7, 29]] and lists(partition.val) == [[], []]
     for split, unused in (
         ({"validation": 0.2}, "split.validation=0.2"),
-        ({"test_by": "writers"}, "split.test_by=writers"),
+        ({"test_by": "clients"}, "split.test_by=clients"),
     ):
         with pytest.raises(SettingsError, match=unused):
             load_federation(settings(tmp_path, node, **split))
@@ -132,12 +132,12 @@ def test_a_record_reproduces_its_partition(tmp_path: Path, split: Any) -> None:
         explicit(data, 3, path=str(tmp_path / "partition.json"))
 
 
-def test_clients_have_the_names_of_their_writers(tmp_path: Path) -> None:
+def test_clients_have_the_names_of_the_data(tmp_path: Path) -> None:
     people = np.array(["zoe", "ann", "bob", "Eve"])[np.arange(TRAIN + TEST) // 2 % 4]
-    data = replace(made(), writers=people)
-    assert data.writer_names == ("Eve", "ann", "bob", "zoe") and data.writers is not None
-    assert data.writers[:4].tolist() == [3, 3, 1, 1]
-    one = {"_target_": "pflsim.data.partitions.by_writer", "writers_per_client": 1}
+    data = replace(made(), clients=people)
+    assert data.client_names == ("Eve", "ann", "bob", "zoe") and data.clients is not None
+    assert data.clients[:4].tolist() == [3, 3, 1, 1]
+    one = {"_target_": "pflsim.data.partitions.by_client", "ids_per_client": 1}
     chosen = overrides.overrides_of({"data": data})[0].partition("=")[2]
     for node, clients, names in (
         (one, 4, ("Eve", "ann", "bob", "zoe")),
@@ -157,17 +157,17 @@ def test_clients_have_the_names_of_their_writers(tmp_path: Path) -> None:
 
 
 def own_rule(
-    labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, writers: np.ndarray | None
+    labels: np.ndarray, num_classes: int, clients: int, rng: np.random.Generator, client_ids: np.ndarray | None
 ) -> list[np.ndarray]:
     """Neighbouring rows, as the user stored them."""
-    if writers is not None:
-        assert (writers == np.arange(len(labels))).all()
+    if client_ids is not None:
+        assert (client_ids == np.arange(len(labels))).all()
     return np.array_split(np.arange(len(labels)), clients)
 
 
-@pytest.mark.parametrize("writers", [None, np.arange(TRAIN + TEST)])
-def test_rows_of_an_own_rule_are_those_of_the_user(writers: np.ndarray | None) -> None:
-    data = replace(made(), writers=writers)
+@pytest.mark.parametrize("client_ids", [None, np.arange(TRAIN + TEST)])
+def test_rows_of_an_own_rule_are_those_of_the_user(client_ids: np.ndarray | None) -> None:
+    data = replace(made(), clients=client_ids)
     partition = federate(data, own_rule, partial(splits.official, validation=0.0), 4, 0)
     assert lists(partition.train) == lists(np.array_split(np.arange(TRAIN), 4))
     merged = federate(data, partial(own_rule), splits.merged, 4, 0)
@@ -231,10 +231,10 @@ def test_command_partition_is_the_partition_of_a_run(
 
 
 def test_own_rules_that_fail_or_draw_from_a_global_generator() -> None:
-    def fails(labels: np.ndarray, num_classes: int, clients: int, rng: Any, writers: Any) -> list[np.ndarray]:
+    def fails(labels: np.ndarray, num_classes: int, clients: int, rng: Any, client_ids: Any) -> list[np.ndarray]:
         return labels["a"]
 
-    def draws(labels: np.ndarray, num_classes: int, clients: int, rng: Any, writers: Any) -> list[np.ndarray]:
+    def draws(labels: np.ndarray, num_classes: int, clients: int, rng: Any, client_ids: Any) -> list[np.ndarray]:
         return np.array_split(np.random.permutation(len(labels)), clients)  # noqa: NPY002
 
     with pytest.raises(SettingsError, match=r"IndexError.*test_explicit_partition.py, line \d+"):

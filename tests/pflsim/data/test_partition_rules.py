@@ -37,7 +37,7 @@ RULES = {
     "n_way_k_shot": partial(partitions.n_way_k_shot, n=3, k=2, std=1.0),
     "n_way_k_shot_even": partial(partitions.n_way_k_shot, n=3, k=4, std=1.0, even=True),
     "classes_consecutive": partial(partitions.classes_per_client, classes=3, assign="consecutive"),
-    "by_writer": partitions.by_writer,
+    "by_client": partitions.by_client,
 }
 
 
@@ -59,7 +59,7 @@ def test_every_exported_rule_is_covered_and_takes_settings_by_keyword_only():
     assert exported == {getattr(r, "func", r).__name__ for r in RULES.values()}
     for name in exported:
         kinds = [(p.name, p.kind) for p in inspect.signature(getattr(partitions, name)).parameters.values()]
-        assert [n for n, _ in kinds[:5]] == ["labels", "num_classes", "clients", "rng", "writers"]
+        assert [n for n, _ in kinds[:5]] == ["labels", "num_classes", "clients", "rng", "client_ids"]
         assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind in kinds[5:])
 
 
@@ -72,21 +72,21 @@ def test_parts_are_disjoint_sorted_in_range_nonempty_and_a_function_of_the_seed(
     extra = data.draw(st.lists(st.integers(0, 9), max_size=200))
     labels = np.concatenate([even_labels(), np.array(extra, dtype=np.int64)])
     labels = rng(seed + 1).permutation(labels)
-    writers = rng(seed + 2).permutation(np.arange(len(labels)) % 30)
-    parts = RULES[name](labels, 10, clients, rng(seed), writers)
+    client_ids = rng(seed + 2).permutation(np.arange(len(labels)) % 30)
+    parts = RULES[name](labels, 10, clients, rng(seed), client_ids)
     assert len(parts) == clients
     assert all(len(p) and p.dtype == np.int64 and (np.diff(p) > 0).all() for p in parts)
     every = np.concatenate(parts)
     assert len(set(every.tolist())) == len(every)
     assert every.min() >= 0 and every.max() < len(labels)
-    again = RULES[name](labels.copy(), 10, clients, rng(seed), writers.copy())
+    again = RULES[name](labels.copy(), 10, clients, rng(seed), client_ids.copy())
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_another_seed_is_another_partition(name):
-    labels, writers = even_labels(), np.arange(600) % 40
-    one, two = (RULES[name](labels, 10, 12, rng(s), writers) for s in (1, 2))
+    labels, client_ids = even_labels(), np.arange(600) % 40
+    one, two = (RULES[name](labels, 10, 12, rng(s), client_ids) for s in (1, 2))
     assert any(not np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
@@ -246,19 +246,19 @@ def test_consecutive_classes():
     assert held == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 1, 9], [2, 3, 4]]
 
 
-def test_by_writer_keeps_writers_whole():
-    labels, writers = even_labels(), np.arange(600) % 23
-    parts = partitions.by_writer(labels, 10, 5, rng(), writers)
-    groups = [set(writers[p].tolist()) for p in parts]
+def test_by_client_keeps_clients_whole():
+    labels, client_ids = even_labels(), np.arange(600) % 23
+    parts = partitions.by_client(labels, 10, 5, rng(), client_ids)
+    groups = [set(client_ids[p].tolist()) for p in parts]
     assert sum(len(g) for g in groups) == 23 == len(set.union(*groups))
     assert sorted(len(g) for g in groups) == [4, 4, 5, 5, 5]
     assert sum(len(p) for p in parts) == 600
-    single = partitions.by_writer(labels, 10, 5, rng(), writers, writers_per_client=1)
-    held = [set(writers[p].tolist()) for p in single]
-    assert [len(each) for each in held] == [1] * 5 and held == sorted(held, key=min), "in the order of the writers"
+    single = partitions.by_client(labels, 10, 5, rng(), client_ids, ids_per_client=1)
+    held = [set(client_ids[p].tolist()) for p in single]
+    assert [len(each) for each in held] == [1] * 5 and held == sorted(held, key=min), "in the order of the client_ids"
     for each in (1, None):
-        everyone = partitions.by_writer(labels, 10, 23, rng(), writers, writers_per_client=each)
-        assert [set(writers[p].tolist()) for p in everyone] == [{writer} for writer in range(23)]
+        everyone = partitions.by_client(labels, 10, 23, rng(), client_ids, ids_per_client=each)
+        assert [set(client_ids[p].tolist()) for p in everyone] == [{own} for own in range(23)]
 
 
 REFUSED = """
@@ -293,7 +293,7 @@ def test_settings_that_are_refused(line: str) -> None:
         ("listed_classes", 3, {"held": [[0], [1]]}, "clients=3"),
         ("listed_classes", 2, {"held": [[0], []]}, r"client 1 .*\[\]"),
         ("listed_classes", 2, {"held": [[0, 10], [1]]}, r"client 0 .*\[0, 10\]"),
-        ("by_writer", 3, {}, "data=femnist"),
+        ("by_client", 3, {}, "data=femnist"),
     ],
 )
 def test_what_cannot_be_done_is_said(rule, clients, options, says):
@@ -302,9 +302,9 @@ def test_what_cannot_be_done_is_said(rule, clients, options, says):
 
 
 @pytest.mark.parametrize(("clients", "each", "says"), [(24, None, "at most 23"), (12, 2, "at most 11"), (2, 0, "=0")])
-def test_by_writer_needs_enough_writers(clients, each, says):
+def test_by_client_needs_enough_clients(clients, each, says):
     with pytest.raises(SettingsError, match=says):
-        partitions.by_writer(even_labels(), 10, clients, rng(), np.arange(600) % 23, writers_per_client=each)
+        partitions.by_client(even_labels(), 10, clients, rng(), np.arange(600) % 23, ids_per_client=each)
 
 
 def test_classes_without_examples_are_passed_over():

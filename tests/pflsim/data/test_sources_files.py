@@ -208,7 +208,7 @@ def write_leaf(root, train, test):
 
 
 @pytest.mark.parametrize("place", ["femnist", "femnist/data", "."])
-def test_femnist_knows_its_writers_in_both_parts(tmp_path, place):
+def test_femnist_knows_its_clients_in_both_parts(tmp_path, place):
     bytes_ = pixels(4, 784)
     train = leaf({"f2": (bytes_[:2] / 255, [61, 0]), "f1": (bytes_[2:3] / 255, [5])})
     write_leaf(tmp_path / place, train, leaf({"f2": (bytes_[3:] / 255, [7])}))
@@ -216,8 +216,8 @@ def test_femnist_knows_its_writers_in_both_parts(tmp_path, place):
     assert data.x.dtype == np.uint8 and np.array_equal(data.x.reshape(4, 784), bytes_)
     assert data.x.shape == (4, 1, 28, 28) and data.num_classes == 62 and data.train_size == 3
     assert data.y.tolist() == [61, 0, 5, 7]
-    assert data.writers is not None and data.writers.tolist() == [1, 1, 0, 1]
-    assert data.writer_names == ("f1", "f2")
+    assert data.clients is not None and data.clients.tolist() == [1, 1, 0, 1]
+    assert data.client_names == ("f1", "f2")
 
 
 def test_femnist_values_that_are_no_bytes_stay_floats(tmp_path):

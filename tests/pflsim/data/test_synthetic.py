@@ -15,7 +15,7 @@ from pflsim.errors import SettingsError
 
 
 def of(data: Dataset, client: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = data.writers == client
+    rows = data.clients == client
     return data.x[rows], data.y[rows]
 
 
@@ -34,10 +34,10 @@ def test_inputs_have_the_papers_means_and_variances() -> None:
 
 def test_sizes_follow_the_authors_lognormal_and_nine_tenths_train() -> None:
     data = load(clients=600)
-    sizes = np.bincount(data.writers)
+    sizes = np.bincount(data.clients)
     assert sizes.min() >= 50 and abs(np.log(np.maximum(sizes - 50, 1)).mean() - 4) < 0.3
     assert abs(np.median(sizes) - 50 - np.exp(4)) < 12
-    assert np.array_equal(np.bincount(data.writers[: data.train_size]), (0.9 * sizes).astype(int))
+    assert np.array_equal(np.bincount(data.clients[: data.train_size]), (0.9 * sizes).astype(int))
 
 
 def test_labels_are_those_of_a_linear_model_per_client() -> None:
@@ -64,13 +64,13 @@ def test_a_client_is_a_function_of_the_seed_and_its_number() -> None:
 
 def test_a_run_has_as_many_natural_clients_as_clients() -> None:
     with composing([CONFIGS]):
-        chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_writer"]
-        run = prepare(to_settings(composed([*chosen, "split.test_by=writers"], [CONFIGS])))
+        chosen = ["data=synthetic", "clients=7", "model=tabular_mlp", "method=fedavg", "partition=by_client"]
+        run = prepare(to_settings(composed([*chosen, "split.test_by=clients"], [CONFIGS])))
     data, parts = run.dataset, run.partition
-    assert len(np.unique(data.writers)) == 7
+    assert len(np.unique(data.clients)) == 7
     for train, val, test in zip(parts.train, parts.val, parts.test, strict=True):
-        (writer,) = np.unique(data.writers[np.concatenate([train, val, test])])
-        assert len(train) + len(val) + len(test) == (data.writers == writer).sum()
+        (own,) = np.unique(data.clients[np.concatenate([train, val, test])])
+        assert len(train) + len(val) + len(test) == (data.clients == own).sum()
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": float("nan")}, {"clients": 0}])
@@ -79,7 +79,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
         check_component({TARGET: "pflsim.data.sources.synthetic.load", **wrong}, "data")
 
 
-@pytest.mark.parametrize("words", ["", "partition=iid split.test_by=writers", "partition=by_writer"])
+@pytest.mark.parametrize("words", ["", "partition=iid split.test_by=clients", "partition=by_client"])
 def test_clients_that_mix_models_are_refused(words: str) -> None:
-    with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=writers"):
+    with composing([CONFIGS]), pytest.raises(SettingsError, match=r"split\.test_by=clients"):
         check(to_settings(composed(["data=synthetic", "model=tabular_mlp", *words.split()], [CONFIGS])))

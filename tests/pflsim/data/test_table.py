@@ -1,0 +1,203 @@
+"""data=table: files and frames, the inputs made of their columns, and what a run chooses for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import pflsim
+from pflsim.config import components
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import load_federation
+from pflsim.data.federated import Partition
+from pflsim.errors import SettingsError
+
+SMALL: dict[str, Any] = {"method": "fedavg", "rounds": 1, "executor": "inline", "progress": "none", "lr": 0.01}
+
+
+def visits(n: int = 120) -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame(
+        {
+            "hospital": np.array(["Bern", "Oslo", "St. Mary, London"])[rng.integers(0, 3, n)],
+            "age": rng.integers(20, 90, n).astype(float),
+            "sex": np.array(["f", "m"])[rng.integers(0, 2, n)],
+            "pressure": rng.normal(120, 20, n),
+            "readmitted": np.array(["no", "yes"])[rng.integers(0, 2, n)],
+        }
+    )
+    frame.loc[3, "age"], frame.loc[4, "sex"] = np.nan, None
+    return frame
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    visits().to_csv("visits.csv", index=False)
+    return tmp_path
+
+
+def federation(*words: str) -> tuple[Dataset, Partition, Any]:
+    with composing([CONFIGS]):
+        settings = to_settings(composed(["data=table", *words, "method=fedavg"], [CONFIGS]))
+        return *load_federation(settings), settings
+
+
+OF_CLIENTS = ("data.path=visits.csv", "data.label=readmitted", "data.client=hospital")
+
+
+def by_hand(frame: pd.DataFrame, train: np.ndarray) -> np.ndarray:
+    """Columns age, pressure, sex=f, sex=m of all rows, by statistics of the training rows."""
+    columns = []
+    for name in ("age", "pressure"):
+        values = frame[name].to_numpy().copy()
+        values[np.isnan(values)] = np.nanmean(values[train])
+        columns.append((values - values[train].mean()) / values[train].std())
+    sex = frame["sex"].to_numpy(dtype=object).copy()
+    known = [value for value in sex[train] if isinstance(value, str)]
+    sex[[not isinstance(value, str) for value in sex]] = max("fm", key=known.count)
+    return np.stack([*columns, sex == "f", sex == "m"], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize("fit", ["all", "client"])
+def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
+    dataset, partition, settings = federation(*OF_CLIENTS, f"data.fit={fit}")
+    assert (settings.clients, settings.names["partition"], settings.names["split"]) == (3, "by_client", "merged")
+    assert settings.names["model"] == "tabular_mlp" and partition.names == ("Bern", "Oslo", "St. Mary, London")
+    frame = visits()
+    for client, name in enumerate(partition.names):
+        parts = [split[client] for split in (partition.train, partition.val, partition.test)]
+        rows = np.concatenate(parts)
+        assert {*rows} == {*np.flatnonzero(frame["hospital"] == name)} and len(parts[2]) == round(len(rows) / 4)
+        train = np.concatenate(partition.train) if fit == "all" else parts[0]
+        assert np.allclose(dataset.x[rows], by_hand(frame, train)[rows], atol=1e-5)
+    assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
+
+
+def test_the_order_of_rows_changes_nothing_but_their_numbers() -> None:
+    dataset, partition, _ = federation(*OF_CLIENTS)
+    order = np.random.default_rng(0).permutation(120)
+    visits().iloc[order].to_csv("other.csv", index=False)
+    other, again, _ = federation("data.path=other.csv", *OF_CLIENTS[1:])
+    for one, two in zip(partition.train, again.train, strict=True):
+        assert {*one} == {*order[two]}
+        assert np.allclose(dataset.x[np.sort(one)], other.x[np.argsort(order)[np.sort(one)]], atol=1e-6)
+
+
+COUNTS = ("split.train=9", "split.test=9")
+
+
+def test_what_is_given_stays() -> None:
+    _, _, settings = federation(*OF_CLIENTS, "model=linear", "partition=iid", "split=counts", "clients=4", *COUNTS)
+    assert (settings.clients, settings.model["hidden"], settings.split["train"]) == (4, [], 9)
+    with pytest.raises(SettingsError, match="clients=5.* 3 values"):
+        federation(*OF_CLIENTS, "clients=5")
+    assert federation(*OF_CLIENTS, "clients=2", "partition.ids_per_client=1")[2].clients == 2
+    assert federation(*OF_CLIENTS[:2], "clients=7", "partition=iid")[2].names["split"] == "merged"
+
+
+def test_rows_without_a_label_and_small_clients_are_left_out_and_named() -> None:
+    frame = visits()
+    frame.loc[[0, 1], "readmitted"] = None
+    frame.loc[2, "hospital"] = None
+    frame = pd.concat([frame, frame.iloc[:5].assign(hospital="Tiny")[2:]], ignore_index=True)
+    frame.to_csv("visits.csv", index=False)
+    dataset, partition, settings = federation(*OF_CLIENTS)
+    assert settings.clients == 3 and len(dataset.y) == 117 and "Tiny" not in partition.names
+    notes = " ".join(dataset.notes)
+    assert "2 rows without a label" in notes and "1 rows without a client" in notes and "Tiny (3)" in notes
+    assert "Tiny" in federation(*OF_CLIENTS, "data.min_examples=3")[1].names
+
+
+@pytest.mark.parametrize(
+    ("values", "y"),
+    [
+        ([5, 3, 5, 9], [1, 0, 1, 2]),
+        ([3, None, 5, 9], [0, 1, 2]),
+        ([True, False, True, True], [1, 0, 1, 1]),
+        ([0.0, 1.0, 1.0, 0.0], [0, 1, 1, 0]),
+        (["b", "a", None, "b"], [1, 0, 1]),
+        ([0.5, 2.0, 3.0, 1.0], [[0.5], [2.0], [3.0], [1.0]]),
+    ],
+)
+def test_targets(values: list[Any], y: list[Any]) -> None:
+    from pflsim.data.sources.table import load
+
+    table = pflsim.Table(pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": values}), label="y").settings()
+    data = load(**table)
+    assert data.y.tolist() == y and data.y.dtype == (np.float32 if isinstance(y[0], list) else np.int64)
+
+
+def test_two_tables_are_joined_by_the_names_of_columns() -> None:
+    frame = visits()
+    test = frame.iloc[80:][["sex", "pressure", "hospital", "readmitted", "age"]].assign(more=1)
+    given = pflsim.Table(frame.iloc[:80], test, label="readmitted", client="hospital")
+    words = [f"data.{key}={value}" for key, value in given.settings().items()]
+    dataset, partition, settings = federation(*words)
+    assert settings.split["test_by"] == "clients" and settings.names["split"] == "official" and settings.clients == 3
+    train = np.concatenate(partition.train)
+    assert train.max() < 80 and np.allclose(dataset.x, by_hand(frame, train), atol=1e-5)
+    for client, name in enumerate(partition.names):
+        assert {*partition.test[client]} == {*80 + np.flatnonzero(test["hospital"] == name)}
+
+
+def test_numbers_that_are_categories_and_chosen_features() -> None:
+    frame = pd.DataFrame({"site": [1, 2, 3, 1] * 5, "n": np.arange(20), "t": pd.to_datetime("2026-01-01")})
+    frame.assign(y=[0, 1] * 10).to_csv("t.csv", index=False)
+    words = ("data.path=t.csv", "data.label=y", "partition=iid", "clients=2", "data.categorical=[site]")
+    dataset, _, _ = federation(*words, "data.features=[site]")
+    assert np.array_equal(dataset.x, np.eye(3, dtype=np.float32)[frame["site"] - 1])
+    with pytest.raises(SettingsError, match="'sight'.*site"):
+        federation(*words, "data.features=[sight]")
+    with pytest.raises(SettingsError, match="'t'"):
+        federation("data.label=n", f"data.path={components.keep_object('t', frame)}", "partition=iid")
+
+
+def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
+    frame = visits()
+    run = pflsim.run(
+        data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits"), run_dir="run", **SMALL
+    )
+    assert run.summary["data"] == "visits" and {*run.per_client()["name"]} == {*frame["hospital"]}
+    model = pflsim.load_model(run, client="Oslo")
+    train = np.concatenate(run_rows(folder))
+    asked = frame.iloc[[7, 8]].assign(sex=["f", "x"])[["sex", "pressure", "age"]]
+    expected = by_hand(frame, train)[[7, 8]]
+    expected[:, 2:] = [[1, 0], [0, 0]]  # a category that no training row has
+    with torch.no_grad():
+        assert torch.allclose(model(asked), model(torch.from_numpy(expected)), atol=1e-5)
+    with pytest.raises(SettingsError, match="'pressure'"):
+        model(asked.drop(columns="pressure"))
+    longer = pflsim.resume(
+        run, rounds=2, data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits")
+    )
+    assert longer.done == 2
+
+
+def run_rows(folder: Path) -> list[list[int]]:
+    import json
+
+    return json.loads((folder / "run/partition.json").read_text())["train"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["data.label=readmitted"], "data.path"),
+        (["data.path=visits.csv"], "data.label"),
+        (["data.path=no.csv", "data.label=readmitted"], "data.path=no.csv"),
+        (["data.path=visits.csv", "data.label=readmited"], "'readmited'.*readmitted"),
+        ([*OF_CLIENTS[:2], "data.client=city"], "'city'"),
+        ([*OF_CLIENTS, "data.features=[hospital]"], "data.features"),
+        ([*OF_CLIENTS, "data.min_examples=100"], "no rows are left"),
+    ],
+)
+def test_wrong_tables_are_refused(words: list[str], names: str) -> None:
+    with pytest.raises(SettingsError, match=names):
+        federation(*words)
