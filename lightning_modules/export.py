@@ -63,7 +63,7 @@ class LoadedModel(nn.Module):
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...], of a mapping of them, or of rows of a frame if the data are a table."""
+        """Return scores [B, C] of inputs [B, ...], of a mapping of them, or of rows of a frame for a table."""
         client = self.client
         if self.encoder is not None and hasattr(inputs, "columns"):
             inputs = torch.from_numpy(self.encoder(inputs, self.about["client"]))
