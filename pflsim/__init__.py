@@ -55,6 +55,7 @@ def run(
             - `data`: a `pflsim.Table`, a `pflsim.data.dataset.Dataset`, or a pair of training and test data (see
               `pflsim.data.sources.own.as_dataset`).
             - `method`: a `ClientModule` class, or a pair of it and a `ServerRule` class.
+            - `task["loss"]` and the entries of `eval["metrics"]`: functions `(scores, targets)`, modules and metrics.
             - `partition`: a partition rule, or the rows of every client: `{"train": [...], "test": [...]}`.
 
     Returns:
@@ -135,8 +136,9 @@ def resume(
     from pflsim.config.components import COMPONENTS
     from pflsim.config.compose import config_folders
 
-    overrides_of({key: value for key, value in settings.items() if key in COMPONENTS})
-    others = {key: value for key, value in settings.items() if key not in COMPONENTS or isinstance(value, str)}
+    objects = {*COMPONENTS, "task", "eval"}
+    overrides_of({key: value for key, value in settings.items() if key in objects})
+    others = {key: value for key, value in settings.items() if key not in objects or isinstance(value, str)}
     texts = [*overrides_of(others), *overrides]
     folder = str(run.folder if isinstance(run, Run) else run)
     return read_run(resume_run(folder, texts, config_folders([]), callbacks=callbacks))

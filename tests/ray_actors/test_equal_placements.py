@@ -21,6 +21,8 @@ from pflsim.data.shifts import Noise, Shift
 from pflsim.engine.simulation import Simulation
 from pflsim.servers.fedavg import FedAvg as FedAvgServer
 from pflsim.servers.pfedcfr import PFedCFR as PFedCFRServer
+from pflsim.tasks.metrics import metrics_of
+from pflsim.tasks.task import Task
 from ray_actors.executor import RayExecutor
 from ray_actors.layout import Node, lay_out
 from ray_actors.resources import ActorPool
@@ -44,7 +46,7 @@ def worlds() -> Iterator[World]:
     )
     last = world(FedAvg, FedAvgServer(), training=training, model=dropout_mlp, augment="crop_flip")
     shift = Shift((0, 1, 0, 1), (Noise(0.0, 3), Noise(0.3, 3)))
-    factory = replace(last.factory, metrics=("macro_f1", "ece"))
+    factory = replace(last.factory, metrics=metrics_of(("macro_f1", "ece"), Task("classification", 3)))
     yield replace(last, partition=replace(last.partition, shift=shift), factory=factory)
 
 

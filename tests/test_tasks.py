@@ -1,0 +1,89 @@
+"""Runs with other tasks, losses and metrics, from settings to comparison."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import pflsim
+from pflsim.errors import SettingsError
+from pflsim.records.history import read_history
+
+SMALL: dict[str, Any] = {"data": "digits", "clients": 6, "rounds": 3, "executor": "inline", "progress": "none"}
+
+
+def branches(scores: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(scores, targets) * (1 if bool(scores.sum() > 0) else 1)
+
+
+def test_regression_from_settings_to_comparison(tmp_path: Path) -> None:
+    """A lower RMSE is better in every place, and predictions are in the unit of the targets."""
+    task = {"name": "regression", "standardize_target": True}
+    runs = [
+        pflsim.run(method=m, task=task, partition="dirichlet", run_dir=str(tmp_path / m), **SMALL)
+        for m in ("local", "fedavg")
+    ]
+    for run in runs:
+        lines = (run.folder / "per_client.csv").read_text().splitlines()
+        rows = [row for row in csv.DictReader(lines) if row["split"] == "test"]
+        assert {row["correct"] for row in rows} == {""} and all(float(row["rmse"]) > 0 for row in rows)
+        history = read_history(run.folder)
+        means = {x.round: x.evaluations[run.reported._replace(split="val")].mean for x in history}
+        found = run.summary["metrics"]["rmse"][run.reported.model]["best_val"]
+        assert found["round"] == min(means, key=lambda number: means[number])
+        assert found["worst_decile"] == max(
+            float(r["rmse"]) for r in rows if (int(r["round"]), r["model"]) == (found["round"], run.reported.model)
+        )
+        assert run.summary["primary"] == {"name": "rmse", "higher_is_better": False} and "accuracy" not in run.summary
+        assert 0 < run.mean() < 6 and np.isnan(run.accuracy)
+    (compared,) = pflsim.compare(runs)
+    (difference,) = compared.differences
+    assert runs[0].mean() < runs[1].mean() and difference.worse > difference.better and (difference.mean or 0) > 0
+    assert "rmse" in str(compared) and pflsim.report(runs, tmp_path / "report.html").is_file()
+    scores = pflsim.load_model(runs[0], 0)(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+    assert scores.shape == (2, 1) and 0 < float(scores.detach().mean()) < 9
+
+
+def test_a_metric_that_is_undefined_is_missing_and_counted(tmp_path: Path) -> None:
+    """Two of three clients have one class."""
+    x = np.random.default_rng(0).normal(size=(90, 4)).astype(np.float32)
+    y = np.repeat([0, 1, 0], 30) | (np.arange(90) >= 75)
+    rows = {"train": [[*range(0, 30)], [*range(30, 60)], [*range(60, 90)]]}
+    rows["test"] = rows["train"].copy()
+    options = {**SMALL, "data": ((x, y), (x, y)), "clients": 3, "model": "tabular_mlp", "partition": rows}
+    run = pflsim.run(method="local", eval={"primary": "auroc"}, run_dir=str(tmp_path / "a"), **options)
+    found = run.summary["metrics"]["auroc"]["personal"]["last"]
+    assert (found["clients"], found["undefined"]) == (1, 2) and 0 <= found["mean"] == found["worst_decile"] <= 1
+    last = run.per_client().query("round == 3 and split == 'test' and model == 'personal'")
+    assert last["auroc"].isna().tolist() == [True, True, False] and 0 <= found["pooled"] <= 1
+    rows["test"][2] = [*range(60, 75)]
+    with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
+        pflsim.run(method="local", eval={"primary": "auroc"}, run_dir=str(tmp_path / "b"), **options)
+
+
+def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked(tmp_path: Path) -> None:
+    run = pflsim.run(method="fedrep", task={"loss": branches}, run_dir=str(tmp_path / "run"), **SMALL)
+    (warning,) = run.summary["warnings"]
+    assert "one by one" in warning and "task.loss=" in warning and "branches" in warning
+    assert {*run.history[-1].losses} == {"head/loss", "body/loss"}
+    with pytest.raises(SettingsError, match=r"lockstep=true: task\.loss="):
+        pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, run_dir=str(tmp_path / "b"), **SMALL)
+
+
+def test_two_classes_with_one_output_have_two_scores(tmp_path: Path) -> None:
+    options = {**SMALL, "data": "breast_cancer", "model": "tabular_mlp", "run_dir": str(tmp_path / "run")}
+    task = {"loss": "BCEWithLogitsLoss", "class_weights": "balanced_client"}
+    run = pflsim.run(method="ditto", task=task, eval={"metrics": ["auroc"]}, **options)
+    model = pflsim.load_model(run, 0)
+    assert model(torch.zeros(2, *model.about["shape"])).shape == (2, 2) and model.client.net.num_classes == 1
+    assert run.accuracy > 0.8 and run.mean("auroc") > 0.8
+    record = json.loads((run.folder / "partition.json").read_text())
+    assert record["task"]["name"] == "classification" and record["classes"] == 2
