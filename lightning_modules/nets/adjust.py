@@ -98,3 +98,17 @@ def add_adapters(net: Net, lora: Mapping[str, Any]) -> None:
     with reading(f"lora={options}", "arguments of peft.LoraConfig, and targets among the linear layers of the body"):
         config = LoraConfig(target_modules=options.pop("targets", linear), **options)
         inject_adapter_in_model(config, net.body)
+
+
+def adapter_matrices(module: nn.Module, matrix: str) -> tuple[str, ...]:
+    """Return the state_dict keys of the trained matrices "A" or "B" of PEFT's LoRA adapters.
+
+    Raises:
+        SettingsError: there are none.
+    """
+    names = tuple(name for name, _ in module.named_parameters() if f"lora_{matrix}" in name.split("."))
+    if not names:
+        raise SettingsError(
+            f"method={type(module).__name__} needs a model with adapters; set lora={{r: 8}}, or give a PEFT model"
+        )
+    return names

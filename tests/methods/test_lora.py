@@ -1,0 +1,126 @@
+"""FedSA-LoRA and FFA-LoRA: what of the adapters is trained, shared and frozen, and rounds by hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from by_hand import SIZES, batches
+from support import rounds, same, slow_except, states, world
+from torch.nn.functional import cross_entropy
+
+from lightning_modules.contract.checks import CHECKS, Make, Skipped, batch_norm_works, lockstep_equals_loop, rounds_run
+from lightning_modules.contract.command import maker
+from lightning_modules.methods.fedavg import FedAvg
+from lightning_modules.methods.fedsa_lora import FedSALoRA
+from lightning_modules.methods.ffa_lora import FFALoRA
+from lightning_modules.methods.local import Local
+from lightning_modules.nets.adjust import Adjustments
+from lightning_modules.nets.frozen import frozen
+from lightning_modules.training import Training
+from pflsim.cli import main
+from pflsim.config.compose import CONFIGS
+from pflsim.servers.fedavg import FedAvg as Server
+from pflsim.servers.local import Local as Alone
+
+pytest.importorskip("peft")
+R, ALPHA = 2, 6
+ADAPTED = {"adjust": Adjustments(lora={"r": R, "lora_alpha": ALPHA}), "training": Training(lr=0.3, batch_size=4)}
+LAYER = "net.body.fc1."
+A, B = f"{LAYER}lora_A.default.weight", f"{LAYER}lora_B.default.weight"
+HEAD = ("net.head.weight", "net.head.bias")
+IN, OUT = 16, 5
+"""Inputs and outputs of the layer with an adapter."""
+
+
+APPLY = [check for check in CHECKS if check is not batch_norm_works]  # whose normalisation layers are frozen here
+
+
+@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+@pytest.mark.parametrize("check", slow_except({rounds_run, lockstep_equals_loop}, APPLY), ids=lambda c: c.__name__)
+def test_contract(method: str, check: Callable[[Make], None]) -> None:
+    with suppress(Skipped), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the Trainer
+        check(maker(method, ["lora={r: 2}"], [CONFIGS]))
+
+
+@pytest.mark.parametrize("method", ["fedsa_lora", "ffa_lora"])
+def test_a_model_without_adapters_is_refused(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"method={method}", "data=digits", "model=mlp", "executor=inline"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "lora=" in error
+
+
+@pytest.mark.parametrize(
+    ("client", "trained", "sent"), [(FedSALoRA, (A, B, *HEAD), (A,)), (FFALoRA, (B, *HEAD), (B, *HEAD))]
+)
+def test_two_rounds_by_hand(client: Any, trained: tuple[str, ...], sent: tuple[str, ...]) -> None:
+    """SGD on y = W₀x + α/r·B(Ax), with gradients of the product in float64; then the mean over the examples."""
+    executor = world(client, Server(), **ADAPTED).inline()
+    module = executor.factory.build()
+    start = {name: value.detach().double() for name, value in [*module.named_parameters(), *frozen(module).items()]}
+    fixed = {name: start[name] for name in start if name not in trained}
+    assert not start[B].any() and {*trained} == {*module.state_dict()}
+    own = [{name: start[name] for name in trained} for _ in SIZES]
+    for t in (1, 2):
+        for number, values in enumerate(own):
+            for x, y in batches(executor, number, t):
+                leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+                w, inputs = {**fixed, **leaves}, torch.from_numpy(x) / 255
+                weight = w[f"{LAYER}base_layer.weight"] + ALPHA / R * w[B] @ w[A]
+                hidden = torch.relu(inputs @ weight.T + w[f"{LAYER}base_layer.bias"])
+                loss = cross_entropy(hidden @ w[HEAD[0]].T + w[HEAD[1]], torch.from_numpy(y))
+                slopes = torch.autograd.grad(loss, list(leaves.values()))
+                values.update({name: values[name] - 0.3 * g for name, g in zip(leaves, slopes, strict=True)})
+        ends = [dict(values) for values in own]
+        means = {name: sum(n * v[name] for n, v in zip(SIZES, own, strict=True)) / sum(SIZES) for name in sent}
+        for values in own:
+            values.update(means)
+    reports = rounds(executor, 2, 4)
+    for number, state in states(executor).items():
+        for name, value in ends[number].items():
+            torch.testing.assert_close(state[name].double(), value, rtol=1e-4, atol=1e-5)
+    for name, value in means.items():
+        torch.testing.assert_close(executor.server.state.weights[name].double(), value, rtol=1e-4, atol=1e-5)
+    counts = {A: R * IN, B: OUT * R, HEAD[0]: OUT * 3, HEAD[1]: 3}
+    assert {report.up_bytes for report in reports} == {4 * sum(counts[name] for name in sent)}
+
+
+def test_the_first_step_leaves_a_as_it_is() -> None:
+    executor = world(
+        FedSALoRA, Server(), adjust=ADAPTED["adjust"], training=Training(lr=0.3, batch_size=4, local_steps=1)
+    ).inline()
+    first = executor.factory.build().get_parameter(A)
+    rounds(executor, 1, 4)
+    assert all(torch.equal(state[A], first) and state[B].any() for state in states(executor).values())
+
+
+def test_one_client_of_fedsa_is_local() -> None:
+    ends = []
+    for client, server in ((FedSALoRA, Server()), (Local, Alone())):
+        executor = world(client, server, sizes=(12,), **ADAPTED).inline()
+        rounds(executor, 3, 1)
+        ends.append(states(executor))
+    assert same(*ends)
+
+
+def test_ffa_is_fedavg_where_a_is_the_identity() -> None:
+    """With α = r, B is the change of W: FedAvg on this layer alone; the head stays."""
+    ends = []
+    adapters, others = Adjustments(lora={"r": IN, "lora_alpha": IN}), Adjustments(freeze=("head", "*.bias"))
+    for client, adjust in ((partial(FFALoRA, head="frozen"), adapters), (FedAvg, others)):
+        made = world(client, Server(), adjust=adjust, training=ADAPTED["training"])
+        executor = made.inline()
+        if adjust is adapters:
+            frozen(executor.host.module)[A].copy_(torch.eye(IN))
+        start = made.factory.build()
+        rounds(executor, 3, 4)
+        found = executor.server.state.weights
+        ends.append(found[B] if adjust is adapters else found[f"{LAYER}weight"] - start.get_parameter(f"{LAYER}weight"))
+    assert ends[0].abs().max() > 0.01
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-5)
