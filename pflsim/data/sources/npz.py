@@ -14,6 +14,8 @@ from pflsim.data.sources.common import finished, joined
 from pflsim.errors import SettingsError, reading
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+FORMS = ("x_{}", "y_{}"), ("{}_images", "{}_labels")
+"""Names of inputs and labels by part: ours, and those of MedMNIST."""
 CHANNELS = (1, 3, 4)
 ImageLayout = Literal["auto", "hwc", "chw"]
 
@@ -26,7 +28,10 @@ def load(
     vocabulary: int | None = None,
     standardize: bool = False,
 ) -> Dataset:
-    """Load a .npz file with x_train, y_train, x_test and y_test.
+    """Load a .npz file with x_train, y_train, x_test and y_test, or with the keys of MedMNIST (train_images, ...).
+
+    Validation arrays (x_val and y_val, or val_images and val_labels) are added to the training part, from which
+    `split.validation` draws.
 
     Args:
         path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
@@ -48,9 +53,12 @@ def load(
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
     expected = f"an .npz archive with {', '.join(KEYS)}, arrays of numbers"
     with reading(f"data.path={path}", expected), open(path, "rb") as file, np.load(file) as archive:
-        arrays = {key: np.asarray(archive[key]) for key in KEYS}
-    x, x_test = (inputs(f"{path}: {key}", arrays[key], layout) for key in ("x_train", "x_test"))
-    dataset = joined(Path(path).stem, [(x, arrays["y_train"]), (x_test, arrays["y_test"])], num_classes)
+        form = next((form for form in FORMS if form[0].format("train") in archive), FORMS[0])
+        parts = [part for part in ("train", "val", "test") if part != "val" or form[0].format(part) in archive]
+        names = [tuple(each.format(part) for each in form) for part in parts]
+        arrays = [(inputs(f"{path}: {x}", np.asarray(archive[x]), layout), np.asarray(archive[y])) for x, y in names]
+    dataset = joined(Path(path).stem, arrays, num_classes)
+    dataset = replace(dataset, train_size=len(dataset.y) - len(arrays[-1][0]))
     if vocabulary is not None and dataset.kind != "token sequences":
         raise SettingsError(f"data.vocabulary={vocabulary}: {dataset.name} has {dataset.kind}; leave it out")
     return finished(replace(dataset, vocabulary=vocabulary), standardize)
