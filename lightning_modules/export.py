@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from functools import cached_property, partial
@@ -228,8 +228,8 @@ def export_program(model: LoadedModel) -> torch.export.ExportedProgram:
             flag.fp32_precision = precision
 
 
-def write(model: LoadedModel, folder: Path, name: str) -> str:
-    """Write `name`.pt2 and `name`.safetensors, the client module's state; returns a line that describes them."""
+def write(model: LoadedModel, folder: Path, name: str) -> tuple[Path, int]:
+    """Write `name`.pt2 and `name`.safetensors, the client module's state; returns the first and the tensors' number."""
     file = io.BytesIO()
     torch.export.save(export_program(model), file)
     tensors = {**model.client.state_dict(), **frozen(model.client)}
@@ -238,7 +238,7 @@ def write(model: LoadedModel, folder: Path, name: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.pt2", file.getvalue())
     write_tensors(folder / f"{name}.safetensors", state, metadata)
-    return f"{folder / name}.pt2, {name}.safetensors: {len(state)} tensors"
+    return folder / f"{name}.pt2", len(state)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,15 +262,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     def export() -> None:
-        saved = SavedModels(given.run, given.round)
-        for client in _clients(given.client, saved):
-            model = saved.load(client, given.model)
-            whose = "global" if client is None else f"client_{client}"
-            other = client is not None and model.predict_global != (model.client.reported_model == "global")
-            name = f"{whose}_{model.about['model']}" if other else whose
-            print(write(model, given.out or given.run / "export", name))
+        for path, tensors in exported(given.run, given.client, given.round, given.model, given.out):
+            print(f"{path}, {path.stem}.safetensors: {tensors} tensors")
 
     return exit_status(export)
+
+
+def exported(
+    run: Path, clients: str | None, round_name: str, model: ModelKind | None, out: Path | None
+) -> Iterator[tuple[Path, int]]:
+    """Write models of a run, see `main`; yields the file of each program and its number of tensors."""
+    saved = SavedModels(run, round_name)
+    for client in _clients(clients, saved):
+        loaded = saved.load(client, model)
+        whose = "global" if client is None else f"client_{client}"
+        other = client is not None and loaded.predict_global != (loaded.client.reported_model == "global")
+        name = f"{whose}_{loaded.about['model']}" if other else whose
+        yield write(loaded, out or run / "export", name)
 
 
 def _clients(text: str | None, saved: SavedModels) -> list[int] | list[None]:

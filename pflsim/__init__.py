@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     from pflsim.analysis.runs import Run, Runs
     from pflsim.analysis.tables import Comparisons
+    from pflsim.data.federated import Partition
     from pflsim.data.sources.table import Table as Table
 
-__all__ = ["Table", "compare", "load", "load_model", "report", "resume", "run", "sweep"]
+__all__ = [
+    "Table", "compare", "export", "load", "load_model", "partition", "report", "resume", "run", "sweep", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -113,6 +116,98 @@ def sweep(
         RunError: a run ended early; the others were run.
     """
     return load(_run(overrides, config_dirs, settings, multirun=True, callbacks=[*callbacks]))
+
+
+def tune(
+    into: str | Path,
+    *,
+    trials: int = 12,
+    seeds: int = 3,
+    rounds: int | None = None,
+    overrides: Sequence[str] = (),
+    config_dirs: Sequence[str | Path] = (),
+    **settings: Any,
+) -> Runs:
+    """Tune methods on validation data with equal budgets, then run the chosen values with other seeds.
+
+    Args:
+        into: folder of the study; the same call continues a study that was stopped.
+        trials: of each method.
+        seeds: runs of the chosen values of each method.
+        rounds: of these runs; None: those of the trials.
+        overrides: see `run`.
+        config_dirs: see `run`.
+        settings: see `run`; `method` is a list, and `search={"lr": [0.01, 0.1]}` a space. Trials run in processes of
+            their own, so objects must be importable.
+
+    Returns:
+        The runs of the chosen values.
+
+    Raises:
+        SettingsError: a setting or a space is wrong, or the folder has another study.
+        RunError: a method or a run is missing in the comparison.
+    """
+    from pflsim.commands.overrides import overrides_of
+    from pflsim.commands.tune import run_study
+
+    texts = [*overrides_of(settings, sweep=True), *overrides]
+    options = {"trials": trials, "seeds": seeds, "rounds": rounds, "config_dir": [*map(str, config_dirs)]}
+    return load(run_study(Path(into), {"settings": texts, **options}))
+
+
+def partition(
+    into: str | Path, *, overrides: Sequence[str] = (), config_dirs: Sequence[str | Path] = (), **settings: Any
+) -> Partition:
+    """Partition the data without a run; write partition.json and partition.png.
+
+    Args:
+        into: the folder.
+        overrides: see `run`.
+        config_dirs: see `run`.
+        settings: see `run`.
+
+    Returns:
+        The rows of every client, their names and their shift.
+
+    Raises:
+        SettingsError: a setting is wrong, or the folder has a partition.
+    """
+    from pflsim.cli import checked
+    from pflsim.commands.overrides import overrides_of
+    from pflsim.data.record import write_federation
+
+    (found,) = checked([*overrides_of(settings), *overrides], False, [*map(str, config_dirs)])
+    return write_federation(found, Path(into))[1]
+
+
+def export(
+    run: Run | str | Path,
+    client: int | str | None = None,
+    round: int | str = "last",
+    model: Literal["personal", "global"] | None = None,
+    out: str | Path | None = None,
+) -> list[Path]:
+    """Write models as programs of `torch.export`, and their tensors as safetensors.
+
+    Args:
+        run: the run or its folder.
+        client: its id or name, or "all"; None: the server's model.
+        round: see `load_model`.
+        model: see `load_model`.
+        out: the folder; None: `export` in the run folder.
+
+    Returns:
+        The files of the programs.
+
+    Raises:
+        SettingsError: there is no such model, or torch.export cannot export it.
+    """
+    from pflsim.analysis.runs import Run
+
+    importlib.import_module("lightning_modules.light")
+    exported = importlib.import_module("lightning_modules.export").exported
+    folder, place = run.folder if isinstance(run, Run) else Path(run), None if out is None else Path(out)
+    return [path for path, _ in exported(folder, None if client is None else str(client), str(round), model, place)]
 
 
 def resume(

@@ -160,21 +160,14 @@ def _resumed_folder(asked: Sequence[str], sweep: bool) -> str:
 
 def _partition(overrides: Sequence[str], options: argparse.Namespace) -> int:
     """Partition the data, write partition.json and partition.png, and print the sizes."""
-    from pflsim.data.dataset import dataset_warnings
-    from pflsim.data.federate import load_federation
-    from pflsim.data.record import record_names, sizes, write_partition
+    from pflsim.data.record import sizes, write_federation
 
     into = [text for text in overrides if text.startswith(INTO)]
     others = [text for text in overrides if text not in into]
     if options.multirun or options.cfg or len(into) > 1 or any(text.startswith(RESUME) for text in others):
         raise SettingsError(f"{PARTITION} makes one partition: leave out -m, --cfg and resume=, and give {INTO} once")
     folder = Path("".join(into).removeprefix(INTO) or PARTITION)
-    if (folder / "partition.json").exists():
-        raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another {INTO}FOLDER")
     (settings,) = checked(others, False, options.config_dir)
-    dataset, partition = load_federation(settings)
-    for warning in dataset_warnings(dataset):
-        print(f"warning: {warning}", file=sys.stderr)
-    write_partition(folder, dataset, partition, record_names(settings))
+    dataset, partition = write_federation(settings, folder)
     print(f"{sizes(dataset, partition)}\nwritten: {folder / 'partition.json'}, {folder / 'partition.png'}")
     return 0

@@ -190,7 +190,7 @@ def test_dotted_names(runs: list[Settings], own: str) -> None:
     line = f"model={own}.Tiny model.width=9 data={own}.load partition={own}.rule method={own}.Moon"
     assert cli.main([*line.split(), "+experiment=pfedcfr_table2_mnist"]) == 0
     (settings,) = runs
-    assert settings.model == {"_target_": f"{own}.Tiny", "variants": [], "head": None, "width": 9}
+    assert settings.model == {"_target_": f"{own}.Tiny", "variants": [], "width": 9}
     assert settings.data == {"_target_": f"{own}.load", "root": "."}
     assert settings.partition == {"_target_": f"{own}.rule", "alpha": 3}
     server = {"_target_": "pflsim.servers.fedavg.FedAvg"}

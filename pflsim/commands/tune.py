@@ -54,7 +54,11 @@ def main(arguments: Sequence[str]) -> int:
     add("--config-dir", action="append", default=[], metavar="DIR", help="look for groups in DIR too; may be repeated")
     options = vars(parser.parse_intermixed_args(arguments))
     folder = options.pop("into")
-    return exit_status(lambda: _tune(folder, options))
+
+    def study() -> None:
+        run_study(folder, options)
+
+    return exit_status(study)
 
 
 def _positive(text: str) -> int:
@@ -63,8 +67,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _tune(folder: Path, options: Mapping[str, Any]) -> None:
-    """Run a study, or continue it.
+def run_study(folder: Path, options: Mapping[str, Any]) -> list[Path]:
+    """Run a study, or continue it; returns the folders of the runs of the chosen values.
 
     Args:
         folder: of the study.
@@ -92,11 +96,11 @@ def _tune(folder: Path, options: Mapping[str, Any]) -> None:
             study = Study(folder, options, methods)
             if not any(map(study.trials, methods)):
                 check_first_runs(methods)
-            _run(study)
+            return _run(study)
 
 
-def _run(study: Study) -> None:
-    """Run the trials, then the chosen values with the other seeds; print and write the tables."""
+def _run(study: Study) -> list[Path]:
+    """Run the trials, then the chosen values with the other seeds; print and write the tables; returns these runs."""
     from pflsim.terminal.result import result_line
 
     study.write()
@@ -110,11 +114,13 @@ def _run(study: Study) -> None:
         folder = Path(str(runs[number].run_dir))
         print(f"{folder.name}: {reason or result_line(folder)}", flush=True)
         failed += [f"{folder}: {reason}"] if reason else []
-    text, page = _tables(study, [folder for run in runs if is_complete(folder := Path(str(run.run_dir)))])
+    done = [folder for run in runs if is_complete(folder := Path(str(run.run_dir)))]
+    text, page = _tables(study, done)
     write_atomically(study.folder / "tuned.md", f"{page}\n")
     print(f"\n{text}\n\nwritten: {study.folder / 'tuned.json'}, {study.folder / 'tuned.md'}", flush=True)
     if failed:
         raise RunError("\n".join(failed))
+    return done
 
 
 def _tables(study: Study, runs: Sequence[Path]) -> list[str]:

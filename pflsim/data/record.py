@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from tabulate import tabulate
 from pflsim.config.components import component_name
 from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
-from pflsim.data.dataset import BINS, Dataset
+from pflsim.data.dataset import BINS, Dataset, dataset_warnings
 from pflsim.data.federated import Partition, class_counts
 from pflsim.data.shifts import Shift
+from pflsim.errors import SettingsError
 from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
@@ -87,6 +89,23 @@ def write_partition(
             folder / "partition.png", dpi=100
         )
     return digest
+
+
+def write_federation(settings: Settings, folder: Path) -> tuple[Dataset, Partition]:
+    """Load and partition the data of a run, write the partition to a folder, and print warnings about the data.
+
+    Raises:
+        SettingsError: see `load_federation`, or the folder has a partition.
+    """
+    from pflsim.data.federate import load_federation
+
+    if (folder / "partition.json").exists():
+        raise SettingsError(f"{folder} has a partition.json, and files are not overwritten; give another into=FOLDER")
+    dataset, partition = load_federation(settings)
+    for warning in dataset_warnings(dataset):
+        print(f"warning: {warning}", file=sys.stderr)
+    write_partition(folder, dataset, partition, record_names(settings))
+    return dataset, partition
 
 
 def sizes(dataset: Dataset, partition: Partition) -> str:

@@ -203,3 +203,24 @@ def test_resumed_with_data_of_a_dotted_name_elsewhere(folder: Path, monkeypatch:
     run = pflsim.run(method="local", **SMALL | {"data": "moved_data.read"}, overrides=["model.hidden=[4]"])
     again = pflsim.resume(run, rounds=3, overrides=["data.path=there"])
     assert again.summary["rounds"] == 3 and again.summary["data"] == "read"
+
+
+def test_partition_and_export() -> None:
+    given = {key: SMALL[key] for key in ("data", "clients")}
+    rows = pflsim.partition("rows", **given)
+    run = pflsim.run(method="fedavg", **SMALL | {"rounds": 1, "model": "linear"})
+    listed = json.loads(Path("rows/partition.json").read_text())
+    assert listed["hash"] == run.partition["hash"] and [part.tolist() for part in rows.train] == listed["train"]
+    with pytest.raises(SettingsError, match="rows"):
+        pflsim.partition("rows", **given)
+    assert pflsim.export(run, "all", out="programs") == [Path(f"programs/client_{client}.pt2") for client in range(3)]
+    (path,) = pflsim.export(run)
+    x = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    assert torch.equal(torch.export.load(path).module()(x), pflsim.load_model(run)(x))
+
+
+@pytest.mark.slow
+def test_tune() -> None:
+    given = SMALL | {"rounds": 1, "model": "linear", "search": {"lr": [0.01, 0.1]}}
+    runs = pflsim.tune("study", method=["local", "fedavg"], trials=2, seeds=1, **given)
+    assert {run.method for run in runs} == {"local", "fedavg"} and Path("study/tuned.json").exists()

@@ -19,7 +19,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None = None) -> Dataset:
-    """Concatenate the official training and test parts.
+    """Concatenate the official training and test parts; a validation part may be between them.
 
     Args:
         name: the data set's name.
@@ -31,7 +31,8 @@ def joined(name: str, parts: Sequence[tuple[np.ndarray, np.ndarray]], num_classe
         SettingsError: a part has not a label for each example, or the examples of the parts differ in type or shape.
     """
     (x, y), *_ = parts
-    for part, (inputs, labels) in zip(("training part", "test part"), parts, strict=False):
+    names = ("training part", *["validation part"] * (len(parts) > 2), "test part")
+    for part, (inputs, labels) in zip(names, parts, strict=False):
         if inputs.shape[1:] != x.shape[1:] or inputs.dtype != x.dtype:
             raise SettingsError(f"{name}: x of the {part} is {described(inputs)}, but {described(x)} in training")
         if len(labels) != len(inputs) or labels.dtype.kind not in "iuf":

@@ -15,6 +15,8 @@ from pflsim.data.targets import found_targets
 from pflsim.errors import SettingsError, reading
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
+FORMS = ("x_{}", "y_{}"), ("{}_images", "{}_labels")
+"""Names of inputs and labels by part: ours, and those of MedMNIST."""
 CHANNELS = (1, 3, 4)
 ImageLayout = Literal["auto", "hwc", "chw"]
 
@@ -27,7 +29,10 @@ def load(
     vocabulary: int | None = None,
     standardize: bool = False,
 ) -> Dataset:
-    """Load a .npz file with x_train, y_train, x_test and y_test.
+    """Load a .npz file with x_train, y_train, x_test and y_test, or with the keys of MedMNIST (train_images, ...).
+
+    Validation arrays (x_val and y_val, or val_images and val_labels) are added to the training part, from which
+    `split.validation` draws.
 
     Args:
         path: the file. x: uint8 (divided by 255) or floating point (used as it is, as float32), shaped [n, H, W],
@@ -50,13 +55,16 @@ def load(
         raise SettingsError(f"data=npz needs data.path=FILE.npz with the arrays {', '.join(KEYS)}")
     expected = f"an .npz archive with {', '.join(KEYS)}, arrays of numbers"
     with reading(f"data.path={path}", expected), open(path, "rb") as file, np.load(file) as archive:
-        arrays = {key: np.asarray(archive[key]) for key in KEYS}
-    x, x_test = (inputs(f"{path}: {key}", arrays[key], layout) for key in ("x_train", "x_test"))
-    ys, values = [arrays["y_train"], arrays["y_test"]], None
+        form = next((form for form in FORMS if form[0].format("train") in archive), FORMS[0])
+        parts = [part for part in ("train", "val", "test") if part != "val" or form[0].format(part) in archive]
+        names = [tuple(each.format(part) for each in form) for part in parts]
+        xs = [inputs(f"{path}: {x}", np.asarray(archive[x]), layout) for x, _ in names]
+        ys, values = [np.asarray(archive[y]) for _, y in names], None
     if num_classes is None and (ys[0].size > len(ys[0]) or ys[0].dtype.kind == "f"):
         y, num_classes, values, _ = found_targets(path, np.concatenate(ys))
-        ys = np.split(y, [len(ys[0])])
-    dataset = joined(Path(path).stem, [(x, ys[0]), (x_test, ys[1])], num_classes)
+        ys = np.split(y, np.cumsum([*map(len, ys)])[:-1])
+    dataset = joined(Path(path).stem, list(zip(xs, ys, strict=True)), num_classes)
+    dataset = replace(dataset, train_size=len(dataset.y) - len(xs[-1]))
     if vocabulary is not None and dataset.kind != "token sequences":
         raise SettingsError(f"data.vocabulary={vocabulary}: {dataset.name} has {dataset.kind}; leave it out")
     return finished(replace(dataset, vocabulary=vocabulary, values=values), standardize)

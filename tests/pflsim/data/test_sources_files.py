@@ -80,6 +80,28 @@ def test_npz_errors_name_file_and_key(tmp_path, changes, options, says):
     assert "mine" in str(caught.value)
 
 
+@pytest.mark.parametrize("form", [("x_{}", "y_{}"), ("{}_images", "{}_labels")])
+@pytest.mark.parametrize("validation", [3, 0])
+def test_npz_of_medmnist_and_validation_arrays(tmp_path, form, validation):
+    rng, sizes = np.random.default_rng(1), {"train": 6, "val": validation, "test": 4}
+    arrays = {}
+    for part, n in sizes.items():
+        if n:
+            arrays[form[0].format(part)] = rng.integers(0, 256, (n, 5, 5, 3), dtype=np.uint8)
+            arrays[form[1].format(part)] = rng.integers(0, 2, (n, 1), dtype=np.uint8)
+    np.savez(tmp_path / "bloodmnist.npz", **arrays)
+    data = npz.load(path=str(tmp_path / "bloodmnist.npz"))
+    assert (data.train_size, len(data.y), data.input_shape) == (6 + validation, 10 + validation, (3, 5, 5))
+    stored = [arrays[form[0].format(part)] for part, n in sizes.items() if n]
+    assert np.array_equal(data.x, np.concatenate(stored).transpose(0, 3, 1, 2))
+    assert data.y.tolist() == np.concatenate([arrays[form[1].format(p)] for p, n in sizes.items() if n])[:, 0].tolist()
+    if validation:
+        arrays[form[0].format("val")] = np.zeros((3, 7, 7, 3), np.uint8)
+        np.savez(tmp_path / "other.npz", **arrays)
+        with pytest.raises(SettingsError, match="validation part"):
+            npz.load(path=str(tmp_path / "other.npz"))
+
+
 def test_npz_that_is_none(tmp_path):
     with pytest.raises(SettingsError, match="data.path="):
         npz.load()
