@@ -71,7 +71,7 @@ def test_the_term_is_logged_and_acts(mine: Path) -> None:
 
 
 def test_its_settings_are_checked(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--config-dir", "mine/configs", "method=body_prox", "method.mu=-1"]) == 2
+    assert cli.main(["--config-dir", "mine/configs", "method=body_prox", "method.mu=-1", "executor=inline"]) == 2
     assert "method.mu=-1" in capsys.readouterr().err
     assert not (mine / "runs").exists()
 

@@ -116,6 +116,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
+    (tmp_path / "visits.csv").write_text("hospital,readmitted,age\n" + "Bern,0,50\nBasel,1,60\n" * 8)
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
         module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
         if command.arguments[0] == "submit":

@@ -97,6 +97,7 @@ def test_the_engine_loads_neither_ray_nor_lightning() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_actors_start_without_what_they_do_not_need() -> None:
     """The driver starts actors before it has imported torch; a server does not need Lightning, nor a client SciPy."""
     code = """

@@ -383,6 +383,7 @@ def test_help_names_what_is_on_disk(capsys: pytest.CaptureFixture[str], mine: st
     [f for f in sorted(CONFIGS.glob("*/*.yaml")) if f.parent.name != "experiment"],
     ids=lambda f: f"{f.parent.name}/{f.stem}",
 )
+@pytest.mark.slow
 def test_every_file_composes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group, name = file.parent.name, file.stem
     chosen = [f"{group}={name}", *(["partition=by_client", "split.test_by=clients"] if name == "synthetic" else [])]

@@ -52,6 +52,7 @@ IMPORTED = ("wcwidth", "pandas", "yaml", "numpy", "jinja2", "mine")
 
 
 @pytest.mark.parametrize("command", slow_except(["report ."], ["report .", "compare .", "resume=.", "method=no"]))
+@pytest.mark.slow
 def test_nothing_is_imported_from_the_working_directory(command: str, tmp_path: Path) -> None:
     """A run folder may be somebody else's."""
     folder = make_run(tmp_path / "run", [[(5, 10), (6, 10)]] * 2)

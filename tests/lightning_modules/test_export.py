@@ -46,6 +46,7 @@ def test_kinds_of_models(overrides: list[str], tmp_path: Path) -> None:
     check_loaded(made(tmp_path / "run", *overrides), *range(4))
 
 
+@pytest.mark.slow
 def test_neither_the_data_nor_the_run_s_other_clients_are_needed(tmp_path: Path) -> None:
     """FedBABU adapts its model to the examples of a client; a resumed run stores that as a straight one does."""
     rng, file = np.random.default_rng(0), tmp_path / "data.npz"
@@ -74,6 +75,7 @@ def test_the_server_s_model_and_other_rounds(tmp_path: Path) -> None:
     assert not torch.equal(first, last) and best.shape == last.shape
 
 
+@pytest.mark.slow
 def test_the_best_round_is_the_report_s(tmp_path: Path) -> None:
     """With `checkpoint.best` it is saved; otherwise it is named."""
     settings = ("method=ditto", "rounds=30", "lr=0.3", "stop.patience=1")
@@ -114,6 +116,7 @@ def test_the_files_of_export(
     assert "Not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_run_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made(tmp_path / "run", "method=fedper", "eval.holdout_clients=1", "clients=5", "split.validation=0")
 

@@ -21,7 +21,7 @@ from pflsim.errors import SettingsError
 SMALL = ("data=digits", "clients=3", "partition=dirichlet", "split.validation=0.2", "executor=inline")
 WIDTH = 23
 """Of no other tensor in a test, so that copies can be counted."""
-METHODS = slow_except({"ditto", "pfedme"}, [*KINDS, "apfl", "moon"])
+METHODS = slow_except({"ditto"}, [*KINDS, "apfl", "moon"])
 
 
 class Three(nn.Module):
@@ -128,6 +128,7 @@ def test_nothing_left_to_train_or_send(method: str, freeze: str, capsys: pytest.
     assert error.count("\n") == 1 and "fr" in error
 
 
+@pytest.mark.slow
 def test_a_run_saves_them_once_and_is_resumed_and_loaded_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

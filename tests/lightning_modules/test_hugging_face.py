@@ -72,9 +72,9 @@ ADAPTERS = 2 * 4 * 2 * 8
     ("model", "data", "lora", "head"),
     [
         (vit, "digits", by_ours("proj"), 8 * 10 + 10),
-        (distilbert, text(), by_ours("lin"), 8 * 3 + 3),
-        (llama, text(), by_ours("proj"), 8 * 3),
-        (adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8),
+        pytest.param(distilbert, text(), by_ours("lin"), 8 * 3 + 3, marks=pytest.mark.slow),
+        pytest.param(llama, text(), by_ours("proj"), 8 * 3, marks=pytest.mark.slow),
+        pytest.param(adapted, text(), {}, 8 * 3 + 3 + 8 * 8 + 8, marks=pytest.mark.slow),
     ],
     ids=["vit", "distilbert", "llama", "peft"],
 )

@@ -93,6 +93,7 @@ def test_clients_that_never_took_part_are_counted_apart(folder: Path) -> None:
     assert "2 clients have not taken part" in pflsim.report(run).read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compared_and_reported(folder: Path) -> None:
     rounds, words = list[int](), ["model.hidden=[4]", "sweep.parallel=1"]
     calls = [lambda result: rounds.append(result.round)]

@@ -79,6 +79,7 @@ def test_training_that_explodes(tmp_path: Path, losses: dict[str, float], warns:
     assert json.loads((tmp_path / "summary.json").read_text()).get("warnings", []) == found
 
 
+@pytest.mark.slow
 def test_where_a_warning_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run is stopped at its end and resumed: nothing is said twice."""
     folder = tmp_path / "run"

@@ -67,6 +67,7 @@ def chosen(method: str, seed: int, choice: str) -> int:
 
 
 @pytest.mark.parametrize("choice", ["best_val", "last", "best_test_oracle"])
+@pytest.mark.slow
 def test_figures_over_seeds(folder: Path, choice: str) -> None:
     for row in compared(folder, choice=choice).rows:
         method = row.group.method

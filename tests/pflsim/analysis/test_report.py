@@ -178,6 +178,7 @@ def test_what_users_wrote_is_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;mine&lt;/b&gt; &amp; &#34;his&#34;" in page and "run &lt;script&gt;" in page
 
 
+@pytest.mark.slow
 def test_pictures_are_in_the_page(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [[(5, 10), (9, 10)]])
     about = {"hash": "0" * 64, "data": "digits", "partition": "dirichlet", "clients": 2, "classes": 3}
@@ -232,6 +233,7 @@ def test_a_grid_has_a_cell_for_every_setting(grid: str) -> None:
     assert [int(shade) for _, shade, *_ in cells[:4]] == [37, 0, 55, 18]
 
 
+@pytest.mark.slow
 def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     """Two methods on each of two partitions; one page with two comparisons."""
     for number in range(2):
@@ -246,6 +248,7 @@ def test_unlike_runs_have_a_section_for_each_set(tmp_path: Path) -> None:
     assert "2 sets" not in words(one) and 'id="accuracy-1"' not in one
 
 
+@pytest.mark.slow
 def test_a_grid_of_different_partitions_is_not_ranked(tmp_path: Path) -> None:
     for number in range(8):
         alpha = {"partition": {"alpha": number + 1.0}}

@@ -177,6 +177,7 @@ def test_suggestions_are_in_the_space(study: Callable[..., int]) -> None:
     assert sum(distances[11:]) / 7 < sum(distances[:11]) / 11  # it maximises
 
 
+@pytest.mark.slow
 def test_every_suggestion_has_a_seed_of_its_own(study: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, seeds = optuna.samplers.TPESampler, list[int]()
 
@@ -234,6 +235,7 @@ def test_a_study_that_is_stopped_has_the_same_number_of_trials_and_no_point_twic
         assert points("stopped") == points("straight")
 
 
+@pytest.mark.slow
 def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     """A process was killed while it wrote, or the disk was full."""
     assert study("straight", fake()) == 0 and study("cut", fake(stop_after=3)) == 130
@@ -244,6 +246,7 @@ def test_the_end_of_the_journal_may_be_missing(study: Callable[..., int], capsys
     assert points("cut") == points("straight")
 
 
+@pytest.mark.slow
 def test_a_finished_study_runs_nothing_again(study: Callable[..., int]) -> None:
     assert study("study", fake()) == 0
     page, ran = Path("study/tuned.md").read_text(), list[Settings]()
@@ -266,6 +269,7 @@ def test_failed_trials_count_and_are_not_chosen(study: Callable[..., int], capsy
     assert study("study", fake(lambda settings: 999)) == 1 and trials("study") == before  # they stay failed
 
 
+@pytest.mark.slow
 def test_another_command_is_refused(study: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert study("study", fake(stop_after=0), *SHORT) == 130
     assert study("study", fake(stop_after=0), *SHORT, "sweep.parallel=3", "progress=none") == 130
@@ -296,6 +300,7 @@ def test_the_tables(study: Callable[..., int], capsys: pytest.CaptureFixture[str
     assert page.count("| local") == 2  # tuned, and compared
 
 
+@pytest.mark.slow
 def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> None:
     ran = list[Settings]()
     words = (*WORDS, "rounds=4", "search.fedprox.mu=null", "search.lr=[0.1,0.02]", "--rounds", "9")
