@@ -117,11 +117,11 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = torch.from_numpy(np.array(value, order="C"))
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, f"{name}/{key}")
-    else:
+    elif not callable(value):
         yield name, tensor_digest(value) if isinstance(value, torch.Tensor) else repr(value)
 
 

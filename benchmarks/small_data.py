@@ -62,8 +62,11 @@ def write(root: Path) -> dict[str, list[str]]:
             (root / "pictures" / part / name).mkdir(parents=True)
             for i in range(n):
                 Image.fromarray(pixels(6, 8, 3)).save(root / "pictures" / part / name / f"{i}.png")
+    rows = [f"{['yes', 'no'][i % 2]},client {i % 6},{i or ''},{'xyz'[i % 3]}\n" for i in range(60)]
+    put(root / "table.csv", "".join(["label,client,age,ward\n", *rows]).encode())
     at = f"data.root={root}"
     found = {name: [at] for name in ("mnist", "fashion_mnist", "cifar10", "cifar100", "femnist")}
+    found["table"] = [f"data.path={root}/table.csv", "data.label=label", "data.client=client"]
     return found | {
         "emnist": [at, "data.split=letters"],
         "cifar10 npz": [f"{at}/packed"],
