@@ -154,7 +154,8 @@ def options(group: str) -> list[str]:
 def runs() -> dict[str, list[str]]:
     """Return the settings of all runs by name."""
     found = {"variants": [*PLACES["inline"], *VARIANTS]}
-    for method, place, kind in product(options("method"), PLACES, KINDS):
+    methods = [name for name in options("method") if not name.endswith("_lora")]  # which need adapters
+    for method, place, kind in product(methods, PLACES, KINDS):
         own = [f"method={method}", *REFUSED.get(f"{method} {kind}", [])]
         found[f"{method} {place} {kind}"] = [*PLACES[place], *KINDS[kind], *own]
     for option in (f"{group}={name}" for group in ONCE for name in options(group)):
