@@ -104,6 +104,25 @@ def is_free(folder: Path) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("primary", "sign"), [("rmse", -1), ("r2", 1)])
+def test_the_direction_of_the_primary_metric(
+    primary: str, sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lower error is better; the R² of a poor model is negative. The table shows the metric, Optuna maximises."""
+    monkeypatch.chdir(tmp_path)
+    task = ["task=regression", f"eval.primary={primary}", "search.lr=[0.001,0.00001,0.0001]", "--trials", "3"]
+    few = ["tune", "method=fedavg,fedprox", *SMALL[1:], "data=digits", "search.fedprox.mu=null", "--seeds", "1"]
+    assert cli.main([*few, *task, "--into", "study"]) == 0
+    for name, own in trials(tmp_path / "study").items():
+        (row,) = [line for line in (tmp_path / "study" / "tuned.md").read_text().splitlines() if f"| {name} " in line][
+            :1
+        ]
+        values = [one.value or 0.0 for one in own]
+        assert float(row.split("|")[-2]) == pytest.approx(sign * max(values), abs=1e-4)
+        assert own[values.index(max(values))].params["lr"] == 0.001 and max(values) < 0
+
+
+@pytest.mark.slow
 def test_a_study_that_is_killed_and_continued_equals_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,14 +130,14 @@ def _tables(study: Study, runs: Sequence[Path]) -> list[str]:
     from pflsim.analysis.tables import Table, drawn, render
     from pflsim.commands.tune_study import settings_text
 
-    rows, failures = list[tuple[str, ...]](), list[str]()
+    rows, failures, found = list[tuple[str, ...]](), list[str](), [read_run(path) for path in runs]
+    sign = 1 if not found or found[0].higher else -1  # the best value of a trial is the highest
     for method in study.methods:
         count, failed, best = len(study.trials(method)), study.failed(method), study.chosen(method)
         trials = f"{count}{f', {len(failed)} failed' * bool(failed)}{', all there are' * (count < study.budget)}"
-        values, score = (settings_text(best.params), f"{abs(best.value or 0.0):.4f}") if best else ("none", "")
+        values, score = (settings_text(best.params), f"{sign * (best.value or 0.0):.4f}") if best else ("none", "")
         rows.append((method.name, trials, settings_text(method.space), values, score))
         failures += [f"failed: {method.name} trial {number + 1}: {failed[number]}" for number in sorted(failed)]
-    found = [read_run(path) for path in runs]
     primary = found[0].primary if found else "accuracy"
     headers = ("method", "trials", "space", "chosen values", f"validation\n{primary}")
     notes = (f"validation {primary}: mean over clients, of the reported model in the trial's best round", *failures)

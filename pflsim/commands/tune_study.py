@@ -299,16 +299,14 @@ class Study:
             run = read_run(Path(self._folder("trials", method, f"{trial.number:03}")))
             if best := run.at("best_val"):
                 found = best.evaluations[run.reported._replace(split="val")]
-                score, said = (
-                    max(found.score, FAILED),
-                    f"validation {run.primary} {found.mean:.4f} in round {best.round}",
-                )
+                score = max(found.score, FAILED)
+                said = f"validation {run.primary} {found.mean:.4f} in round {best.round}"
         if best is None:
             failed = failed or "no client has validation examples"
             self.journal[method.name].set_user_attr(str(trial.number), failed)
         self.journal[method.name].tell(trial.number, score)
         said = said or f"failed: {failed}"
-        ahead = f"; best {abs(leader.value or 0.0):.4f}" if (leader := self.chosen(method)) else ""
+        ahead = f"; best: trial {leader.number + 1}" if (leader := self.chosen(method)) else ""
         return f"{method.name}: trial {trial.number + 1} of {self.budget}, {settings_text(trial.params)}: {said}{ahead}"
 
 

@@ -66,7 +66,7 @@ def result_lines(summary: Summary) -> Iterator[str]:
             f"{trained} after {plural(meta.finetune_epochs, 'epoch')} of training"
         )
     n, rounds = meta.clients - meta.newcomers, [line for line in summary.history if line.round]
-    if left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)}):
+    if rounds and (left := n - len({c for line in rounds for c in cohort(meta.seed, line.round, n, line.cohort / n)})):
         yield f"not trained  {plural(left, 'client')}: drawn in no round"
     yield f"traffic      up {format_bytes(summary.traffic.up_bytes)}, down {format_bytes(summary.traffic.down_bytes)}"
     spent = sum(line.total_seconds for line in summary.history)
