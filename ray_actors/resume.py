@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from lightning_modules.prepare import PreparedRun
+from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 from pflsim.params import load_state
 from pflsim.records.checkpoint_read import Checkpoint, check_header, fitting, from_containers, newest_checkpoint
@@ -17,7 +18,7 @@ from pflsim.records.checkpoint_write import remove_parts, to_containers
 from pflsim.records.folder import is_complete
 from pflsim.records.history import RoundMetrics, stalled_since, validation_scores
 from pflsim.records.per_client import complete_rounds
-from pflsim.records.saved_settings import saved_settings
+from pflsim.records.saved_settings import fixed_settings, saved_settings
 
 
 def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
@@ -38,8 +39,11 @@ def resume_point(prepared: PreparedRun, folder: Path, report: Callable[[str], No
     def check(found: Checkpoint) -> None:
         nonlocal planned
         own = {"method": prepared.meta.method, **prepared.plan.header}
-        planned = (found.header.get("settings") or {}).get("rounds", prepared.plan.rounds)
-        check_header(found, {**own, "settings": {**own["settings"], "rounds": planned}}, report)
+        saved, defaults = found.header.get("settings") or {}, fixed_settings(Settings())
+        planned = saved.get("rounds", prepared.plan.rounds)
+        # without settings that are newer than the checkpoint and have their default
+        known = {k: v for k, v in own["settings"].items() if k in saved or k not in defaults or v != defaults[k]}
+        check_header(found, {**own, "settings": {**known, "rounds": planned}}, report)
         _check_states(prepared, found)
 
     found = newest_checkpoint(checkpoints, unused.append, until, check)

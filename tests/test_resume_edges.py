@@ -93,6 +93,23 @@ def test_without_checkpoints_it_begins_again(stopped: Path, straight: Path) -> N
     agree(left(stopped), left(straight))
 
 
+def test_settings_that_are_newer_than_the_checkpoint_have_their_defaults(
+    stopped: Path, straight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has another value is a difference: the learning rate."""
+    (meta,) = stopped.rglob("meta.json")
+    content = json.loads(meta.read_text())
+    settings = content["header"]["settings"]
+    newer = {key: value for key, value in settings.items() if key.startswith(("task.", "pretrained."))}
+    content["header"]["settings"] = {key: value for key, value in settings.items() if key not in (*newer, "lr")}
+    meta.write_text(json.dumps(content))
+    assert "lr=None" in refused(stopped, capsys)
+    content["header"]["settings"] |= {"lr": settings["lr"]}
+    meta.write_text(json.dumps(content))
+    assert len(newer) > 4 and cli.main([f"resume={stopped}"]) == 0
+    agree(left(stopped), left(straight))
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
