@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import slow_except
 
 from lightning_modules.contract import command
 from pflsim import cli
@@ -337,7 +338,7 @@ def test_a_settings_error_of_the_run_is_a_message(
     assert capsys.readouterr().err == "error: no such file: put it there\n"
 
 
-@pytest.mark.parametrize("parallel", ["1", "2"])
+@pytest.mark.parametrize("parallel", slow_except(["1"], ["1", "2"]))
 def test_an_error_of_all_runs_of_a_sweep_is_printed_once(
     parallel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_side_by_side_equals_one_after_the_other(
         agree(left(tmp_path / f"{lr}-2"), left(tmp_path / f"{lr}-1"))
 
 
+@pytest.mark.slow
 def test_folders_and_hyperparameters_carry_what_varies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     swept = ["sweep.parallel=1", "lr=0.1,0.2", "+model.variants=[],[{hidden:[3]}]"]
