@@ -129,7 +129,8 @@ def record_names(settings: Settings) -> dict[str, str]:
     if names["shift"] == "none":
         names["shift"] = ""
     for group, name in names.items():
-        given = {key: value for key, value in getattr(settings, group).items() if not key.startswith("_")}
+        asked = getattr(settings, group).items()
+        given = {key: value for key, value in asked if not key.startswith("_") and value is not None}
         if given.get("bins") == BINS:  # of regression only
             del given["bins"]
         chosen = ", ".join(f"{key}={value}" for key, value in given.items())

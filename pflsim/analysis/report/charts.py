@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
+import pandas as pd
 from matplotlib import rc_context
 
 from pflsim.analysis.comparison import Comparison
@@ -119,6 +120,16 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
             drawn = draw_clients(rates, reference, PALETTE[number % len(PALETTE)], run.primary, run.higher, names)
             charts.append(Chart(to_svg(drawn, f"clients-{number}", caption), f"{caption}."))
     return charts
+
+
+def client_values(groups: Sequence[Group], choice: Choice) -> pd.DataFrame | None:
+    """Return the value of each named client (row) with each group (column); None: several partitions, or numbers."""
+    runs = shown_runs(groups)
+    names = runs[0].partition.get("names", ())
+    if not names or len({run.partition_hash for run in runs}) > 1:
+        return None
+    values = pd.DataFrame({group.label: _rates(run, choice) for group, run in zip(groups, runs, strict=True)})
+    return values.rename(dict(enumerate(names))).sort_index()
 
 
 def _rates(run: Run, choice: Choice) -> dict[int, float]:

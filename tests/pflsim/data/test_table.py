@@ -165,6 +165,10 @@ def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
         data=pflsim.Table(frame, label="readmitted", client="hospital", name="visits"), run_dir="run", **SMALL
     )
     assert run.summary["data"] == "visits" and {*run.per_client()["name"]} == {*frame["hospital"]}
+    rows = run.per_client()
+    oslo = rows[(rows["name"] == "Oslo") & (rows["split"] == "test") & (rows["model"] == run.reported.model)].iloc[-1]
+    page = pflsim.report(run, folder / "report.html").read_text()
+    assert f'<th scope="row">Oslo</th><td class="n">{oslo["correct"] / oslo["total"]:.4f}</td>' in page
     model = pflsim.load_model(run, client="Oslo")
     train = np.concatenate(run_rows(folder))
     asked = frame.iloc[[7, 8]].assign(sex=["f", "x"])[["sex", "pressure", "age"]]
