@@ -188,7 +188,8 @@ def check_task(method: str, module: ClientModule, task: Task) -> None:
 def _without_classes() -> str:
     """Return names of methods that do not need classes."""
     nodes = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in sorted((CONFIGS / "method").glob("*.yaml"))}
-    names = [n for n, node in nodes.items() if not resolve(targets_of(node, "method")["client"]).needs_classes]
+    clients: dict[str, Any] = {name: resolve(targets_of(node, "method")["client"]) for name, node in nodes.items()}
+    names = [name for name, client in clients.items() if not client.needs_classes]
     return shorten(", ".join(names), 90, placeholder=" ...")
 
 
