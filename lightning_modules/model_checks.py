@@ -7,9 +7,11 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
+from textwrap import shorten
 from typing import Any, get_args
 
 import torch
+import yaml
 from torch.overrides import TorchFunctionMode
 
 from lightning_modules.base import ClientModule
@@ -18,7 +20,8 @@ from lightning_modules.lockstep.tracing import TracedStep, clone_state
 from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.net import Net, evaluating
 from lightning_modules.nets.own import OwnNet, own_net
-from pflsim.config.components import component_name
+from pflsim.config.components import component_name, resolve, targets_of
+from pflsim.config.compose import CONFIGS
 from pflsim.config.settings import Settings
 from pflsim.config.validate import Bounds
 from pflsim.data.dataset import Dataset
@@ -178,8 +181,16 @@ def check_task(method: str, module: ClientModule, task: Task) -> None:
         found = "one output for two classes" if task.one_output else f"task={task.name}"
         raise SettingsError(
             f"method={method} needs one score for each class, but the run has {found}; "
-            "use task=classification with another loss, or a method without classes"
+            f"use task=classification with another loss, or a method without classes: {_without_classes()}"
         )
+
+
+def _without_classes() -> str:
+    """Return names of methods that do not need classes."""
+    nodes = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in sorted((CONFIGS / "method").glob("*.yaml"))}
+    clients: dict[str, Any] = {name: resolve(targets_of(node, "method")["client"]) for name, node in nodes.items()}
+    names = [name for name, client in clients.items() if not client.needs_classes]
+    return shorten(", ".join(names), 90, placeholder=" ...")
 
 
 def check_variants(method: str, variants: Sequence[ClientModule]) -> None:

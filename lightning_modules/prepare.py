@@ -25,7 +25,6 @@ from lightning_modules.model_checks import (
     sharing_warnings,
 )
 from lightning_modules.nets.adjust import Adjustments
-from lightning_modules.nets.frozen import frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
 from lightning_modules.trial import try_clients
@@ -120,7 +119,6 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
         meta,
         tuple(local.local_steps or local.local_epochs * -(-examples // local.batch_size) for examples in sizes),
         (*dataset_warnings(dataset), *module.net.notes, *warnings, *sharing_warnings(method, variants)),
-        tuple(frozen(variant.net) for variant in variants),
     )
 
 

@@ -83,7 +83,7 @@ class Runner:
                 write_config(folder, asdict(settings))
                 write_environment(folder, modules=own_modules(settings))
                 _write_partition(folder, prepared)
-                save_frozen(folder, prepared.frozen)
+                save_frozen(folder, prepared.factory.nets())
                 copy = RemoteCopy(url, folder) if url else None
                 self._run_session(prepared, folder, make_executor, copy, called)
         return folder
@@ -107,7 +107,7 @@ class Runner:
                 make_executor = self._executor(prepared)
                 notes: list[str] = []
                 checkpoint = resume_point(prepared, folder, notes.append)
-                save_frozen(folder, prepared.frozen)
+                save_frozen(folder, prepared.factory.nets())
                 done = None if checkpoint is None else checkpoint.round
                 url = settings.run_dir
                 remote_copy = resumed_copy(url, folder, done) if url and is_url(url) else None

@@ -34,7 +34,6 @@ class PreparedRun:
         meta: describes the run in its records.
         batches_per_round: mini-batches per round of each client, for the placement.
         warnings: what the user should know about the data and the model.
-        frozen: the frozen parameters of each variant of the model.
     """
 
     settings: Settings
@@ -47,7 +46,6 @@ class PreparedRun:
     meta: RunMeta
     batches_per_round: tuple[int, ...]
     warnings: tuple[str, ...] = ()
-    frozen: tuple[Tensors, ...] = ()
 
 
 class BaseExecutor(Executor[Handle], ABC):

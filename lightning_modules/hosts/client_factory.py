@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -103,6 +103,10 @@ class ClientFactory:
         module.constant_buffers = self.constants
         module.keep_optimizers()
         return module
+
+    def nets(self) -> Iterator[Net]:
+        """Build a net of each variant, one after another."""
+        return (self.build(variant).net for variant in range(len(self.models)))
 
     def task_groups(self, task: ClientTask | EvalRequest, clients: Collection[int]) -> list[tuple[int, ...]]:
         """Return which of these clients do a task together: the clients of a stack train together, others alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,13 @@ def thaw(module: nn.Module) -> None:
                 part.register_parameter(key, nn.Parameter(value.as_subclass(Tensor), requires_grad=False))
 
 
-def save_frozen(folder: Path, variants: Sequence[Tensors]) -> None:
+def save_frozen(folder: Path, variants: Iterable[nn.Module]) -> None:
     """Write the frozen parameters of each variant of the model to a run folder, or compare them with those there.
 
     Raises:
         SettingsError: the run has others, because its model or its weights have changed.
     """
-    for variant, own in enumerate(variants):
+    for variant, own in enumerate(map(frozen, variants)):
         if (path := _path(folder, variant)).exists():
             saved = _read(path)
             if differing := [name for name in {**own, **saved} if not _equal(own.get(name), saved.get(name))]:

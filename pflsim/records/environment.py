@@ -183,7 +183,9 @@ def own_modules(settings: Settings) -> dict[str, Path]:
     components: list[Mapping[str, Any]] = [getattr(settings, name) for name in COMPONENTS]
     sides = [settings.method.get(side) or {} for side in SIDES]
     installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-    targets = [str(node.get(TARGET, "")) for node in (*components, *sides)]
+    metrics = [name for entry in settings.eval.metrics for name in ([entry] if isinstance(entry, str) else entry)]
+    names = (settings.task.loss, settings.eval.primary, *metrics)
+    targets = [*(str(node.get(TARGET, "")) for node in (*components, *sides)), *filter(None, names)]
     modules = {target.rpartition(".")[0] for target in targets if target.partition(".")[0] not in OURS}
     files = {module: file for module in sorted(modules - {""}) if (file := module_file(module))}
     return {module: file for module, file in files.items() if not any(map(file.is_relative_to, installed))}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -97,24 +98,38 @@ def _ece(scores: Tensor, p: Tensor, y: Tensor) -> Any:
     return multiclass_calibration_error(p, y, p.shape[1], BINS, validate_args=False)
 
 
-def _ranked(name: str) -> Callable[..., Any]:
+def _ranked(of_ranks: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[..., Any]:
     def ranked(scores: Tensor, p: Tensor, y: Tensor) -> Any:
         """Return a score of rankings: of class 1, or the mean over the classes or labels for which it is defined."""
-        from torchmetrics.functional import classification
-
         if y.ndim == 1 and p.shape[1] == 2:
             p, y = p[:, 1:], y[:, None]
         elif y.ndim == 1:
             y = functional.one_hot(y, p.shape[1])
         mixed = (y > 0.5).any(0) & (y < 0.5).any(0)
-        if not mixed.any():
-            return None
-        p, y = p[:, mixed], y[:, mixed].long()
-        if y.shape[1] == 1:
-            return getattr(classification, f"binary_{name}")(p[:, 0], y[:, 0], validate_args=False)
-        return getattr(classification, f"multilabel_{name}")(p, y, y.shape[1], validate_args=False)
+        return of_ranks(p[:, mixed].cpu().numpy(), y[:, mixed].cpu().numpy() > 0.5).mean() if mixed.any() else None
 
     return ranked
+
+
+# for all columns [n, C] at once: torchmetrics takes a call for each, and 60 s for 10,000 clients with 10 classes
+
+
+def _auroc(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the Mann-Whitney statistic of each column; a tie counts half."""
+    from scipy.stats import rankdata
+
+    positive = y.sum(0)
+    above = (rankdata(p, axis=0) * y).sum(0) - positive * (positive + 1) / 2
+    return above / (positive * (len(y) - positive))
+
+
+def _average_precision(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the mean precision at the scores of the positives of each column."""
+    from scipy.stats import rankdata
+
+    chosen = rankdata(-p, "max", axis=0).astype(int)
+    hits = np.take_along_axis(y, (-p).argsort(0), 0).cumsum(0)
+    return (np.take_along_axis(hits, chosen - 1, 0) / chosen * y).sum(0) / y.sum(0)
 
 
 def _of_values(name: str, least: int = 1, **options: Any) -> Callable[..., Any]:
@@ -141,8 +156,8 @@ TABLE: dict[str, tuple[Callable[..., Any], bool, tuple[TaskName, ...]]] = {
     "top_k_accuracy": (_top_k_accuracy, True, CLASSES),
     "nll": (_nll, False, LABELS),
     "ece": (_ece, False, CLASSES),
-    "auroc": (_ranked("auroc"), True, LABELS),
-    "average_precision": (_ranked("average_precision"), True, LABELS),
+    "auroc": (_ranked(_auroc), True, LABELS),
+    "average_precision": (_ranked(_average_precision), True, LABELS),
     "rmse": (_of_values("mean_squared_error", squared=False), False, VALUES),
     "mae": (_of_values("mean_absolute_error"), False, VALUES),
     "r2": (_of_values("r2_score", least=2), True, VALUES),

@@ -20,8 +20,10 @@ from lightning_modules.export import main as export
 from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.nets.own import OwnNet, own_net
 from pflsim.cli import main
+from pflsim.config.settings import Eval, Settings, TaskChoice
 from pflsim.engine.execution import ReplyTask
 from pflsim.errors import SettingsError
+from pflsim.records.environment import own_modules
 from pflsim.records.saved_settings import saved_settings
 
 TWO = ["clients=2", "partition=iid", "method=fedavg"]
@@ -382,6 +384,8 @@ def test_records_and_resume_know_own_modules(
     assert run(f"model={mine}.Two", "model.width=9") == 0
     assert json.loads(Path("run/summary.json").read_text())["model"] == "Two"
     assert json.loads(Path("run/environment.json").read_text())["own_modules"] == {mine: f"../{mine}.py"}
+    assert own_modules(Settings(task=TaskChoice(loss=f"{mine}.Two"))) == {mine: tmp_path / f"{mine}.py"}
+    assert own_modules(Settings(eval=Eval(metrics=[{f"{mine}.Two": {}}]))) == {mine: tmp_path / f"{mine}.py"}
     assert saved_settings(Path("run")).model["width"] == 9
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -74,6 +74,13 @@ def test_confident_scores_keep_their_order() -> None:
     assert found(Task("classification", 2), scores, np.array([0, 0, 1, 1]), "auroc") == {"auroc": 1.0}
 
 
+def test_equal_scores_share_a_rank() -> None:
+    y, scores = RNG.integers(0, 2, (40, 3)), RNG.integers(0, 5, (40, 3)).astype(np.float32)
+    assert found(Task("multilabel", 3), scores, y, "auroc", "average_precision") == pytest.approx({
+        "auroc": sk.roc_auc_score(y, scores), "average_precision": sk.average_precision_score(y, scores),
+    }, abs=1e-6)  # fmt: skip
+
+
 def test_multilabel() -> None:
     """A label that the client never or always has is left out of means over labels."""
     y = RNG.integers(0, 2, (50, 4)).astype(np.float32)
