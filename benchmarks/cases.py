@@ -114,6 +114,11 @@ CASES: dict[str, Case] = {
         Case("pfedla", f"pFedLA, {CNN}, 100 clients", ("method=pfedla", "model=cnn", "clients=100"), ("ray2",)),
         Case("pfedme", f"pFedMe, {MLP}, 20 clients", ("method=pfedme", "model=mlp", "clients=20"), LOCAL),
         Case("perfedavg", f"Per-FedAvg, {MLP}, 20 clients", ("method=per_fedavg", "model=mlp", "clients=20"), LOCAL),
+        Case(
+            "lora", "ViT of 0.8 M parameters, LoRA adapters of rank 8, 20 clients, 2,000 images",
+            ("model=benchmarks.lora.vit", "lora.r=8", "lora.targets=[q_proj,v_proj]", "clients=20"), LOCAL,
+            examples=2_000,
+        ),
         Case("start", "from the command line", ways=("start",)),
     )
 }  # fmt: skip
