@@ -22,7 +22,7 @@ def overrides_of(settings: Mapping[str, Any], sweep: bool = False) -> list[str]:
     """Return settings as overrides of the command line.
 
     Args:
-        settings: values by key; components may be objects (see `pflsim.run`), sections are mappings.
+        settings: values by key; components may be objects (see `pflsim.run`), sections and components mappings.
         sweep: a list has one value per run.
 
     Raises:
@@ -57,6 +57,9 @@ def _component(key: str, value: Any) -> list[str]:
     """Return the overrides that choose a component."""
     if isinstance(value, str):
         return [f"{key}={value}"]
+    if isinstance(value, Mapping) and "train" not in value:
+        chosen = _component(key, value["name"]) if "name" in value else []
+        return [*chosen, *_section(key, {name: item for name, item in value.items() if name != "name"})]
     if key == "method" and isinstance(value, tuple) and len(value) == 2:
         return [f"method={target_of(value[0])}", f"method.server={target_of(value[1])}"]
     if isinstance(value, Table):

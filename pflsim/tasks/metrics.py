@@ -233,6 +233,8 @@ def metrics_of(asked: Sequence[Any], task: Task, primary: str | None = None) -> 
     """
     found, accuracy = dict[str, Metric](), task.name == "classification"
     for entry in [*asked, primary or PRIMARY[task.name]]:
+        if entry == primary and entry in found:  # by the last part of a dotted name, or the name of a function
+            continue
         name, options = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, {})
         metric = _metric(name, dict(options or {}), task)
         known = found.get(metric.name)

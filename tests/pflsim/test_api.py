@@ -47,6 +47,8 @@ def test_sections_and_sweeps() -> None:
     swept = overrides_of({"seed": [0, 1], "method": ["local", "ditto"]}, sweep=True)
     assert swept == ["seed=0,1", "method=local,ditto"]
     assert overrides_of({"trace": {"rounds": [1]}}, sweep=True) == ["trace.rounds=[1]"]
+    named = {"method": {"name": "ditto", "lam": 0.5}, "split": {"validation": 0}}
+    assert overrides_of(named) == ["method=ditto", "method.lam=0.5", "split.validation=0"]
     with pytest.raises(SettingsError, match="seed"):
         overrides_of({"seed": [1, 1]}, sweep=True)
     with pytest.raises(SettingsError, match="model"):

