@@ -187,11 +187,8 @@ def record(only: str) -> Digests:
     # torchvision compares CIFAR's and SVHN's files with checksums of the real ones.
     with ExitStack() as stack:
         for module in ("cifar", "svhn"):
-            stack.enter_context(
-                mock.patch(
-                    f"torchvision.datasets.{module}.check_integrity", lambda path, md5=None: Path(path).is_file()
-                )
-            )
+            check = f"torchvision.datasets.{module}.check_integrity"
+            stack.enter_context(mock.patch(check, lambda path, md5=None: Path(path).is_file()))
         for name, overrides in selected(sources, only).items():
             found[name] = dict(leaves(load_data([*overrides, *NEEDED.get(name, [])]), "data"))
     return found

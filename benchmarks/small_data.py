@@ -44,9 +44,7 @@ def write(root: Path) -> dict[str, list[str]]:
         np.savez(path, **arrays)
 
     for part, n in {"usps.bz2": 6, "usps.t.bz2": 4}.items():
-        lines = [
-            " ".join([f"{i + 1}.0", *(f"{j}:{v}" for j, v in enumerate(np.linspace(-1, 1, 256)))]) for i in range(n)
-        ]
+        lines = [" ".join([str(i + 1), *map("1:{}".format, np.linspace(-1, 1, 256))]) for i in range(n)]
         put(root / part, bz2.compress("\n".join(lines).encode()))
     for folder, stems in IDX.items():
         for stem, n in zip(stems, PARTS.values(), strict=True):

@@ -146,5 +146,5 @@ def defaults(load: partial[Dataset]) -> dict[str, Any]:
     return defaults_of(rows, given.get("test"), given.get("client"), "text_transformer")
 
 
-def _rows(path: Any, test: Any, text: str, label: str, client: str | None, min_examples: int) -> Rows:
+def _rows(path: Any, test: Any, text: Any, label: Any, client: Any, min_examples: Any) -> Rows:
     return read_rows("text", path, test, label, client, [text], min_examples)
