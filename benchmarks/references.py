@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import ExitStack, chdir
 from fnmatch import fnmatch
 from hashlib import sha256
 from itertools import product
@@ -184,8 +184,11 @@ def record(only: str) -> Digests:
     sources = {f"data={name}": [f"data={name}"] for name in options("data")}
     for name, overrides in small_data.write(Path("data").absolute()).items():
         sources[f"data={name}"] = [f"data={name.partition(' ')[0]}", *overrides]
-    # torchvision compares CIFAR's files with checksums of the real ones.
-    with mock.patch("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: Path(path).is_file()):
+    # torchvision compares CIFAR's and SVHN's files with checksums of the real ones.
+    with ExitStack() as stack:
+        for module in ("cifar", "svhn"):
+            check = f"torchvision.datasets.{module}.check_integrity"
+            stack.enter_context(mock.patch(check, lambda path, md5=None: Path(path).is_file()))
         for name, overrides in selected(sources, only).items():
             found[name] = dict(leaves(load_data([*overrides, *NEEDED.get(name, [])]), "data"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import pickle
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from scipy.io import savemat
 
 PARTS = {"train": 6, "test": 4}
 IDX = {
@@ -41,6 +43,9 @@ def write(root: Path) -> dict[str, list[str]]:
         arrays |= {f"y_{part}": np.arange(n) % 3 for part, n in PARTS.items()}
         np.savez(path, **arrays)
 
+    for part, n in {"usps.bz2": 6, "usps.t.bz2": 4}.items():
+        lines = [" ".join([str(i + 1), *map("1:{}".format, np.linspace(-1, 1, 256))]) for i in range(n)]
+        put(root / part, bz2.compress("\n".join(lines).encode()))
     for folder, stems in IDX.items():
         for stem, n in zip(stems, PARTS.values(), strict=True):
             idx(root / folder / "raw" / f"{stem}-images-idx3-ubyte", pixels(n, 4, 5))
@@ -64,9 +69,17 @@ def write(root: Path) -> dict[str, list[str]]:
                 Image.fromarray(pixels(6, 8, 3)).save(root / "pictures" / part / name / f"{i}.png")
     rows = [f"{['yes', 'no'][i % 2]},client {i % 6},{i or ''},{'xyz'[i % 3]}\n" for i in range(60)]
     put(root / "table.csv", "".join(["label,client,age,ward\n", *rows]).encode())
+    put(
+        root / "texts.csv",
+        "".join(["text,label\n", *(f"note {i} {'xyz'[i % 3]},{i % 2}\n" for i in range(20))]).encode(),
+    )
+    for part, n in PARTS.items():
+        savemat(root / f"{part}_32x32.mat", {"X": pixels(32, 32, 3, n), "y": np.arange(1, n + 1)[:, None]})
     at = f"data.root={root}"
-    found = {name: [at] for name in ("mnist", "fashion_mnist", "cifar10", "cifar100", "femnist")}
+    found = {name: [at] for name in ("mnist", "fashion_mnist", "cifar10", "cifar100", "femnist", "usps", "svhn")}
     found["table"] = [f"data.path={root}/table.csv", "data.label=label", "data.client=client"]
+    found["text"] = [f"data.path={root}/texts.csv"]
+    found["domains"] = [at, "data.sources=[mnist,usps,digits]"]
     return found | {
         "emnist": [at, "data.split=letters"],
         "cifar10 npz": [f"{at}/packed"],

@@ -49,7 +49,7 @@ class LoadedModel(nn.Module):
         client: the client's module, with its values.
         predict_global: whether it predicts by the global model.
         about: by name, the method, client and round, and the shape, type and scaling of the inputs.
-        encoder: maps the rows of a table to inputs; None: the data are no table.
+        encoder: maps the rows of a table or texts to inputs; None: the data are neither.
     """
 
     mean: Tensor | None
@@ -63,9 +63,9 @@ class LoadedModel(nn.Module):
             self.register_buffer(name, None if values is None else torch.tensor(values), persistent=False)
 
     def forward(self, inputs: Any) -> Tensor:
-        """Return scores [B, C] of inputs [B, ...], of a mapping of them, or of rows of a frame for a table."""
+        """Return scores [B, C] of inputs [B, ...], of a mapping of them, or of rows of a frame or a list of texts."""
         client = self.client
-        if self.encoder is not None and hasattr(inputs, "columns"):
+        if self.encoder is not None and (hasattr(inputs, "columns") or isinstance(inputs, list)):
             inputs = torch.from_numpy(self.encoder(inputs, self.about["client"]))
         elif isinstance(inputs, Mapping):
             inputs = torch.stack([inputs[name] for name in self.about["fields"]], dim=1)

@@ -64,6 +64,8 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
     measures = measures_of(task, metrics, settings.eval)
+    if dataset.domains:
+        measures = replace(measures, domains=tuple(name.rpartition("-")[0] for name in partition.names))
     check_primary(measures, metrics, task, (shard(dataset, partition, c).test.y for c in range(settings.clients)))
     factory = ClientFactory(
         client=make_client,
@@ -126,9 +128,10 @@ def _meta(
     settings: Settings, dataset: Dataset, partition: Partition, module: ClientModule, measures: Measures
 ) -> RunMeta:
     names, data = record_names(settings), component_name(settings, "data")
+    formats = "npz", "image_folder", "table", "text", "domains"  # which hold any data
     return RunMeta(
         method=component_name(settings, "method"),
-        data=dataset.name if data in ("npz", "image_folder", "table") else data,  # these formats hold any data
+        data=dataset.name if data in formats else data,
         partition=", ".join(filter(None, (names["partition"], names["shift"]))),
         partition_hash=partition_hash(dataset, partition),
         model=component_name(settings, "model"),

@@ -43,7 +43,8 @@ from pflsim.errors import SettingsError, reading
 
 CONFIGS = next(path for path in (FOLDER / "pflsim" / "configs", FOLDER / "configs") if path.is_dir())
 """The config folder of this project: inside pflsim in a wheel, beside it in a clone."""
-TABLE = "pflsim.data.sources.table.load"
+OWN_DEFAULTS = ("pflsim.data.sources.table.load", "pflsim.data.sources.text.load")
+"""Data sources that choose defaults of the run."""
 QUICK = "quick"
 """Asks for the quick form of an experiment, whose YAML file lists the overrides that make it small under this key."""
 
@@ -62,13 +63,13 @@ class Composition:
 
 
 def _chosen_by_data(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choices and settings that the data make unless they are given, by key: those of a table."""
-    if content["data"].get(TARGET) != TABLE:
+    """Return the choices and settings that the data make unless they are given, by key: those of a table or texts."""
+    if (target := content["data"].get(TARGET)) not in OWN_DEFAULTS:
         return {}
     with _omegaconf_errors():
         node = OmegaConf.to_container(OmegaConf.create(dict(content)).data, resolve=True)
     load = bind(check_component(typing.cast(dict[str, Any], node), "data"), "data")
-    return import_module(TABLE.rpartition(".")[0]).defaults(load)
+    return import_module(target.rpartition(".")[0]).defaults(load)
 
 
 def _choose_clients(content: dict[str, Any], choices: Mapping[str, str], chosen: Mapping[str, Any]) -> None:

@@ -40,6 +40,8 @@ class Dataset:
         clients: [n] int64 or text, the client of each example (a person, a hospital, a device), for
             partition=by_client; None if unknown. Text is numbered in sorted order.
         client_names: of the clients 0, 1, ...; empty: their numbers.
+        domains: if `clients` are domains: the number of clients that share each; partition and split rules apply within
+            a domain. (): they are not.
         scale: divisor that maps uint8 values to [0, 1]: 255 for images, 16 for digits.
         mean, std: statistics per channel for standardisation after scaling; None to omit it.
         vocabulary: of token sequences: the number V of different tokens, 0..V-1; None: the largest + 1.
@@ -48,7 +50,7 @@ class Dataset:
             axis, [n, fields, length], for example ("input_ids", "attention_mask"); empty: the model takes x.
         content: [n, d], what identifies the examples instead of x; None: x.
         fit: returns the data set with the inputs that a partition's training rows determine; None: x are the inputs.
-        encoder: what maps the rows of a table to inputs, pickled by joblib.
+        encoder: what maps the rows of a table or texts to inputs, pickled by joblib.
         notes: what the user should know about how the data were read; a run warns of them.
     """
 
@@ -59,6 +61,7 @@ class Dataset:
     train_size: int
     clients: np.ndarray | None = None
     client_names: tuple[str, ...] = ()
+    domains: tuple[int, ...] = ()
     scale: float = 255.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None

@@ -81,14 +81,42 @@ def load_federation(settings: Settings) -> tuple[Dataset, Partition]:
         partition = _check_partition(given, clients, len(dataset.y))
     else:
         dealt = dataset.by_class(settings.partition.get("bins", BINS))
-        partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
+        if dealt.domains and rule:
+            partition = _within_domains(dealt, rule, split_rule, clients, settings.seed)
+        else:
+            partition = federate(dealt, rule or (lambda *_: list(given.train)), split_rule, clients, settings.seed)
     dataset = dataset.fit(dataset, partition) if dataset.fit else dataset
     shift = shift_rule(dataset, clients, numpy_generator(settings.seed, "shift"))
     return dataset, replace(partition, shift=shift, names=given.names or names_of(dataset, partition))
 
 
+def _within_domains(dataset: Dataset, rule: PartitionRule, split: SplitRule, clients: int, seed: int) -> Partition:
+    """Partition each domain over its clients, with random streams of its own."""
+    ids = dataset.clients
+    if ids is None or sum(dataset.domains) != clients:
+        raise SettingsError(
+            f"clients={clients}: the domains have {sum(dataset.domains)} clients; expected equal numbers"
+        )
+    parts, found = dict[str, tuple[np.ndarray, ...]](), list[Partition]()
+    places = [np.flatnonzero(ids == number) for number in range(len(dataset.domains))]
+    for number, (rows, size) in enumerate(zip(places, dataset.domains, strict=True)):
+        own = replace(
+            dataset,
+            name=dataset.client_names[number] if dataset.client_names else dataset.name,
+            x=dataset.x[rows],
+            y=dataset.y[rows],
+            clients=ids[rows],
+            train_size=int((rows < dataset.train_size).sum()),
+        )
+        found.append(federate(own, rule, split, size, seed, number))
+    for name in ("train", "val", "test"):
+        each = zip(places, found, strict=True)
+        parts[name] = tuple(rows[part] for rows, own in each for part in getattr(own, name))
+    return Partition(parts["train"], parts["val"], parts["test"])
+
+
 def federate(
-    dataset: Dataset, partition_rule: PartitionRule, split_rule: SplitRule, clients: int, seed: int
+    dataset: Dataset, partition_rule: PartitionRule, split_rule: SplitRule, clients: int, seed: int, domain: int = -1
 ) -> Partition:
     """Partition a data set over clients. The result depends on the examples, the two rules and the seed only.
 
@@ -98,6 +126,7 @@ def federate(
         split_rule: selects the test and validation examples, e.g. `functools.partial(merged, fraction=0.75)`.
         clients: N.
         seed: the run's seed. Partition and split use separate random streams.
+        domain: the number of the domain, which has random streams of its own; -1: there are none.
 
     Raises:
         SettingsError: clients is above the number of examples, or a rule rejects its settings or returns
@@ -113,15 +142,17 @@ def federate(
             )
         rows = rows if marked else np.sort(rows)
         client_ids = None if dataset.clients is None else dataset.clients[rows]
-        rng = numpy_generator(seed, "partition")
-        with own_errors("the partition rule"), seeded_global(seed, "partition"):
+        rng = numpy_generator(seed, "partition", domain)
+        with own_errors("the partition rule"), seeded_global(seed, "partition", domain):
             drawn = partition_rule(dataset.y[rows], dataset.num_classes, clients, rng, client_ids)
         parts = valid_rows(drawn, clients, len(rows), "rows of the partition rule", 1)
         if len(np.unique(np.concatenate(parts))) < sum(map(len, parts)):
             raise SettingsError("the partition rule assigned an example more than once; expected disjoint arrays")
         return [rows[part] for part in parts]
 
-    return _check_partition(split_rule(dataset, assign, numpy_generator(seed, "split")), clients, len(dataset.y))
+    return _check_partition(
+        split_rule(dataset, assign, numpy_generator(seed, "split", domain)), clients, len(dataset.y)
+    )
 
 
 def _check_partition(partition: Partition, clients: int, examples: int) -> Partition:

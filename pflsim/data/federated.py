@@ -214,6 +214,9 @@ def names_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     if dataset.clients is None:
         return ()
     found = [np.unique(dataset.clients[rows]).tolist() for rows in partition.train]
+    if dataset.domains and all(len(own) == 1 for own in found):
+        places = [found[:client].count(own) for client, own in enumerate(found)]
+        return tuple(f"{dataset.client_names[own[0]]}-{k}" for own, k in zip(found, places, strict=True))
     numbers = {own[0] for own in found if len(own) == 1}
     if len(numbers) < len(found):
         return ()

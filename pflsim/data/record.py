@@ -23,7 +23,7 @@ from pflsim.records.heatmaps import drawing
 from pflsim.types import SPLITS, Split
 
 ENCODER = "encoder.joblib"
-"""Maps the rows of a table to inputs."""
+"""Maps the rows of a table or texts to inputs."""
 LONGEST = 24
 """Characters of a client's name in a figure; the rest is cut off."""
 COLOURS: Mapping[Split, str] = {"train": "#3b6ea8", "val": "#f0b64c", "test": "#a0b4c8"}

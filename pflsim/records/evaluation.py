@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product, starmap
 from typing import Any, NamedTuple, get_args
 
@@ -33,11 +33,13 @@ class Measures:
         names: of all metrics; the accuracy of classification is always among them.
         primary: the one that decides: best round, early stopping, tuning, comparison, report.
         lower: those of which a lower value is better.
+        domains: the domain of each client; (): there are none.
     """
 
     names: tuple[str, ...] = ("accuracy",)
     primary: str = "accuracy"
     lower: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,12 +87,14 @@ class Evaluation:
         loss: unweighted mean over clients of the mean loss per example; of cross-entropy in nats.
         metrics: the metrics by name.
         measures: which of them is primary, and the directions.
+        domains: mean of the primary metric over the clients of each domain that have it.
     """
 
     clients: int
     loss: float
     metrics: Mapping[str, Stats]
     measures: Measures = Measures()
+    domains: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def primary(self) -> Stats:
@@ -118,7 +122,8 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """Return `values`, with all statistics of the other metrics under the key "metrics"."""
         others = {name: asdict(stats) for name, stats in self.metrics.items() if name != "accuracy"}
-        return self.values() | ({"metrics": others} if others else {})
+        domains = {"domains": dict(self.domains)} if self.domains else {}
+        return self.values() | ({"metrics": others} if others else {}) | domains
 
     @classmethod
     def of(cls, record: Mapping[str, Any], measures: Measures) -> Evaluation:
@@ -127,7 +132,7 @@ class Evaluation:
         if "mean" in record:
             known = {name: record[name] for name in STATISTICS}
             found = {"accuracy": Stats(**known, pooled=record["weighted_mean"]), **found}
-        return cls(record["clients"], record["loss"], found, measures)
+        return cls(record["clients"], record["loss"], found, measures, record.get("domains", {}))
 
 
 def evaluation(
@@ -148,7 +153,12 @@ def evaluation(
     measures = measures or Measures(("accuracy", *counted[0].metrics))
     loss = float((np.array([row.loss for row in counted]) / np.array([row.total for row in counted])).mean())
     metrics = {name: _stats(name, counted, name in measures.lower, pooled or {}) for name in measures.names}
-    return Evaluation(len(counted), loss, metrics, measures)
+    domains, primary = dict[str, float](), measures.primary
+    for name in dict.fromkeys(measures.domains):
+        own = [row for row in counted if measures.domains[row.client] == name]
+        if own:
+            domains[name] = _stats(primary, own, primary in measures.lower, {}).mean
+    return Evaluation(len(counted), loss, metrics, measures, domains)
 
 
 def _stats(name: str, rows: Sequence[EvalRow], lower: bool, pooled: Mapping[str, float]) -> Stats:

@@ -202,7 +202,8 @@ def _results(summary: Summary) -> dict[str, object]:
     accuracy = {"accuracy": nested(Evaluation.values)} if "accuracy" in measures.names else {}
     metrics = {name: nested(lambda each, name=name: asdict(each.metrics.get(name, Stats()))) for name in measures.names}
     primary = {"name": measures.primary, "higher_is_better": measures.primary not in measures.lower}
-    return {**accuracy, "metrics": metrics, "primary": primary}
+    domains = {"domains": nested(lambda each: {"mean": dict(each.domains)})} if measures.domains else {}
+    return {**accuracy, "metrics": metrics, "primary": primary, **domains}
 
 
 def _newcomers(summary: Summary) -> dict[str, object]:

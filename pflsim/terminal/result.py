@@ -57,6 +57,8 @@ def result_lines(summary: Summary) -> Iterator[str]:
         if name != meta.measures.primary or stats.undefined:
             missing = f" ({plural(stats.undefined, 'client')} undefined)" if stats.undefined else ""
             yield f"{name:<12} {stats.mean:.4f} over clients, {stats.pooled:.4f} over all examples{missing}"
+    if last and last[1].domains:
+        yield f"by domain    {', '.join(f'{name} {mean:.4f}' for name, mean in last[1].domains.items())}"
     yield f"* {meta.method} reports its {meta.reported_model} model, {WHEN[meta.phase(meta.reported_model)]}"
     if summary.newcomers is not None:
         found = newcomer_results(summary.newcomers, meta.measures).values()

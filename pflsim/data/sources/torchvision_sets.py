@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100, which torchvision reads and downloads."""
+"""MNIST, Fashion-MNIST, EMNIST, USPS, SVHN, CIFAR-10 and CIFAR-100, which torchvision reads and downloads."""
 
 from __future__ import annotations
 
@@ -65,6 +65,35 @@ def emnist(
     stored = _load(f"emnist_{split}", "EMNIST", root, files, EMNIST_CLASSES[split], download, split=split)
     upright = stored.x.transpose(0, 1, 3, 2).copy()
     return finished(replace(stored, x=upright, y=stored.y - int(split == "letters")), standardize)
+
+
+def usps(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load USPS, 7,291 + 2,007 handwritten digits, from `root`/usps.bz2 and `root`/usps.t.bz2, torchvision's files.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files with torchvision.
+        standardize: standardise with statistics of the training part.
+
+    Returns:
+        x [9298, 1, 16, 16] uint8, 10 classes.
+    """
+    return finished(_load("usps", "USPS", root, ["usps.bz2", "usps.t.bz2"], 10, download), standardize)
+
+
+def svhn(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
+    """Load SVHN, 73,257 + 26,032 house numbers, from `root`/train_32x32.mat and `root`/test_32x32.mat.
+
+    Args:
+        root: folder of data sets.
+        download: download missing files (246 MB) with torchvision.
+        standardize: standardise each channel with statistics of the training part.
+
+    Returns:
+        x [99289, 3, 32, 32] uint8, 10 classes.
+    """
+    files = ["train_32x32.mat", "test_32x32.mat"]
+    return finished(_load("svhn", "SVHN", root, files, 10, download), standardize)
 
 
 def cifar10(*, root: str = "data", download: bool = False, standardize: bool = False) -> Dataset:
@@ -143,6 +172,9 @@ def _load(
         f"{name} in {folder.absolute()}",
         "the original files; put them there, or remove what is there and set data.download=true, with a network",
     ):
+        if kind == "SVHN":  # [n, 3, 32, 32]
+            svhn = [source(root, split=split, download=download) for split in ("train", "test")]
+            return joined(name, [(part.data, part.labels) for part in svhn], classes)
         parts = [source(root, train=train, download=download, **options) for train in (True, False)]
     arrays = [(np.asarray(part.data), np.asarray(part.targets)) for part in parts]
     return joined(name, [(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), y) for x, y in arrays], classes)

@@ -1,0 +1,110 @@
+"""Several image data sets as the domains of one: a client has examples of one domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflsim.config.components import TARGET, bind, check_component, settings_of
+from pflsim.config.settings import Count
+from pflsim.data.dataset import Dataset
+from pflsim.data.sources.common import finished
+from pflsim.data.sources.image_folder import Side
+from pflsim.errors import SettingsError
+
+FOLDER = "pflsim.data.sources"
+TORCHVISION = ("mnist", "fashion_mnist", "emnist", "usps", "svhn", "cifar10", "cifar100")
+SOURCES = {name: f"{FOLDER}.torchvision_sets.{name}" for name in TORCHVISION} | {
+    "digits": f"{FOLDER}.scikit_learn.digits",
+    **{name: f"{FOLDER}.{name}.load" for name in ("femnist", "image_folder", "npz")},
+}
+
+
+def load(
+    *,
+    sources: list[str | dict[str, Any]] | None = None,
+    clients: Count | list[Count] = 20,
+    root: str = "data",
+    download: bool = False,
+    size: Side = 32,
+    grayscale: bool = False,
+    standardize: bool = False,
+) -> Dataset:
+    """Load image data sets as domains. Partition, split and their settings apply within each domain.
+
+    Args:
+        sources: the data sets, such as [mnist, usps, svhn], files FILE.npz, dotted names, or names with settings:
+            [{emnist: {split: digits}}, {image_folder: {root: photos}}]. They have the same classes.
+        clients: number of clients, spread evenly over the domains; or a list with the number of each domain.
+        root: folder of data sets, for sources that do not set it.
+        download: download missing files with torchvision.
+        size: side length in pixels to which images are resized (bilinear).
+        grayscale: one channel instead of three.
+        standardize: standardise each channel with statistics of all training parts.
+
+    Returns:
+        x [n, 3 or 1, size, size], uint8, or float32 if a source is. The name is those of the sources; clients are
+        called DOMAIN-0, DOMAIN-1, ...
+
+    Raises:
+        SettingsError: a source has no images or no classes, or two have one name.
+    """
+    if not sources:
+        raise SettingsError("data=domains needs data.sources=[NAME,NAME], for example [mnist,usps,svhn]")
+    given = {"root": root, "download": download}
+    parts = [_source(source, given) for source in sources]
+    names = [part.name for part in parts]
+    if len({*names}) < len(names):
+        raise SettingsError(f"data.sources: the domains are called {', '.join(names)}; expected different names")
+    counts = clients if isinstance(clients, list) else [len(own) for own in np.array_split(range(clients), len(parts))]
+    if len(counts) != len(parts) or not all(counts):
+        raise SettingsError(f"data.clients: {counts} clients in {len(parts)} domains; expected one or more in each")
+    floats = any(part.x.dtype == np.float32 for part in parts)
+    xs = [_images(part, size, 1 if grayscale else 3, floats) for part in parts]
+    order = [*((i, slice(p.train_size)) for i, p in enumerate(parts)),
+             *((i, slice(p.train_size, None)) for i, p in enumerate(parts))]  # fmt: skip
+    x, y = (np.concatenate([each[i][rows] for i, rows in order]) for each in (xs, [part.y for part in parts]))
+    ids = np.concatenate([np.full(len(parts[i].y[rows]), i) for i, rows in order]).astype(np.int64)
+    return finished(
+        Dataset(
+            "+".join(names),
+            x,
+            y,
+            max(part.num_classes for part in parts),
+            sum(part.train_size for part in parts),
+            clients=ids,
+            client_names=tuple(names),
+            domains=tuple(counts),
+            notes=tuple(note for part in parts for note in part.notes),
+        ),
+        standardize,
+    )
+
+
+def _source(source: str | dict[str, Any], given: dict[str, Any]) -> Dataset:
+    """Return the data set of a name, of a file, or of a name with settings."""
+    if isinstance(source, str):
+        source = {"npz": {"path": source}} if source.endswith(".npz") else {source: {}}
+    ((name, own),) = source.items()
+    node = {TARGET: SOURCES.get(name, name)}
+    known = settings_of({"": node[TARGET]}, "data")
+    node |= {key: value for key, value in given.items() if key in known} | (own or {})
+    dataset = bind(check_component(node, "data"), "data")()
+    if dataset.kind != "images" or dataset.task != "classification":
+        raise SettingsError(f"data.sources: {name} has {dataset.kind} for {dataset.task}; expected classes of images")
+    return dataset
+
+
+def _images(dataset: Dataset, size: int, channels: int, floats: bool) -> np.ndarray:
+    """Return images [n, channels, size, size] in one range: uint8 from 0 to 255, or float32 from 0 to 1."""
+    from torchvision.transforms.v2.functional import resize, rgb_to_grayscale
+
+    x = torch.from_numpy(dataset.x)[:, :3]
+    if dataset.x.dtype == np.uint8 and (dataset.scale != 255 or floats):
+        x = x / dataset.scale if floats else (x * (255 / dataset.scale)).round().to(torch.uint8)
+    x = torch.cat([resize(part, [size, size], antialias=True) for part in x.split(4096)])
+    if channels == 1:
+        return rgb_to_grayscale(x).numpy() if x.shape[1] == 3 else x.numpy()
+    return x.expand(-1, 3, -1, -1).contiguous().numpy()

@@ -1,0 +1,101 @@
+"""data=domains: images of several sources in one shape, and partitions within each domain."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pflsim
+from pflsim.cli import main
+from pflsim.config.compose import CONFIGS, composed, composing, to_settings
+from pflsim.data.dataset import Dataset
+from pflsim.data.federate import load_federation
+from pflsim.data.federated import Partition
+
+GREY = ("data.sources=[dark.npz,bright.npz,digits]", "data.size=8", "data.grayscale=true")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, low, shape in (("dark", 0, (4, 4)), ("bright", 200, (6, 6, 3))):
+        x, y = rng.integers(low, low + 50, (80, *shape)).astype(np.uint8), np.arange(80) % 4
+        np.savez(f"{name}.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    return tmp_path
+
+
+def federation(*words: str) -> tuple[Dataset, Partition]:
+    with composing([CONFIGS]):
+        settings = to_settings(composed(["data=domains", "method=fedavg", *words], [CONFIGS]))
+    return load_federation(settings)
+
+
+@pytest.mark.parametrize("split", ["official", "merged"])
+def test_clients_have_examples_of_one_domain_each(split: str) -> None:
+    words = (*GREY, "clients=7", "partition=dirichlet", "partition.alpha=1", "partition.min_examples=4")
+    dataset, partition = federation(*words, f"split={split}")
+    assert dataset.clients is not None and dataset.x.shape[1:] == (1, 8, 8) and dataset.train_size == 60 + 60 + 1438
+    domains = ["dark", "bright", "digits"]
+    assert partition.names == ("dark-0", "dark-1", "dark-2", "bright-0", "bright-1", "digits-0", "digits-1")
+    for client, name in enumerate(partition.names):
+        for rows in (partition.train[client], partition.val[client], partition.test[client]):
+            assert {domains[number] for number in dataset.clients[rows]} == {name.partition("-")[0]}
+    used = np.concatenate([*partition.train, *partition.val, *partition.test])
+    assert len({*used}) == len(used) and (split == "official" or len(used) == len(dataset.y))
+    assert dataset.x[dataset.clients == 0].max() < 50 and dataset.x[dataset.clients == 1].min() >= 200
+    assert dataset.x[dataset.clients == 2].max() == 255, "grey levels 0 to 16 of digits"
+
+
+def test_domains_are_dealt_independently() -> None:
+    """Two domains with equal examples have other partitions."""
+    np.savez("copy.npz", **np.load("dark.npz"))
+    words = ("clients=4", "partition=dirichlet", "partition.alpha=1", "partition.min_examples=4")
+    dataset, partition = federation("data.sources=[dark.npz,copy.npz]", *words)
+    assert dataset.x.shape[1:] == (3, 32, 32)
+    assert {*partition.train[0]} != {*(partition.train[2] - 60)}
+
+
+def test_the_number_of_clients_of_each_domain_and_settings_of_a_source() -> None:
+    words = (
+        "data.sources=[{npz: {path: dark.npz}},{digits: {standardize: true}}]",
+        "data.clients=[1,4]",
+        "data.size=8",
+    )
+    dataset, partition = federation(*words, "clients=5", "partition=iid")
+    assert dataset.mean is None and [name.partition("-")[0] for name in partition.names] == ["dark"] + ["digits"] * 4
+
+
+def test_a_run_shows_the_mean_of_each_domain(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*GREY, "data=domains", "clients=4", "method=local", "rounds=1", "partition=iid", "model=mlp"]
+    assert main([*words, "executor=inline", "run_dir=run"]) == 0
+    printed = capsys.readouterr().out
+    run = pflsim.load("run")[0]
+    with Path("run/per_client.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "1" and row["split"] == "test"]
+    found = {row["name"]: int(row["correct"]) / int(row["total"]) for row in rows if row["phase"] == "trained"}
+    assert [*found] == ["dark-0", "dark-1", "bright-0", "digits-0"]
+    means = run.summary["domains"]["personal"]["last"]["mean"]  # type: ignore[typeddict-item]
+    assert means == pytest.approx({"dark": (found["dark-0"] + found["dark-1"]) / 2, "bright": found["bright-0"],
+                                   "digits": found["digits-0"]})  # fmt: skip
+    assert f"digits {found['digits-0']:.4f}" in printed and run.summary["data"] == "dark+bright+digits"
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ((), "data.sources"),
+        (("data.sources=[dark.npz,dark.npz]",), "data.sources"),
+        (("data.sources=[dark.npz,wine]",), "wine"),
+        ((*GREY, "data.clients=[1,1]"), "data.clients"),
+        ((*GREY, "data.clients=[1,1,1]"), "clients=6"),
+        (("data.sources=[{digits: {colour: 1}}]",), "colour"),
+    ],
+)
+def test_wrong_domains_are_refused(words: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data=domains", "method=fedavg", "clients=6", "executor=inline", *words]) == 2
+    error = capsys.readouterr().err
+    assert names in error and error.count("\n") == 1
