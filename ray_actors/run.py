@@ -161,7 +161,6 @@ class Runner:
             )
             for warning in prepared.warnings:
                 tracker.warn(warning)
-            console.earlier(tracker.history)
             try:
                 with self._stoppable(folder):
                     with self.interrupts.abandonable():
@@ -284,7 +283,7 @@ class _Listener:
 
     def round(self, record: RoundRecord) -> None:
         metrics = self.tracker.round(record)
-        self.console.round(metrics, self.tracker.memory.last_mb)
+        self.console.round(metrics)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         self.console.phase(round_number, name, due)

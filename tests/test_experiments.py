@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pflsim import cli
-from pflsim.config.checks import check_sweep
 from pflsim.config.components import bind, variants_of
 from pflsim.config.compose import CONFIGS, composed, composing, sweep, to_settings
 from pflsim.config.settings import Settings
@@ -73,4 +72,3 @@ def test_commands_in_the_comments_compose(path: Path) -> None:
             runs = [to_settings(composed(job, [CONFIGS])) for job in (jobs[0], *jobs[1:][-1:])]
         for run in runs:
             sound(run)
-        check_sweep(runs)

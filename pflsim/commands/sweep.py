@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pflsim.config.checks import check_sweep
 from pflsim.config.compose import Composition, names_client_only, run_settings, to_settings
 from pflsim.config.settings import Settings
 from pflsim.engine.interrupts import Stopped
@@ -51,7 +50,6 @@ def run_all(
     first = _of_all(run_settings, configs, names)[0]
     with new_runner(first, own_process) as runner:
         runs = _of_all(to_settings, configs, names)
-        check_sweep(runs)
         for line in dict.fromkeys(map(_found_server, configs, runs)):
             print(line, end="", flush=True)
         for settings in runs if varying else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from importlib.util import find_spec
 from typing import Any, get_type_hints
@@ -75,21 +75,6 @@ def check(settings: Settings) -> None:
         raise SettingsError(problem)
 
 
-def check_sweep(runs: Sequence[Settings]) -> None:
-    """Refuse a sweep in which two runs have the same run folder.
-
-    Raises:
-        SettingsError: two runs have the same run_dir.
-    """
-    folders = [run.run_dir for run in runs if run.run_dir is not None]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise SettingsError(
-                f"run_dir={folder} is the folder of {folders.count(folder)} runs of this sweep; leave run_dir out, or "
-                "include what differs: run_dir='runs/mine-${seed}'"
-            )
-
-
 def _contradictions(settings: Settings) -> Iterator[str]:
     held, clients, placement = settings.eval.holdout_clients, settings.clients, settings.placement
     if held >= clients:
@@ -98,17 +83,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
         cohort_size(clients - held, settings.fraction)
-    if settings.lockstep is False and settings.lockstep_clients is not None:
-        yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
-    for number in settings.trace.rounds:
-        if number > settings.rounds:
-            yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
     if settings.local_epochs is not None and settings.local_steps is not None:
         yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
     if placement.clients_per_actor != "auto" and placement.actors is not None:
         yield f"placement.actors and placement.clients_per_actor={placement.clients_per_actor}: leave one of them out"
-    if placement.actors is not None and placement.actors > clients:
-        yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
     if settings.precision == "tf32" and placement.gpus == 0:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:

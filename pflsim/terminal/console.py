@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 from pflsim.records.evaluation import Scope
 from pflsim.records.history import RoundMetrics
@@ -16,9 +14,6 @@ from pflsim.records.summary import RunMeta, Summary
 from pflsim.terminal.formats import NONE, WIDTH, format_bytes, format_seconds
 from pflsim.terminal.result import accuracy_table, headline, result_lines, resume_command, tensorboard_command
 from pflsim.types import ModelKind
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 Progress = Literal["auto", "live", "plain", "quiet", "none"]
 LIVE_LINES = 20
@@ -68,7 +63,7 @@ class Console:
         joined: bool = False,
     ):
         from rich.console import Console as Rich
-        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self.meta = meta
         self.memory_of = "driver process only" if joined else "all processes"
@@ -78,17 +73,17 @@ class Console:
         self.width = min(width or columns, WIDTH)
         self.progress = ("live" if self.terminal else "plain") if progress == "auto" else progress
         self._round_seconds: list[float] = []
-        self._best: tuple[float, int, float] | None = None
         self._round, self._phase, self._done, self._due = 0, "starting", 0, 0
-        self._left: float | None = None
-        self._lines: list[str] = []
-        self._begun = self._since = time.monotonic()
         self._rich = Rich(
             file=self.stream, width=self.width, force_terminal=self.terminal or progress == "live", highlight=False
         )
-        self._live = Live(
-            console=self._rich, get_renderable=self._shown, refresh_per_second=REFRESHES_PER_S, transient=True
-        )
+        self._live = Progress(
+            *(TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[phase]}")),
+            *(TimeElapsedColumn(), TimeRemainingColumn()),
+            console=self._rich, refresh_per_second=REFRESHES_PER_S, transient=True, expand=True,
+            speed_estimate_period=600,
+        )  # fmt: skip
+        self._task = self._live.add_task("", total=meta.rounds, phase="starting")
         self._last_line = 0
         self._url: str | None = None
 
@@ -110,41 +105,31 @@ class Console:
         primary = self.meta.measures.primary
         self._print(f"{primary}: mean over clients on their test data; worst: mean of the worst decile of clients")
         if self.progress == "live":
+            self._live.reset(self._task, completed=done or 0, phase="starting")
             self._live.start()
-
-    def earlier(self, history: Sequence[RoundMetrics]) -> None:
-        """Add rounds of earlier sessions to the best accuracy so far, without printing them."""
-        for metrics in history:
-            self._update_status(metrics, 0.0)
 
     def waiting(self, what: str) -> None:
         """Show what the run waits for before its first round, e.g. "starting Ray"."""
-        self._phase = what
+        self.phase(0, what)
         if self.progress == "plain":
             self._print(what)
 
     def phase(self, round_number: int, name: str, due: int = 0) -> None:
         """Start a phase of a round with `due` clients."""
-        if round_number != self._round:
-            self._since = time.monotonic()
         self._round, self._phase, self._done, self._due = round_number, name, 0, due
+        self._show()
 
     def clients_done(self, clients: int) -> None:
         """Add to the number of clients that have finished the phase."""
         self._done += clients
+        self._show()
 
-    def round(self, metrics: RoundMetrics, memory_mb: float = 0.0) -> None:
-        """Print a round's line, or update the live display, which prints about `LIVE_LINES` lines per run.
-
-        Args:
-            metrics: the round's figures.
-            memory_mb: memory of all processes in MB.
-        """
+    def round(self, metrics: RoundMetrics) -> None:
+        """Print a round's line, or update the live display, which prints about `LIVE_LINES` lines per run."""
         self._round_seconds.append(metrics.total_seconds)
         printed = self.progress == "plain"
         if self.progress == "live":
-            self._left = self._remaining(metrics.round)
-            self._update_status(metrics, memory_mb)
+            self._live.update(self._task, description=self._accuracy(metrics, self.meta.reported_model, worst=True))
             due = self._last_line + max(self.meta.rounds // LIVE_LINES, 1)
             printed = metrics.round == self.meta.rounds or (metrics.round >= due and bool(metrics.evaluations))
         if printed:
@@ -202,22 +187,6 @@ class Console:
         missing = f" ({stats.primary.undefined} undefined)" if stats.primary.undefined else ""
         return f"{model} {stats.mean:.3f}{missing}" + (f" (worst {stats.primary.worst_decile:.2f})" if worst else "")
 
-    def _update_status(self, metrics: RoundMetrics, memory_mb: float) -> None:
-        """Set the lines below the progress bar: accuracy and best accuracy, traffic, memory, and time."""
-        stats = metrics.evaluations.get(self.meta.reported)
-        if stats is not None:
-            score = metrics.evaluations.get(self.meta.reported._replace(split="val"), stats)
-            if self._best is None or score.score > self._best[0]:
-                self._best = score.score, metrics.round, stats.mean
-            chosen = "by validation" if score is not stats else "on test data (oracle)"
-            now = f"{self.meta.reported_model} {self.meta.measures.primary} {stats.mean:.3f}, worst decile"
-            best = f"best so far {chosen} {self._best[2]:.3f} in round {self._best[1]}"
-            self._lines = [f"round {metrics.round}: {now} {stats.primary.worst_decile:.3f}; {best}"]
-        up, down = format_bytes(metrics.traffic_total.up_bytes), format_bytes(metrics.traffic_total.down_bytes)
-        memory = f"memory {format_bytes(memory_mb * 1e6)}, " if memory_mb else ""
-        took = f"last round {format_seconds(metrics.total_seconds)}"
-        self._lines = [*self._lines[:1], f"total traffic up {up}, down {down}; {memory}{took}"]
-
     def _remaining(self, round_number: int) -> float | None:
         """Return the estimated seconds to the end, from the last ten rounds."""
         left, recent = self.meta.rounds - round_number, self._round_seconds[-10:]
@@ -226,22 +195,10 @@ class Console:
     def _print(self, text: str) -> None:
         self._rich.print(text, markup=False, emoji=False, soft_wrap=True)
 
-    def _shown(self) -> Group:
-        """Return the live display."""
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        now, rounds = time.monotonic(), self.meta.rounds
+    def _show(self) -> None:
+        """Update the live display: the phase, and a bar with the finished rounds and the trained part of this one."""
         share = self._done / self._due if self._due and self._phase == "train" else 0.0
-        phase = self._phase + (f" {self._done} of {self._due} clients" if self._due else "")
-        elapsed = f"{format_seconds(now - self._begun)} elapsed"
-        if self._left is not None:
-            elapsed += f", {format_seconds(max(self._left - (now - self._since), 0.0))} left"
-        place = f"round {self._round}/{rounds}" if self._round else ""
-        row, bar = Table.grid(padding=(0, 2, 0, 0)), ProgressBar(rounds, max(self._round - 1, 0) + share)
-        for no_wrap in (True, False, True, True):  # the bar takes what is left
-            row.add_column(no_wrap=no_wrap)
-        row.add_row(Text(place, style="bold"), bar, Text(phase), Text(elapsed, style="dim"))
-        return Group(row, *map(Text, self._lines))
+        place = f"round {self._round}/{self.meta.rounds} " if self._round else ""
+        clients = f" {self._done} of {self._due} clients" if self._due else ""
+        done = max(self._round - 1, 0) + share
+        self._live.update(self._task, completed=done, phase=f"{place}{self._phase}{clients}")
