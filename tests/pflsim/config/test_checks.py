@@ -81,10 +81,9 @@ momentum=-0.1 lr_decay=-0.5 lr_decay=inf lr_decay=1e300 weight_decay=-1e-9 fract
 fraction=nan seed=-1 seed=9223372036854775808 on_client_error='ignore'
 run_dir='s3://me:secret@store/runs' faults.dropout=1.1 faults.straggler_work=1.0 eval.holdout_clients=10
 eval.holdout_clients=-1 eval.finetune_epochs=-1 eval.every=0 eval.batch_size=0 checkpoint.every=-1 checkpoint.minutes=-1
-checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0 
+checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0
 placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placement.actors_per_gpu=0
 placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
-trace.rounds=[1,21]
 """
 
 
