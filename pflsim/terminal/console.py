@@ -138,7 +138,7 @@ class Console:
 
     def close(self) -> None:
         """Remove the live display."""
-        self._live.stop()
+        self._live.live.stop()  # `Progress.stop` would print a line break where there is no terminal
 
     def end(self, summary: Summary, folder: Path) -> None:
         """Print the run's result, where its files are, and how to see its curves or resume it.
