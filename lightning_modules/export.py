@@ -24,7 +24,7 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.analysis.runs import PartitionFile, read_run
+from pflsim.analysis.runs import read_run
 from pflsim.config.components import bind_method, component_name
 from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
@@ -92,7 +92,7 @@ class SavedModels:
         self.method = component_name(self.settings, "method")
         self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name, best and best.round)
         with reading(folder / "partition.json", "the inputs of the model"):
-            record = read_json(folder / "partition.json", PartitionFile)
+            record = read_json(folder / "partition.json")
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
             task = record.get("task", {"name": "classification", "targets": self._classes})
         self.names = list(record.get("names", map(str, range(self.settings.clients))))
@@ -248,17 +248,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = command_parser("export", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
-    parser.add_argument(
-        "--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model"
-    )
-    parser.add_argument("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
-    parser.add_argument(
-        "--model",
-        choices=["personal", "global"],
-        help="the client's model or the server's; default: the reported model",
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="the run folder; the run may still be running")
+    add("--client", metavar="N", help="id or name, several ids with commas (1,2,5), or all; default: the global model")
+    add("--round", default="last", metavar="ROUND", help="best, last or a number; default: last")
+    whose = "the client's model or the server's; default: the reported model"
+    add("--model", choices=["personal", "global"], help=whose)
+    add("--out", type=Path, metavar="DIR", help="the folder to write to; default: RUN/export")
     given = parser.parse_args(arguments)
 
     def export() -> None:
