@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -83,6 +84,8 @@ def check_self_weight(clients: int, alpha: float, sigma: float, clamp: bool = Fa
     """
     non_negative("method.alpha", alpha)
     positive("method.sigma", sigma)
+    if not math.isfinite(clients * (alpha / sigma)):
+        raise SettingsError(f"method.alpha={alpha} over method.sigma={sigma} is not finite: use a smaller method.alpha")
     bound = (clients - 1) * alpha / sigma
     if not clamp and bound > 1.0 + SELF_WEIGHT_TOLERANCE:
         raise SettingsError(
