@@ -81,9 +81,10 @@ def _speed(results: Results) -> Iterator[Verdict]:
         1.8,
         _over(alone, results.seconds("cnn-20", "ray2")),
     )
-    for case, name in (("pfedme", "pFedMe"), ("perfedavg", "Per-FedAvg")):
+    stacked = ("pfedme", "pFedMe, MLP", 2.0), ("perfedavg", "Per-FedAvg, MLP", 2.0), ("lora", "LoRA adapters, ViT", 1.6)
+    for case, name, target in stacked:
         gain = _over(results.seconds(case, "loop"), results.seconds(case, "lockstep"))
-        yield _at_least(f"{name}, MLP, 20 clients, lockstep against loop", 2.0, gain)
+        yield _at_least(f"{name}, 20 clients, lockstep against loop", target, gain)
     first, later = results.way("mlp-20", "lockstep"), results.seconds("mlp-20", "lockstep")
     extra = first["first"] - later if first and later else None
     yield _at_most("MLP, 20 clients, first round more than a later one, for tracing", 0.25, extra, " s")
