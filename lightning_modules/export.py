@@ -95,6 +95,7 @@ class SavedModels:
             record = read_json(folder / "partition.json")
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
             task = record.get("task", {"name": "classification", "targets": self._classes})
+        self._named = "names" in record
         self.names = list(record.get("names", map(str, range(self.settings.clients))))
         self._encoder = None
         if (file := folder / ENCODER).exists():
@@ -139,16 +140,13 @@ class SavedModels:
         """Return a model, in evaluation mode.
 
         Args:
-            client: its id or name; None: the server's model, without any client.
+            client: its name, or its id if no name is a number; None: the server's model, without any client.
             model: the client's own or the server's, with what the client keeps private; None: the reported one.
 
         Raises:
             SettingsError: there is no such client or model, or the checkpoint does not have it.
         """
-        if isinstance(client, str):
-            if client not in self.names:
-                raise SettingsError(f"client {client}: {nearest(client, self.names)}")
-            client = self.names.index(client)
+        client = None if client is None else self._id(client)
         if client is not None and not 0 <= client < self.clients:
             late = " joined after the last round, so no checkpoint has its model" * (client < self.settings.clients)
             raise SettingsError(f"client {client}{late}: choose one of the clients 0 to {self.clients - 1}")
@@ -173,6 +171,14 @@ class SavedModels:
             "net": component_name(self.settings, "model"), "classes": self._classes, **self._inputs,
         }  # fmt: skip
         return LoadedModel(module, which == "global", about, self._encoder).eval()
+
+    def _id(self, client: int | str) -> int:
+        """Return the id of a client with this name, or with this id if names are no numbers."""
+        if str(client) in self.names:
+            return self.names.index(str(client))
+        if isinstance(client, str) or self._named and any(map(str.isdecimal, self.names)):
+            raise SettingsError(f"client {client}: {nearest(str(client), self.names)}")
+        return client
 
     def _load_global(self, module: ClientModule, client: int | None) -> None:
         rule, state = self._server
@@ -271,20 +277,20 @@ def exported(
     saved = SavedModels(run, round_name)
     for client in _clients(clients, saved):
         loaded = saved.load(client, model)
-        whose = "global" if client is None else f"client_{client}"
+        whose = "global" if client is None else f"client_{saved.names[loaded.about['client']].replace('/', '%2F')}"
         other = client is not None and loaded.predict_global != (loaded.client.reported_model == "global")
         name = f"{whose}_{loaded.about['model']}" if other else whose
         yield write(loaded, out or run / "export", name)
 
 
-def _clients(text: str | None, saved: SavedModels) -> list[int] | list[None]:
+def _clients(text: str | None, saved: SavedModels) -> Sequence[int | str | None]:
     """Return the clients that `--client` names."""
     if text is None:
         return [None]
     if text == "all":
-        return list(range(saved.clients))
+        return saved.names[: saved.clients]
     if text in saved.names:
-        return [saved.names.index(text)]
+        return [text]
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise SettingsError(f"--client {text}: expected a number, several with commas, or all")

@@ -1,4 +1,4 @@
-"""A trial before round 1: two rounds of local training on two examples, with the module that clients will have."""
+"""A trial before round 1: two rounds of local training on a few examples, with the module that clients will have."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def try_clients(
         SettingsError: this fails; the message names the optimiser, the precision, the model or the method.
     """
     dataset, partition = data
-    train = max(partition.train, key=len)[:2]
-    val, test = (max(rows, key=len)[:2] for rows in (partition.val, partition.test))
+    few_rows = 3 if factory.num_classes == 2 else 2  # not the outputs, or a loss could take the one for the other
+    train = max(partition.train, key=len)[:few_rows]
+    val, test = (max(rows, key=len)[:few_rows] for rows in (partition.val, partition.test))
     clients = min(len(factory.models), len(server[1].clients))
     few = replace(partition, train=(train,) * clients, val=(val,) * clients, test=(test,) * clients)
     training = replace(factory.training, local_epochs=1, local_steps=None)

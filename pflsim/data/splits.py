@@ -136,8 +136,10 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
     owners = np.array([owner.get(each, -1) for each in ids[tests].tolist()])
     for client in range(len(pool)):
         if client not in owners:
+            own = {*ids[pool[client]].tolist()} if dataset.client_names else ()
+            name = f"client {', '.join(dataset.client_names[each] for each in own) or client}"
             raise SettingsError(
-                f"split.test_by=clients: client {client} has no example in the official test part; use split=merged"
+                f"split.test_by=clients: {name} has no example in the official test part; use split=merged"
             )
     return [tests[owners == client] for client in range(len(pool))]
 

@@ -79,10 +79,11 @@ def as_task(dataset: Dataset, asked: TaskName | Literal["auto"]) -> Dataset:
         SettingsError: the targets are not of this task, or `auto` cannot decide it.
     """
     y, found, values = dataset.y, dataset.task, dataset.values
-    guessed = asked == "auto" and values and not isinstance(values[0], str) and dataset.kind == "tables"
-    if guessed and (count := len(np.unique(y))) > MAX_FOUND:
-        said = f"the labels of {dataset.name} are integers with {count} values"
-        raise SettingsError(f"data: {said}; set task=classification or task=regression")
+    if asked == "auto" and values and dataset.kind == "tables" and (count := len(np.unique(y))) > MAX_FOUND:
+        is_text = isinstance(values[0], str)
+        if not is_text or count > len(y) / 2:
+            said = f"the labels of {dataset.name} are {'text' if is_text else 'integers'} with {count} values"
+            raise SettingsError(f"data: {said}; set task=classification, or task=regression for a column of numbers")
     if asked in ("auto", found):
         return dataset
     numbers: Sequence[Any] = values or range(dataset.num_classes)

@@ -178,6 +178,7 @@ class Metric:
         task: of the run.
         higher: whether a higher value is better; None: not known.
         options: further arguments.
+        listed: whether it is one of the table.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Metric:
     task: TaskName
     higher: bool | None
     options: Mapping[str, Any] = field(default_factory=dict)
+    listed: bool = False
 
     def __call__(self, scores: Tensor, targets: Tensor) -> float | None:
         """Return the value for scores [n, C] as `predict` returns them; NaN if they are not finite.
@@ -192,11 +194,10 @@ class Metric:
         Returns:
             None if the metric is undefined: it is NaN for finite scores, or raises a ValueError.
         """
-        finite, listed = bool(scores.isfinite().all()), self.name in TABLE and TABLE[self.name][0] is self.call
-        if not finite and self.call not in OF_GUESSES:
+        if not scores.isfinite().all() and self.call not in OF_GUESSES:
             return math.nan
         p = probabilities(self.task, scores)
-        if listed:
+        if self.listed:
             found = self.call(scores, p, targets, **self.options)
         else:
             with warnings.catch_warnings():
@@ -288,7 +289,7 @@ def _metric(name: str, options: dict[str, Any], task: Task) -> Metric:
             own = [each for each, (*_, of) in TABLE.items() if task.name in of]
             raise SettingsError(f"eval.metrics: {name} is not a metric of task={task.name}; choose {', '.join(own)}")
         _check_options(name, call, options)
-        return Metric(name, call, task.name, higher, options)
+        return Metric(name, call, task.name, higher, options, listed=True)
     if "." in name:
         call = resolve(name, key="eval.metrics")
     else:

@@ -179,6 +179,8 @@ def _made(task: Task) -> Any:
     if found is None:
         return None
     name, known = choice.loss or LOSSES[task.name], inspect.signature(found).parameters
+    if task.name == "regression" and found in (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss):
+        raise SettingsError(f"task.loss={name} is a loss of classes, and the run has task=regression")
     given: dict[str, Any] = dict(choice.options)
     if choice.label_smoothing:
         given["label_smoothing"] = choice.label_smoothing

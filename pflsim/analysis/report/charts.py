@@ -123,12 +123,14 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
 
 
 def client_values(groups: Sequence[Group], choice: Choice) -> pd.DataFrame | None:
-    """Return the value of each named client (row) with each group (column); None: several partitions, or numbers."""
+    """Return the value of each named client (row) in each group (column); None: there are no names, or several
+    partitions."""
     runs = shown_runs(groups)
     names = runs[0].partition.get("names", ())
     if not names or len({run.partition_hash for run in runs}) > 1:
         return None
-    values = pd.DataFrame({group.label: _rates(run, choice) for group, run in zip(groups, runs, strict=True)})
+    lines = [(group.label, run, run.at(choice)) for group, run in zip(groups, runs, strict=True)]
+    values = pd.DataFrame({label: run.counts(line.round)[run.primary] for label, run, line in lines if line})
     return values.rename(dict(enumerate(names))).sort_index()
 
 

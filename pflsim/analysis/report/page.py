@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -139,16 +139,17 @@ def _size(value: Spread | float | None) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return the main results in at most three sentences."""
+    """Return the main results in at most four sentences."""
     rows = comparison.rows
     if comparison.objections:
         return ["These runs should not be compared, so none is called better."]
     if len(rows) == 1:
         (row,) = rows
         mean, worst, sent = row.figures["mean"].mean, row.figures["worst_decile"].mean, format_bytes(_bytes(row))
-        return [
+        said = (
             f"Mean test {comparison.primary} {mean:.3f}, worst decile {worst:.3f}, {sent} of traffic up to that round."
-        ]
+        )
+        return [said, *_undefined(comparison)]
     end, pick = ("Highest", max) if comparison.higher else ("Lowest", min)
     best = _best(rows, "mean", pick), _best(rows, "worst_decile", pick)
     said = [f"{end} mean {comparison.primary}: {best[0]}. {end} worst decile: {best[1]}."]
@@ -164,7 +165,14 @@ def sentences(comparison: Comparison) -> list[str]:
     least, most = min(rows, key=_bytes), max(rows, key=_bytes)
     low, high = (f"{format_bytes(_bytes(row))} ({row.group.label})" for row in (least, most))
     spread = f"from {low} to {high}" if _bytes(least) < _bytes(most) else f"{format_bytes(_bytes(most))} each"
-    return [*said, f"Traffic up to these rounds: {spread}."]
+    return [*said, f"Traffic up to these rounds: {spread}.", *_undefined(comparison)]
+
+
+def _undefined(comparison: Comparison) -> Iterator[str]:
+    """Yield a sentence if the primary metric cannot be computed for some clients."""
+    counts = [(row.group.label, row.figures["undefined"]) for row in comparison.rows if "undefined" in row.figures]
+    if found := [f"{count.mean:g} with {label}" for label, count in counts if count.mean]:
+        yield f"Clients for which {comparison.primary} is undefined, and which do not count: {', '.join(found)}."
 
 
 def _bytes(row: Row) -> float:

@@ -80,6 +80,16 @@ def test_inputs_are_those_of_the_training_rows(fit: str) -> None:
     assert dataset.y.tolist() == (frame["readmitted"] == "yes").astype(int).tolist()
 
 
+def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
+    frame = visits()
+    frame["hospital"] = frame["hospital"].map({name: i + 1 for i, name in enumerate(sorted({*frame["hospital"]}))})
+    run = pflsim.run(data=pflsim.Table(frame, label="readmitted", client="hospital"), run_dir="run", **SMALL)
+    first = pflsim.load_model(run, client=1)
+    assert first.about["client"] == pflsim.load_model(run, client="1").about["client"] == 0
+    with pytest.raises(SettingsError, match="client 0"):
+        pflsim.load_model(run, client=0)
+
+
 def test_the_order_of_rows_changes_nothing_but_their_numbers() -> None:
     dataset, partition, _ = federation(*OF_CLIENTS)
     order = np.random.default_rng(0).permutation(120)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
+from ray import cloudpickle
 from scipy.special import expit, softmax
 from sklearn import metrics as sk
 
@@ -24,6 +25,7 @@ RNG = np.random.default_rng(0)
 
 def found(task: Task, scores: np.ndarray, y: np.ndarray, *asked: Any) -> dict[str, float | None]:
     metrics = metrics_of(asked, task)
+    metrics = cloudpickle.loads(cloudpickle.dumps(metrics))  # as Ray's actors get them
     return {metric.name: metric(torch.from_numpy(scores), torch.from_numpy(y)) for metric in metrics}
 
 

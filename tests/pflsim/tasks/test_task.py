@@ -103,6 +103,7 @@ def test_weights_of_each_client() -> None:
         ("classification", {"loss": "MultiMarginLoss", "options": {"q": 2}}, ("task.options", "q")),
         ("classification", {"loss": "MultiMarginLoss", "options": {"p": 3}}, ("MultiMarginLoss", "3")),
         ("classification", {"loss": "MultiMarginLoss", "label_smoothing": 0.1}, ("label_smoothing",)),
+        ("regression", {"loss": "CrossEntropyLoss"}, ("task.loss", "regression")),
         ("regression", {"class_weights": "balanced"}, ("task.class_weights", "regression")),
     ],
     ids=str,
