@@ -264,7 +264,8 @@ def load_model(
 
     Args:
         run: the run or its folder.
-        client: the name of a client, or its id if no name is a number; None: the server's model, where the method has one.
+        client: the name of a client, or its id if no name is a number; None: the server's model, where the
+            method has one.
         round: of the checkpoint: a number, "last", or "best" by validation.
         model: the client's own model or the server's; None: the one that the method reports.
 

@@ -123,8 +123,7 @@ def client_charts(groups: Sequence[Group], choice: Choice) -> list[Chart]:
 
 
 def client_values(groups: Sequence[Group], choice: Choice) -> pd.DataFrame | None:
-    """Return the value of each named client (row) in each group (column); None: there are no names, or several
-    partitions."""
+    """Return the value of each named client (row) in each group (column); None: no names, or several partitions."""
     runs = shown_runs(groups)
     names = runs[0].partition.get("names", ())
     if not names or len({run.partition_hash for run in runs}) > 1:
