@@ -31,15 +31,19 @@ def freeze(net: nn.Module, patterns: Sequence[str] = ()) -> None:
 
     Args:
         net: changed in place.
-        patterns: of parameters or modules, with wildcards: "body", "body.layer?.*", "*.bias".
+        patterns: of parameters or modules, with wildcards: "body", "body.layer?.*", "*.bias"; or by the names in
+            the module of a user, "layer1".
 
     Raises:
         SettingsError: a pattern names nothing.
     """
     parameters = dict(net.named_parameters(remove_duplicate=False))
+    own = getattr(net, "name_of", str)  # of a key, in the module of a user
     for pattern in patterns:
         chosen = [
-            p for name, p in parameters.items() if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+            p
+            for name, p in parameters.items()
+            if any(fnmatchcase(each, form) for each in (name, own(name)) for form in (pattern, f"{pattern}.*"))
         ]
         if not chosen:
             names = [*parameters, *(name for name, _ in net.named_modules() if name)]

@@ -69,7 +69,7 @@ def test_training_equals_that_with_buffers_instead(method: str) -> None:
     ours, named, theirs = (
         prepared(*args, *model)
         for model in (
-            (f"model={target_of(Backbone)}",), (f"model={target_of(Three)}", "freeze=[body.a]"),
+            (f"model={target_of(Backbone)}",), (f"model={target_of(Three)}", "freeze=[a]"),
             (f"model={target_of(Constants)}",),
         )
     )  # fmt: skip

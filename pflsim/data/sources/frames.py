@@ -182,7 +182,10 @@ def _frame(path: str, key: str) -> DataFrame:
             frame = read_json(path, lines=True)
         elif frame is None:
             frame = (read_parquet if suffix in (".parquet", ".pq") else read_csv)(path)
-        return frame.rename(columns=str)
+        frame = frame.rename(columns=str)
+        if repeated := [*frame.columns[frame.columns.duplicated()]]:
+            raise ValueError(f"two columns have the name {repeated[0]!r}")
+        return frame
 
 
 def defaults_of(rows: Rows, test: str | None, client: str | None, model: str) -> dict[str, Any]:

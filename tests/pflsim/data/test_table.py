@@ -186,6 +186,8 @@ def test_a_run_of_a_frame_and_its_model(folder: Path) -> None:
     expected[:, 2:] = [[1, 0], [0, 0]]  # a category that no training row has
     with torch.no_grad():
         assert torch.allclose(model(asked), model(torch.from_numpy(expected)), atol=1e-5)
+    with pytest.raises(SettingsError, match="two columns have the name 'age'"):
+        pflsim.partition("twice", data=pflsim.Table(pd.concat([frame, frame[["age"]]], axis=1), label="readmitted"))
     with pytest.raises(SettingsError, match="'pressure'"):
         model(asked.drop(columns="pressure"))
     longer = pflsim.resume(
