@@ -117,6 +117,7 @@ def test_commands_compose(command: Command, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()
     (tmp_path / "visits.csv").write_text("hospital,readmitted,age\n" + "Bern,0,50\nBasel,1,60\n" * 8)
+    (tmp_path / "notes.csv").write_text("hospital,urgent,note\n" + "Bern,no,all well\nBasel,yes,in pain\n" * 8)
     if command.arguments[:1] and command.arguments[0] in cli.ANALYSIS:
         module = importlib.import_module(cli.ANALYSIS[command.arguments[0]])
         if command.arguments[0] == "submit":
