@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import random
 import shutil
 import signal
@@ -30,14 +31,34 @@ from ray_actors import run
 LIMIT_S = 60
 RUN = ["method=fedavg", "data=digits", "clients=4", "rounds=4", "model.hidden=[4]", "executor=inline", "fraction=0.5",
        "checkpoint.every=1", "checkpoint.keep=2", "faults.dropout=0.3", "progress=none"]  # fmt: skip
+WRONG = (None, "x", -1, 1.5, [], {}, True, ["x"], {"x": 1})
+
+
+def change_field(path: Path, draw: Any) -> None:
+    """Give a field of a JSON file, or of a line of one, another type, or remove it."""
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    number = draw.randrange(len(lines))
+    whole: dict[str, Any] = json.loads(lines[number])
+    found = whole
+    while isinstance(found[key := draw.choice(list(found))], dict) and found[key] and draw.random() < 0.7:
+        found = found[key]
+    if draw.random() < 0.3:
+        del found[key]
+    else:
+        found[key] = draw.choice(WRONG)
+    lines[number] = json.dumps(whole)
+    path.write_text("\n".join(lines) + "\n")
 
 
 def mutate(path: Path, draw: Any) -> str:
     """Damage a file, and return how."""
     data, text = path.read_bytes(), path.suffix in (".jsonl", ".csv", ".yaml")
-    kind = draw.choice(["truncate", "empty", "flip", "delete", *(["duplicate", "reverse"] if text else [])])
+    kinds = ["truncate", "empty", "flip", "delete", *(["duplicate", "reverse"] if text else [])]
+    kind = draw.choice([*kinds, *(["field"] * 3 if path.suffix in (".json", ".jsonl") else [])])
     lines, place = data.splitlines(keepends=True), draw.randrange(max(len(data), 1))
-    if kind == "delete":
+    if kind == "field":
+        change_field(path, draw)
+    elif kind == "delete":
         path.unlink()
     elif kind == "flip":
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :])

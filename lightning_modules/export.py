@@ -24,7 +24,7 @@ from lightning_modules.nets.adjust import Adjustments
 from lightning_modules.nets.frozen import frozen, load_frozen
 from lightning_modules.nets.own import bind_models
 from lightning_modules.training import Training
-from pflsim.analysis.runs import read_run
+from pflsim.analysis.runs import PartitionFile, read_run
 from pflsim.config.components import bind_method, component_name
 from pflsim.config.names import nearest
 from pflsim.data.federated import scaled
@@ -92,7 +92,7 @@ class SavedModels:
         self.method = component_name(self.settings, "method")
         self.checkpoint = choose_checkpoint(folder / "checkpoints", round_name, best and best.round)
         with reading(folder / "partition.json", "the inputs of the model"):
-            record = read_json(folder / "partition.json")
+            record = read_json(folder / "partition.json", PartitionFile)
             self._inputs, self._classes, self._train = (record[key] for key in ("inputs", "classes", "train"))
             task = record.get("task", {"name": "classification", "targets": self._classes})
         self._named = "names" in record

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from pflsim.commands.sweep import LIGHT, run_all
+from pflsim.config.checks import check_sweep
 from pflsim.config.compose import as_yaml, composed, composing, config_folders, configs, parse, to_settings
 from pflsim.config.help import usage
 from pflsim.config.names import program
@@ -124,6 +125,7 @@ def checked(overrides: Sequence[str], multirun: bool, config_dirs: Sequence[str]
             changed(given, given, [str(override.key_or_group) for override in parse(known)])
         return []
     runs = [to_settings(config) for config in configs(texts, multirun, folders)[1]]
+    check_sweep(runs)
     return runs
 
 

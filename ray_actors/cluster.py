@@ -25,7 +25,7 @@ from ray.job_config import JobConfig
 from pflsim.config.names import FOLDER, program
 from pflsim.config.settings import Placement, Settings
 from pflsim.errors import RunError, SettingsError
-from pflsim.records.limits import free_memory, usable_cpus
+from pflsim.records.limits import check_limits, free_memory, usable_cpus
 from ray_actors.layout import ACTOR_MB, Layout, Node, ResourcesMissing, lay_out, share
 from ray_actors.resources import POLL_S, ActorPool
 
@@ -201,6 +201,7 @@ class StartedRay:
 
     def __init__(self, started_for: tuple[int, int, int | None], actors: int = 0):
         self.size, self.pool, self._actors = started_for, ActorPool(), actors
+        check_limits(actors or self.size[0])
         self._folder = create_folder()
         self._ready: Future[ActorPool] = Future()
         self._closed = threading.Event()

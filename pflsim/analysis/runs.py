@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 from pflsim.config.components import COMPONENTS
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError, reading
 from pflsim.records.environment import read_environment
 from pflsim.records.evaluation import Evaluation, Scope
-from pflsim.records.files import FORM, read_json
+from pflsim.records.files import FORM, keys, read_json, valid
 from pflsim.records.folder import CONFIG
 from pflsim.records.history import RoundMetrics, Traffic, read_history, to_line
 from pflsim.records.per_client import COLUMNS, PER_CLIENT
-from pflsim.records.summary import Choice, chosen_round
+from pflsim.records.summary import Choice, SummaryFile, chosen_round
 from pflsim.seeding import cohort
 from pflsim.types import SPLITS, EvalPhase, ModelKind
 
@@ -39,6 +39,19 @@ IGNORED = (
 )  # fmt: skip
 """Settings that two runs of one experiment may differ in: the seed, names and paths, the executor and its placement
 (which change at most the last bits of a result), and what is recorded."""
+
+
+Inputs = keys({
+    "shape": list[int], "dtype": str, "scale": float, "mean": list[float] | None, "std": list[float] | None,
+    "tokens": int | None, "fields": NotRequired[list[str]],
+})  # fmt: skip
+PartitionFile = keys({
+    "hash": str, "data": NotRequired[str], "partition": NotRequired[str], "clients": NotRequired[int],
+    "classes": NotRequired[int], "inputs": NotRequired[Inputs], "train": NotRequired[list[list[int]]],
+    "names": NotRequired[list[str]], "task": NotRequired[Mapping[str, Any]],
+    "class_counts": NotRequired[list[Mapping[str, int | list[int]]]],
+})  # fmt: skip
+"""The keys of partition.json that are read back."""
 
 
 def find_runs(arguments: Sequence[str]) -> list[Path]:
@@ -205,7 +218,7 @@ class Run:
     @cached_property
     def _clients(self) -> Any:
         """The rows of per_client.csv without an incomplete last line."""
-        from pandas import read_csv
+        from pandas import MultiIndex, read_csv
 
         with reading(self.folder / PER_CLIENT, FORM):
             text = (self.folder / PER_CLIENT).read_text(encoding="utf-8")
@@ -213,6 +226,10 @@ class Run:
             for name in found.columns.difference(list(TEXTS)):  # `read_csv` rounds the last bit of some numbers
                 whole = name in COLUMNS and name != "loss" and "" not in {*found[name]}
                 found[name] = found[name].replace("", "nan").astype(int if whole else float)
+            place = found.assign(late=found["model"] == "newcomer")
+            order = MultiIndex.from_frame(place.loc[:, ["round", "late", "client", "split", "model", "phase"]])
+            if not (order.is_unique and order.is_monotonic_increasing):
+                raise ValueError("some rows are duplicated or not in order")
             classes = "accuracy" in self.summary
             return found.assign(accuracy=found["correct"] / found["total"]) if classes else found
 
@@ -276,16 +293,20 @@ def read_run(folder: Path) -> Run:
 
     with reading(folder / CONFIG, FORM):
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        valid(Settings, config)
         if missing := [key for key in ("seed", "rounds", *COMPONENTS) if key not in config]:
             raise ValueError(f"{missing[0]} is missing")
     environment = read_environment(folder)
     if not (folder / "metrics.jsonl").is_file():
         raise SettingsError(f"{folder}: this run has not finished a round yet")
-    summary = read_json(folder / "summary.json")
-    partition = read_json(folder / "partition.json")
+    summary = read_json(folder / "summary.json", SummaryFile)
+    partition = read_json(folder / "partition.json", PartitionFile)
     partition = {key: value for key, value in partition.items() if key not in SPLITS}  # the rows are long
     with reading(folder / "metrics.jsonl", FORM):
         history = tuple(read_history(folder))
+        rounds = [line.round for line in history]
+        if rounds != sorted(set(rounds)) or (summary.get("complete") and rounds[-1:] != [summary["rounds"]]):
+            raise ValueError(f"its rounds are not in order, or are not the {summary['rounds']} of summary.json")
     return Run(folder, config, summary, history, partition, environment)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -299,11 +299,18 @@ def _grid(table: Table, kind: str) -> str:
     return tabulate(table.rows, headers, kind, disable_numparse=True, colalign=align)
 
 
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return records as CSV with a column for every key, without a final line break."""
     from pandas import DataFrame
 
-    return DataFrame(rows, dtype=object).to_csv(index=False).removesuffix("\n")  # object: whole numbers stay whole
+    cells = [{key: _as_text(cell) for key, cell in row.items()} for row in rows]
+    return DataFrame(cells, dtype=object).to_csv(index=False).removesuffix("\n")  # object: whole numbers stay whole
+
+
+def _as_text(cell: Any) -> Any:
+    """Return a cell with a quote in front if a spreadsheet would execute it; numbers are unchanged."""
+    executed = isinstance(cell, str) and re.match(r"[=@\t\r]|[+-](?![\d.]+(e[+-]?\d+)?$)", cell)
+    return f"'{cell}" if executed else cell
 
 
 class Comparisons(tuple[Comparison, ...]):

@@ -20,7 +20,7 @@ from pflsim.config.compose import composed, parse, to_settings
 from pflsim.config.names import as_value, written
 from pflsim.config.settings import Settings, dotted
 from pflsim.errors import SettingsError
-from pflsim.records.files import read_json, write_atomically
+from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.folder import LOCK
 from pflsim.records.saved_settings import fixed_settings
 
@@ -202,7 +202,7 @@ class Study:
         self.plan = json.loads(json.dumps(plan))
         now = before = dotted(self.plan)
         if (folder / STUDY).exists():
-            before = dotted(read_json(folder / STUDY)["plan"])
+            before = dotted(read_json(folder / STUDY, keys({"plan": Mapping[str, Any]}))["plan"])
         elif {file.name for file in folder.iterdir()} - {LOCK, JOURNAL}:
             raise SettingsError(f"{folder} is not empty and has no {STUDY}; choose a new folder")
         if differing := [key for key in {**now, **before} if before.get(key) != now.get(key)]:

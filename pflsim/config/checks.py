@@ -98,10 +98,17 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         from pflsim.seeding import cohort_size  # imports torch, which most runs do not need here
 
         cohort_size(clients - held, settings.fraction)
+    if settings.lockstep is False and settings.lockstep_clients is not None:
+        yield f"lockstep_clients={settings.lockstep_clients} has no effect with lockstep=false; leave one of them out"
+    for number in settings.trace.rounds:
+        if number > settings.rounds:
+            yield f"trace.rounds={settings.trace.rounds}: round {number} does not exist; the last is {settings.rounds}"
     if settings.local_epochs is not None and settings.local_steps is not None:
         yield f"local_epochs={settings.local_epochs} and local_steps={settings.local_steps}: leave one of them out"
     if placement.clients_per_actor != "auto" and placement.actors is not None:
         yield f"placement.actors and placement.clients_per_actor={placement.clients_per_actor}: leave one of them out"
+    if placement.actors is not None and placement.actors > clients:
+        yield f"placement.actors={placement.actors} is more than clients={clients}; use at most one actor per client"
     if settings.precision == "tf32" and placement.gpus == 0:
         yield "precision=tf32 is a mode of GPUs, and placement.gpus=0; use precision=ieee or bf16"
     if placement.device == "cuda" and placement.gpus == 0:

@@ -24,7 +24,7 @@ from pflsim.config.components import COMPONENTS, SIDES, TARGET
 from pflsim.config.names import PACKAGES as OURS
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
-from pflsim.records.files import read_json, write_atomically
+from pflsim.records.files import keys, read_json, write_atomically
 from pflsim.records.limits import usable_cpus
 
 FORMAT = 1
@@ -38,6 +38,13 @@ JOB = "PFLSIM_JOB"
 PACKAGE = Path(__file__).resolve().parents[1]
 CODE = "PFLSIM_CODE"
 """The environment variable of a submitted job with the value of `code` on the machine that submitted it, as JSON."""
+
+
+EnvironmentFile = keys({
+    "versions": Mapping[str, str | None], "code": Mapping[str, str | bool | None], "machine": keys({"gpus": list[str]}),
+    "command": list[str],
+})  # fmt: skip
+"""The keys of environment.json that are read back."""
 
 
 def versions() -> dict[str, str | None]:
@@ -147,9 +154,9 @@ def read_environment(folder: Path) -> Mapping[str, Any]:
     Raises:
         SettingsError: it cannot be read, or the run has another format.
     """
-    found = read_json(folder / "environment.json")
-    check_format(found.get("format"), folder)
-    return found
+    path = folder / "environment.json"
+    check_format(read_json(path, Mapping[str, Any]).get("format"), folder)
+    return read_json(path, EnvironmentFile)
 
 
 def check_format(found: object, folder: Path) -> None:

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from pflsim.errors import reading
 
 FORM = "a file that a run has written"
@@ -23,14 +25,21 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
     os.replace(temporary, path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that a run has written.
+def read_json(path: Path, kind: Any) -> dict[str, Any]:
+    """Read a JSON file that a run has written, and check its type, see `keys`.
 
     Raises:
-        SettingsError: it cannot be read, or is no JSON; names the file.
+        SettingsError: it cannot be read, or is damaged; names the file.
     """
     with reading(path, FORM):
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        valid(kind, content)
+    return content
+
+
+def keys(types: dict[str, Any]) -> Any:
+    """Return the type of a mapping that has these keys, for `valid`; it may have more keys."""
+    return TypedDict("keys", types)  # type: ignore
 
 
 def valid(kind: Any, value: Any) -> Any:

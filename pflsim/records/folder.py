@@ -137,8 +137,10 @@ def is_complete(folder: Path, rounds: int | None = None) -> bool:
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the content of summary.json; nothing if it is missing or damaged."""
+    from pflsim.records.summary import SummaryFile  # imports torch
+
     try:
-        return read_json(folder / "summary.json")
+        return read_json(folder / "summary.json", SummaryFile)
     except SettingsError:
         return {}
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NotRequired, cast, get_args
 
 from pflsim.records.evaluation import Evaluation, Measures, Scope, evaluations_by_scope, mean_losses
+from pflsim.records.files import keys, valid
 from pflsim.types import EvalPhase, Fault, ModelKind, RoundRecord, Split
 
 METRICS = "metrics.jsonl"
@@ -87,6 +88,15 @@ def round_metrics(record: RoundRecord, earlier: Traffic, measures: Measures | No
     )
 
 
+Scopes = Mapping[ModelKind, Mapping[Split, Mapping[EvalPhase, Mapping[str, Any]]]]
+Line = keys({
+    "round": int, "cohort": int, "losses": Mapping[str, float], "traffic": Mapping[str, int],
+    "accuracy": NotRequired[Scopes], "evaluation": NotRequired[Scopes], "measures": NotRequired[Mapping[str, Any]],
+    "faults": Mapping[str, int], "drift": Mapping[str, float], "seconds": Mapping[str, float],
+})  # fmt: skip
+"""The keys of a line of metrics.jsonl."""
+
+
 def finite(value: Any) -> Any:
     """Replace NaN and infinities, which JSON cannot represent, by None at any depth."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
@@ -118,6 +128,7 @@ def from_line(line: str) -> RoundMetrics:
         ValueError, LookupError, TypeError: it is damaged.
     """
     found = json.loads(line, object_hook=lambda each: {k: math.nan if v is None else v for k, v in each.items()})
+    valid(Line, found)
     given: dict[str, Any] = found.pop("measures", {})
     listed: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     measures = Measures(**listed)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NotRequired, get_args
 
 from pflsim.records.evaluation import Evaluation, Measures, Scope, Stats, evaluation
-from pflsim.records.files import write_atomically
+from pflsim.records.files import keys, write_atomically
 from pflsim.records.history import RoundMetrics, Traffic, finite, stalled_since, validation_scores
 from pflsim.types import EvalPhase, EvalRow, ModelKind, NewcomerRecord, Precision, TaskName
 
@@ -17,6 +17,17 @@ Choice = Literal["last", "best_val", "best_test_oracle"]
 """How to choose the round whose results are reported: the last evaluated one; the first one with the best mean of the
 primary metric on validation data; or, as in the papers' tables, on test data. The last of these is chosen by the test
 data, so it is optimistically biased; do not use it as the main result."""
+
+
+SummaryFile = keys({
+    "complete": bool, "method": str, "data": str, "partition": str, "model": str, "clients": int, "rounds": int,
+    "rounds_planned": int, "seed": int, "seconds": float, "peak_rss_mb": float, "reported_model": ModelKind,
+    "accuracy_of": Mapping[Literal["split", "clients", "phase"], str | Mapping[ModelKind, EvalPhase]],
+    "states_saved": NotRequired[bool], "stopped_early": NotRequired[Mapping[str, int | str]],
+    "resumed_after": NotRequired[list[int]], "actor_restarts": NotRequired[int], "warnings": NotRequired[list[str]],
+    "newcomers": NotRequired[Mapping[str, Any]], "primary": NotRequired[Mapping[str, Any]],
+})  # fmt: skip
+"""The keys of summary.json that are read back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ class PFedPM(ServerRule[State]):
         if not uplinks:
             return state
         sent = [u.prototypes for u in uplinks if u.prototypes is not None]
+        if len(sent) < len(uplinks):
+            missing = next(u.client for u in uplinks if u.prototypes is None)
+            raise ValueError(f"client {missing} sent no class features")
         return State(keep_missing(fuse_prototypes(sent), state.features))
 
     def numbers(self, state: State) -> Tensors:

@@ -20,7 +20,7 @@ from lightning_modules.training import Training
 from pflsim.data.federated import Partition
 from pflsim.engine.execution import EvalRequest, TrainTask
 from pflsim.errors import SettingsError
-from pflsim.messages import Message, Prototypes
+from pflsim.messages import Message, Prototypes, Uplink
 from pflsim.servers.local import Local as LocalServer
 from pflsim.servers.pfedpm import PFedPM as Server
 
@@ -242,3 +242,6 @@ def test_a_server_of_another_method_is_noticed() -> None:
     module = pfedpm().factory.build()
     with pytest.raises(ValueError, match="pFedPM.*class means"):
         module.receive(Message())
+    rule = Server()
+    with pytest.raises(ValueError, match="client 2 sent no class features"):
+        rule.fuse(rule.init(pfedpm().federation), [Uplink(client=2)])

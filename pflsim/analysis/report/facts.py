@@ -15,6 +15,7 @@ from pflsim.analysis.runs import Run, run_settings
 from pflsim.config.components import COMPONENTS
 from pflsim.config.names import started_as, written
 from pflsim.config.settings import Settings, dotted
+from pflsim.records.environment import EnvironmentFile
 from pflsim.records.files import read_json
 
 Pair = tuple[Spread, Spread]
@@ -69,7 +70,7 @@ def environments(runs: Iterable[Run]) -> list[tuple[dict[str, Any], list[str]]]:
 def sessions(run: Run) -> list[Mapping[str, Any]]:
     """Return environment.json and the environments of later sessions."""
     later = sorted(run.folder.glob("environment-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [run.environment, *(read_json(path) for path in later)]
+    return [run.environment, *(read_json(path, EnvironmentFile) for path in later)]
 
 
 def commands(runs: Iterable[Run]) -> list[tuple[str, str | None, bool | None, list[str]]]:

@@ -11,7 +11,7 @@ from made_runs import made
 from pflsim.analysis.comparison import Comparison, compare
 from pflsim.analysis.groups import group_runs
 from pflsim.analysis.runs import Run
-from pflsim.analysis.tables import Table, drawn, numbers, render
+from pflsim.analysis.tables import Table, as_csv, drawn, numbers, render
 from pflsim.records.summary import Choice
 
 
@@ -118,3 +118,10 @@ def test_differences_between_the_runs_are_below_the_table(runs: list[Run]) -> No
 @pytest.mark.parametrize(("values", "said"), [((0, 1), "0,1"), ((0, 1, 2, 5, 7, 8, 9), "0–2,5,7–9")])
 def test_numbers(values: tuple[int, ...], said: str) -> None:
     assert numbers(values) == said
+
+
+def test_csv_cells_that_a_spreadsheet_would_execute() -> None:
+    texts = ["=1+1", "+cmd", "-x", "@A1"]
+    numbers = ["-0.5", "+1e-3", "1"]
+    (row,) = csv.reader(io.StringIO(as_csv([dict(enumerate([*texts, *numbers, -2.5]))]).partition("\n")[2]))
+    assert row == [*(f"'{text}" for text in texts), *numbers, "-2.5"]

@@ -47,9 +47,15 @@ def test_nothing_evaluated_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("name", "change"),
     [
         ("config.yaml", lambda text: "{}"),
-        ("summary.json", lambda text: text[:-9]),
+        ("summary.json", lambda text: "{}"),
+        ("summary.json", lambda text: text.replace('"clients": 2', '"clients": "two"')),
+        ("environment.json", lambda text: text.replace('"gpus"', '"none"')),
+        ("metrics.jsonl", lambda text: text.replace('"cohort": 2', '"cohort": null')),
+        ("per_client.csv", lambda text: text + text.splitlines()[-1] + "\n"),
         ("partition.json", lambda text: "no JSON"),
         ("per_client.csv", lambda text: "nothing of the kind"),
+        ("metrics.jsonl", lambda text: text.partition("\n")[0] + "\n"),
+        ("metrics.jsonl", lambda text: ""),
     ],
 )
 def test_damaged_runs_are_one_line(

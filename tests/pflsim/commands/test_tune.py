@@ -312,8 +312,8 @@ def test_runs_of_the_chosen_values_may_be_longer(study: Callable[..., int]) -> N
 def test_rounds_that_a_method_refuses_begin_no_study(
     study: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert study("study", fake(), *WORDS, "rounds=40", "--rounds", "200000") == 2
-    assert "rounds=200000" in capsys.readouterr().err and not Path("study").exists()
+    assert study("study", fake(), *WORDS, "rounds=40", "trace.rounds=[40]", "--rounds", "20") == 2
+    assert "trace.rounds" in capsys.readouterr().err and not Path("study").exists()
 
 
 def test_a_setting_that_is_null_keeps_it_in_the_first_trial(study: Callable[..., int]) -> None:

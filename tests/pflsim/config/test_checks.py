@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pflsim.config.checks import check, settings_from
+from pflsim.config.checks import check, check_sweep, settings_from
 from pflsim.config.settings import Settings
 from pflsim.errors import SettingsError
 
@@ -81,9 +81,10 @@ momentum=-0.1 lr_decay=-0.5 lr_decay=inf lr_decay=1e300 weight_decay=-1e-9 fract
 fraction=nan seed=-1 seed=9223372036854775808 on_client_error='ignore'
 run_dir='s3://me:secret@store/runs' faults.dropout=1.1 faults.straggler_work=1.0 eval.holdout_clients=10
 eval.holdout_clients=-1 eval.finetune_epochs=-1 eval.every=0 eval.batch_size=0 checkpoint.every=-1 checkpoint.minutes=-1
-checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0
+checkpoint.keep=-1 placement.clients_per_actor='many' placement.clients_per_actor=0 placement.actors=11
 placement.actors=0 placement.threads=0 placement.cpus=0 placement.gpus=-1 placement.actors_per_gpu=0
 placement.actors_per_gpu='auto' placement.actors_per_gpu=1001 placement.object_store_mb=1 trace.rounds=[-1]
+trace.rounds=[1,21]
 """
 
 
@@ -100,6 +101,7 @@ def test_values_out_of_bounds(text: str) -> None:
     [
         ({"local_epochs": 1, "local_steps": 1}, "local_epochs=1 .*local_steps=1"),
         ({"fraction": 0.05, "eval__holdout_clients": 5}, "fraction=0.05 .* 5 clients"),
+        ({"lockstep": False, "lockstep_clients": 3}, "lockstep_clients=3"),
         ({"placement__clients_per_actor": 2, "placement__actors": 2}, "placement.actors .*clients_per_actor=2"),
         ({"placement__device": "cuda"}, "placement.device=cuda .*placement.gpus=0"),
     ],
@@ -116,3 +118,10 @@ def test_choices_are_accepted_and_nothing_else(key: str) -> None:
         checked(**{key: choice}, **gpus)
     with pytest.raises(SettingsError, match=f"expected .*{str(CHOICES[key][0]).lower()}.* or {CHOICES[key][-1]}"):
         checked(**{key: "zzz"})
+
+
+def test_runs_of_a_sweep_do_not_share_a_folder() -> None:
+    check_sweep([settings_with(), settings_with()])
+    check_sweep([settings_with(run_dir="a"), settings_with(run_dir="b")])
+    with pytest.raises(SettingsError, match="run_dir=a is"):
+        check_sweep([settings_with(run_dir="a"), settings_with(), settings_with(run_dir="a")])

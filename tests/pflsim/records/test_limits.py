@@ -1,10 +1,13 @@
+import math
 import os
 import resource
+import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pflsim.errors import SettingsError
 from pflsim.records import limits
 
 FREE = psutil.virtual_memory().available
@@ -27,7 +30,7 @@ def groups(folder: Path, lines: str, files: dict[str, str], patch: pytest.Monkey
 def test_without_limits_they_are_those_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"a/cpu.max": "max 100000\n", "a/memory.max": "max\n", "a/memory.current": "5\n", "a/pids.max": "max\n"}
     groups(tmp_path, "0::/a\n", files, monkeypatch)
-    assert limits.usable_cpus() == 16
+    assert limits.usable_cpus() == 16 and limits.free_processes() == math.inf
     assert limits.free_memory() == pytest.approx(FREE, rel=0.5)
 
 
@@ -44,7 +47,7 @@ def test_the_smallest_limit_of_all_groups_counts(tmp_path: Path, monkeypatch: py
         "job/step/pids.current": "100\n",
     }
     groups(tmp_path, "0::/job/step\n", files, monkeypatch)
-    assert (limits.usable_cpus(), limits.free_memory()) == (3, 80 * mib)
+    assert (limits.usable_cpus(), limits.free_memory(), limits.free_processes()) == (3, 80 * mib, 200)
 
 
 def test_limits_in_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +62,23 @@ def test_limits_in_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
     groups(tmp_path, "4:memory:/gone\n2:cpu:/x\n1:name=systemd:/\n", files, monkeypatch)
     assert limits.usable_cpus() == 2 and limits.free_memory() == 150
+
+
+def test_what_ray_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = []
+    monkeypatch.setattr(resource, "setrlimit", lambda what, values: raised.append(values))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 4096))
+    monkeypatch.setattr(limits, "free_processes", lambda: math.inf)
+    limits.check_limits(2)
+    assert raised == [(144, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 64))
+    monkeypatch.setattr(limits, "free_processes", lambda: 100)
+
+    def refuse(*_: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(SettingsError) as error:
+        limits.check_limits(2)
+    for words in ("open files: found 64", "144", "found 100", "260", "loopback", "executor=inline"):
+        assert words in str(error.value)
