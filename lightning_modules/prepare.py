@@ -33,7 +33,7 @@ from pflsim.config.settings import Settings
 from pflsim.data.content import partition_hash
 from pflsim.data.dataset import Dataset, dataset_warnings
 from pflsim.data.federate import load_federation
-from pflsim.data.federated import Partition, shard
+from pflsim.data.federated import Partition, domains_of, shard
 from pflsim.data.record import record_names
 from pflsim.engine.plan import RunPlan
 from pflsim.errors import SettingsError, own_errors
@@ -63,9 +63,7 @@ def prepare(settings: Settings, trial: bool = True) -> PreparedRun:
     models = fitted(models, dataset, settings)
     task = task_of(settings, dataset, partition)
     metrics = metrics_of(settings.eval.metrics, task, settings.eval.primary)
-    measures = measures_of(task, metrics, settings.eval)
-    if dataset.domains:
-        measures = replace(measures, domains=tuple(name.rpartition("-")[0] for name in partition.names))
+    measures = replace(measures_of(task, metrics, settings.eval), domains=domains_of(dataset, partition))
     check_primary(measures, metrics, task, (shard(dataset, partition, c).test.y for c in range(settings.clients)))
     factory = ClientFactory(
         client=make_client,

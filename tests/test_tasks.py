@@ -64,6 +64,7 @@ def test_a_metric_that_is_undefined_is_missing_and_counted(tmp_path: Path) -> No
     assert (found["clients"], found["undefined"]) == (1, 2) and 0 <= found["mean"] == found["worst_decile"] <= 1
     last = run.per_client().query("round == 3 and split == 'test' and model == 'personal'")
     assert last["auroc"].isna().tolist() == [True, True, False] and 0 <= found["pooled"] <= 1
+    assert "undefined, and which do not count: 2 with" in pflsim.report(run, tmp_path / "report.html").read_text()
     rows["test"][2] = [*range(60, 75)]
     with pytest.raises(SettingsError, match=r"eval\.primary=auroc"):
         pflsim.run(method="local", eval={"primary": "auroc"}, run_dir=str(tmp_path / "b"), **options)
@@ -76,6 +77,13 @@ def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked(tmp_path: Path) -
     assert {*run.history[-1].losses} == {"head/loss", "body/loss"}
     with pytest.raises(SettingsError, match=r"lockstep=true: task\.loss="):
         pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, run_dir=str(tmp_path / "b"), **SMALL)
+
+
+def test_a_loss_that_takes_classes_for_examples_is_refused(tmp_path: Path) -> None:
+    """Two outputs against two examples would be broadcast."""
+    with pytest.raises(SettingsError, match="trial"):
+        options = {**SMALL, "data": "breast_cancer", "model": "tabular_mlp", "run_dir": str(tmp_path / "run")}
+        pflsim.run(method="fedavg", task={"loss": "MSELoss"}, **options)
 
 
 def test_two_classes_with_one_output_have_two_scores(tmp_path: Path) -> None:

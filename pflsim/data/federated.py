@@ -211,16 +211,23 @@ def shard(dataset: Dataset, partition: Partition, client: int) -> Shard:
 
 def names_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     """Return the name in the data of each client; () if a client's training rows are of several clients of the data."""
+    if domains := domains_of(dataset, partition):
+        return tuple(f"{name}-{domains[:client].count(name)}" for client, name in enumerate(domains))
     if dataset.clients is None:
         return ()
     found = [np.unique(dataset.clients[rows]).tolist() for rows in partition.train]
-    if dataset.domains and all(len(own) == 1 for own in found):
-        places = [found[:client].count(own) for client, own in enumerate(found)]
-        return tuple(f"{dataset.client_names[own[0]]}-{k}" for own, k in zip(found, places, strict=True))
     numbers = {own[0] for own in found if len(own) == 1}
     if len(numbers) < len(found):
         return ()
     return tuple(dataset.client_names[own[0]] if dataset.client_names else str(own[0]) for own in found)
+
+
+def domains_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """Return the name of each client's domain; () if there are none, or a client has examples of several."""
+    if not dataset.domains or dataset.clients is None:
+        return ()
+    found = [np.unique(dataset.clients[rows]) for rows in partition.train]
+    return tuple(dataset.client_names[own[0]] for own in found) if max(map(len, found)) == 1 else ()
 
 
 def class_counts(dataset: Dataset, partition: Partition, split: Split) -> np.ndarray:

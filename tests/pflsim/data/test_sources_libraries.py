@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torchvision.datasets
 
 from pflsim.data.sources import scikit_learn
-from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, fashion_mnist, mnist
+from pflsim.data.sources.torchvision_sets import cifar10, cifar100, emnist, fashion_mnist, mnist, svhn, usps
 from pflsim.errors import SettingsError
 
 LABELS = ([0, 1, 2, 3, 4, 9], [9, 8, 7, 0])
@@ -55,6 +57,32 @@ def test_mnist_and_fashion_mnist_from_disk(tmp_path, load, folder):
     assert data.name == load.__name__ and data.train_size == 6 and data.num_classes == 10
     assert data.x.dtype == np.uint8 and np.array_equal(data.x, np.concatenate(images)[:, None])
     assert data.y.tolist() == LABELS[0] + LABELS[1] and data.y.dtype == np.int64
+
+
+def test_usps_from_disk(tmp_path):
+    """Lines of LIBSVM with grey values from -1 to 1, and labels from 1."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (10, 16, 16)), [*LABELS[0], *LABELS[1]]
+    pixels = [" ".join(f"{i + 1}:{v / 127.5 - 1!r}" for i, v in enumerate(x.ravel().tolist())) for x in images]
+    lines = [f"{y + 1} {x}" for y, x in zip(labels, pixels, strict=True)]
+    for name, part in (("usps.bz2", lines[:6]), ("usps.t.bz2", lines[6:])):
+        (tmp_path / name).write_bytes(bz2.compress("\n".join(part).encode()))
+    data = usps(root=str(tmp_path))
+    assert data.x.shape == (10, 1, 16, 16) and data.train_size == 6 and data.y.tolist() == labels
+    assert np.abs(data.x[:, 0].astype(int) - images).max() <= 1, "torchvision cuts fractions off"
+
+
+def test_svhn_from_disk(tmp_path, monkeypatch):
+    """Images are stored as [32, 32, 3, n], and the digit 0 as 10. Torchvision knows the checksums of the files."""
+    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
+    images = np.random.default_rng(0).integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
+    labels = np.array([*LABELS[0], *LABELS[1]])
+    for part, rows in (("train", slice(6)), ("test", slice(6, None))):
+        stored = {"X": images[rows].transpose(1, 2, 3, 0), "y": np.where(labels[rows] == 0, 10, labels[rows])[:, None]}
+        scipy.io.savemat(tmp_path / f"{part}_32x32.mat", stored)
+    data = svhn(root=str(tmp_path))
+    assert data.train_size == 6 and data.y.tolist() == labels.tolist()
+    assert np.array_equal(data.x, images.transpose(0, 3, 1, 2))
 
 
 def test_emnist_letters_count_from_zero_and_stand_upright(tmp_path):

@@ -84,6 +84,7 @@ def test_a_client_with_a_number_for_a_name_is_found_by_it() -> None:
     frame = visits()
     frame["hospital"] = frame["hospital"].map({name: i + 1 for i, name in enumerate(sorted({*frame["hospital"]}))})
     run = pflsim.run(data=pflsim.Table(frame, label="readmitted", client="hospital"), run_dir="run", **SMALL)
+    assert [path.name for path in pflsim.export(run, client=1)] == ["client_1.pt2"]
     first = pflsim.load_model(run, client=1)
     assert first.about["client"] == pflsim.load_model(run, client="1").about["client"] == 0
     with pytest.raises(SettingsError, match="client 0"):
@@ -155,6 +156,9 @@ def test_two_tables_are_joined_by_the_names_of_columns() -> None:
     assert train.max() < 80 and np.allclose(dataset.x, by_hand(frame, train), atol=1e-5)
     for client, name in enumerate(partition.names):
         assert {*partition.test[client]} == {*80 + np.flatnonzero(test["hospital"] == name)}
+    missing = pflsim.Table(frame.iloc[:80], test[test["hospital"] != name], label="readmitted", client="hospital")
+    with pytest.raises(SettingsError, match=rf"split\.test_by=clients: client {name} "):
+        federation(*[f"data.{key}={value}" for key, value in missing.settings().items()])
 
 
 def test_numbers_that_are_categories_and_chosen_features() -> None:
