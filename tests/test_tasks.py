@@ -79,6 +79,7 @@ def test_an_own_loss_trains_one_by_one_if_it_cannot_be_stacked(tmp_path: Path) -
         pflsim.run(method="fedrep", task={"loss": branches}, lockstep=True, run_dir=str(tmp_path / "b"), **SMALL)
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_takes_classes_for_examples_is_refused(tmp_path: Path) -> None:
     """Two outputs against two examples would be broadcast."""
     with pytest.raises(SettingsError, match="trial"):

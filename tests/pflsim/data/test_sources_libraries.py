@@ -68,7 +68,9 @@ def test_usps_from_disk(tmp_path):
     for name, part in (("usps.bz2", lines[:6]), ("usps.t.bz2", lines[6:])):
         (tmp_path / name).write_bytes(bz2.compress("\n".join(part).encode()))
     data = usps(root=str(tmp_path))
-    assert data.x.shape == (10, 1, 16, 16) and data.train_size == 6 and data.y.tolist() == labels
+    assert (
+        data.x.shape == (10, 1, 16, 16) and (data.train_size, data.num_classes) == (6, 10) and data.y.tolist() == labels
+    )
     assert np.abs(data.x[:, 0].astype(int) - images).max() <= 1, "torchvision cuts fractions off"
 
 
