@@ -123,6 +123,7 @@ def config_of(chosen: Mapping[str, str], path: str) -> dict[str, Any]:
     for part, option in chosen.items():
         config[part] = copy.deepcopy({**NODES[part][option], **SIZES.get(option, {})})
     config["data"] |= {"path": path} if chosen["data"] == "npz" else {}
+    config["data"] |= {"clients": 4} if chosen["data"] == "domains" else {}  # which the file takes from the run
     return {**config, "names": dict(chosen)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ COMPONENTS = """
 
 
 def replace_runner(monkeypatch: pytest.MonkeyPatch, run: Callable[[Settings], None]) -> None:
+    importlib.import_module("pflsim.commands.resume")  # or it would take the fake for later tests
     fake = nullcontext(SimpleNamespace(run=lambda settings, callbacks: run(settings) or Path("none")))
     monkeypatch.setattr(sweep, "new_runner", lambda first, own_process: fake)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -188,13 +188,19 @@ def _frame(path: str, key: str) -> DataFrame:
         return frame
 
 
-def defaults_of(rows: Rows, test: str | None, client: str | None, model: str) -> dict[str, Any]:
-    """Return the settings of a run that rows choose unless they are given, by key."""
-    chosen = {"model": model} | ({} if test else {"split": "merged"})
-    if not client:
+def defaults_of(model: str, given: Mapping[str, Any], rows: Callable[[], Rows]) -> dict[str, Any]:
+    """Return the settings of a run that data choose unless they are given, by key.
+
+    Args:
+        model: the name of their model.
+        given: the settings of the data.
+        rows: reads the rows, of which only the clients count.
+    """
+    chosen = {"model": model} | ({} if given.get("test") else {"split": "merged"})
+    if not given.get("client"):
         return chosen
-    more = {"split.test_by": "clients"} if test else {}
-    return {**chosen, **more, "partition": "by_client", "clients": len(rows.names)}
+    more = {"split.test_by": "clients"} if given.get("test") else {}
+    return {**chosen, **more, "partition": "by_client", "clients": len(rows().names)}
 
 
 def check_columns(where: str, frame: DataFrame, wanted: Sequence[str]) -> None:

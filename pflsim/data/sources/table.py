@@ -124,12 +124,9 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that a table chooses unless they are given, by key; `load` has its settings."""
-    given: dict[str, Any] = {"min_examples": 8} | {key: value for key, value in load.keywords.items() if key != "fit"}
-    test, client = given.get("test"), given.get("client")
     names = ("path", "test", "label", "client", "features", "categorical", "min_examples")
-    values: list[Any] = [given.get(name) for name in names]
-    rows, _ = _encoded(*values)
-    return defaults_of(rows, test, client, "tabular_mlp")
+    given: dict[str, Any] = {**dict.fromkeys(names), "min_examples": 8, **load.keywords}
+    return defaults_of("tabular_mlp", given, lambda: _encoded(*(given[name] for name in names))[0])
 
 
 def _encoded(

@@ -142,9 +142,9 @@ def load(
 
 def defaults(load: partial[Dataset]) -> dict[str, Any]:
     """Return the settings of a run that texts choose unless they are given, by key; `load` has its settings."""
-    given: dict[str, Any] = {"text": "text", "label": "label", "min_examples": 8} | load.keywords
-    rows = _rows(*(given.get(name) for name in ("path", "test", "text", "label", "client", "min_examples")))
-    return defaults_of(rows, given.get("test"), given.get("client"), "text_transformer")
+    names = ("path", "test", "text", "label", "client", "min_examples")
+    given = {**dict.fromkeys(names), "text": "text", "label": "label", "min_examples": 8, **load.keywords}
+    return defaults_of("text_transformer", given, lambda: _rows(*(given[name] for name in names)))
 
 
 def _rows(path: Any, test: Any, text: Any, label: Any, client: Any, min_examples: Any) -> Rows:
