@@ -35,6 +35,13 @@ from lightning_modules.hosts.inline import InlineExecutor
 from lightning_modules.lockstep.training import Lockstep
 from pflsim.errors import RunError
 
+MODELS = NETS | {
+    "lora": ("model=mlp", "lora={r: 2}"),
+    "frozen": ("model=cnn_bn", "model.channels=[8,16]", "model.hidden=32", "freeze=[body.conv1]"),
+    "regression": ("model=mlp", "task=regression"),
+}
+OTHERS = (("fedsa_lora", "lora"), ("ffa_lora", "lora"), ("ditto", "lora"), ("ditto", "frozen"), ("ditto", "regression"))
+"""Methods and models beyond the full table of methods and `NETS`."""
 STEPS = ("local_steps=2",)
 LOOP, STACK = "lockstep=false", "lockstep_clients=6"
 DTYPES = ((torch.float64, difference, 1e-9), (torch.float32, distance, 1e-2))
@@ -45,6 +52,7 @@ def checks(device: str) -> list[Check]:
     """Return the checks, the most important ones first."""
     return [
         *((f"{method}, {net}", partial(against_the_cpu, device, method, net)) for net in NETS for method in METHODS),
+        *((f"{method}, {model}", partial(against_the_cpu, device, method, model)) for method, model in OTHERS),
         *((f"{method}, {net}, twice", partial(twice, device, method, net)) for net in NETS for method in SIX),
         *((f"{method}, resumed", partial(resumed, device, method)) for method in SIX),
         *((f"{method}, replayed steps", partial(replayed, device, method)) for method in SIX),
@@ -59,7 +67,7 @@ def against_the_cpu(device: str, method: str, net: str) -> str:
         for dtype, compare, bound in DTYPES:
             name = str(dtype).removeprefix("torch.")
             with default_dtype(dtype):
-                loop, stack = (made(f"method={method}", *NETS[net], *STEPS, way) for way in (LOOP, STACK))
+                loop, stack = (made(f"method={method}", *MODELS[net], *STEPS, way) for way in (LOOP, STACK))
                 expected = outcome(started(loop, "cpu"))
                 for way, run in (("loop", loop), ("stack", stack)):
                     found[f"{name} {way}"] = compare(outcome(started(run, device)), expected), bound
