@@ -7,7 +7,7 @@ depend on the stored order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -22,6 +22,7 @@ from pflsim.data.partitions.deal import apportion, class_sizes, deal
 from pflsim.errors import SettingsError
 
 Assign = Callable[[np.ndarray], list[np.ndarray]]
+Parts = Sequence[np.ndarray]
 TestBy = Literal["labels", "clients"]
 
 
@@ -75,7 +76,7 @@ def merged(
     Raises:
         SettingsError: a setting is out of range, or a client has a single example.
     """
-    train, test = [], []
+    parts = []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < 2:
             raise SettingsError(
@@ -83,10 +84,8 @@ def merged(
                 "or a partition with more examples per client (dirichlet: increase partition.min_examples)"
             )
         tested = min(max(len(rows) - int(fraction * len(rows) + 0.5), 1), len(rows) - 1)
-        chosen = _stratified(dataset, rows, tested, rng)
-        train.append(rows[~chosen])
-        test.append(rows[chosen])
-    return _finish(dataset, train, test, validation, rng)
+        parts.append(_divided(dataset, rows, tested, rng))
+    return _finish(dataset, *zip(*parts, strict=True), validation, rng)
 
 
 def counts(
@@ -111,18 +110,16 @@ def counts(
     Raises:
         SettingsError: a setting is out of range, or a client has fewer than train + test examples.
     """
-    trains, tests = [], []
+    parts = []
     for client, rows in enumerate(assign(content_order(dataset))):
         if len(rows) < train + test:
             raise SettingsError(
                 f"split=counts needs train + test = {train + test} examples per client, but client {client} has "
                 f"{len(rows)}; use fewer clients, or smaller split.train and split.test"
             )
-        kept = rows[_stratified(dataset, rows, train + test, rng)]
-        chosen = _stratified(dataset, kept, test, rng)
-        trains.append(kept[~chosen])
-        tests.append(kept[chosen])
-    return _finish(dataset, trains, tests, validation, rng)
+        _, kept = _divided(dataset, rows, train + test, rng)
+        parts.append(_divided(dataset, kept, test, rng))
+    return _finish(dataset, *zip(*parts, strict=True), validation, rng)
 
 
 def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray) -> list[np.ndarray]:
@@ -144,26 +141,22 @@ def _tests_by_client(dataset: Dataset, pool: list[np.ndarray], tests: np.ndarray
     return [tests[owners == client] for client in range(len(pool))]
 
 
-def _stratified(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose `size` of the rows in proportion to their classes; return a mask [len(rows)] bool."""
+def _divided(dataset: Dataset, rows: np.ndarray, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `size` of the rows in proportion to their classes; return the others and these, in the given order."""
     labels = dataset.y[rows]
-    mask = np.zeros(len(rows), dtype=bool)
     wanted = apportion(class_sizes(labels, dataset.num_classes), size, rng)
-    mask[deal(labels, wanted[None], rng)[0]] = True
-    return mask
+    (chosen,) = deal(labels, wanted[None], rng)
+    return np.delete(rows, chosen), rows[chosen]
 
 
-def _finish(
-    dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray], validation: float, rng: np.random.Generator
-) -> Partition:
+def _finish(dataset: Dataset, train: Parts, test: Parts, validation: float, rng: np.random.Generator) -> Partition:
     """Draw the validation rows and sort all rows. Clients of two or more rows get at least one if validation > 0."""
-    kept, val = [], []
+    parts = []
     for rows in train:
         size = min(max(int(validation * len(rows) + 0.5), 1), len(rows) - 1) if validation > 0 else 0
-        chosen = _stratified(dataset, rows, size, rng)
-        kept.append(np.sort(rows[~chosen]))
-        val.append(np.sort(rows[chosen]))
-    return Partition(tuple(kept), tuple(val), tuple(np.sort(rows) for rows in test))
+        parts.append(_divided(dataset, rows, size, rng))
+    kept, val = zip(*parts, strict=True)
+    return Partition(*(tuple(map(np.sort, rows)) for rows in (kept, val, test)))
 
 
 def own_test_counts(held: np.ndarray, available: np.ndarray, rng: np.random.Generator) -> np.ndarray:
